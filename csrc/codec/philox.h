@@ -1,0 +1,47 @@
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the project's only
+// source of noise. It is stateless: (seed, stream, position) decides every bit, on every device and in any order.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/macros.h"
+
+namespace actcore {
+
+constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u;
+constexpr uint32_t kPhiloxMultiplier1 = 0xCD9E8D57u;
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u;
+constexpr uint32_t kPhiloxWeyl1 = 0xBB67AE85u;
+constexpr int kPhiloxRounds = 10;
+
+// Elements that share one Philox block: each takes one of its 16 bytes, in element order, little-endian.
+constexpr int kNoiseBlock = 16;
+
+struct PhiloxBlock {
+  uint32_t word[4];
+};
+
+// The four words of block `block` of the sequence named by (seed, stream).
+ACTCORE_FN PhiloxBlock philox(uint64_t seed, uint64_t stream, uint64_t block) {
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  uint32_t x0 = static_cast<uint32_t>(block), x1 = static_cast<uint32_t>(block >> 32);
+  uint32_t x2 = static_cast<uint32_t>(stream), x3 = static_cast<uint32_t>(stream >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t p0 = static_cast<uint64_t>(kPhiloxMultiplier0) * x0;
+    const uint64_t p1 = static_cast<uint64_t>(kPhiloxMultiplier1) * x2;
+    x0 = static_cast<uint32_t>(p1 >> 32) ^ x1 ^ k0;
+    x1 = static_cast<uint32_t>(p1);
+    x2 = static_cast<uint32_t>(p0 >> 32) ^ x3 ^ k1;
+    x3 = static_cast<uint32_t>(p0);
+    k0 += kPhiloxWeyl0;
+    k1 += kPhiloxWeyl1;
+  }
+  return {{x0, x1, x2, x3}};
+}
+
+// The noise of element `lane` (0..15) of a block: an integer 0..255.
+ACTCORE_FN int noise_byte(const PhiloxBlock& block, int lane) {
+  return static_cast<int>((block.word[lane >> 2] >> (8 * (lane & 3))) & 0xFFu);
+}
+
+}  // namespace actcore

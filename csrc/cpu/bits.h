@@ -1,0 +1,114 @@
+// Packing codes into bits and back on the CPU, a tile at a time, and the masks of one bit an element.
+#pragma once
+
+#include "codec/arguments.h"
+#include "codec/bits.h"
+#include "cpu/simd.h"
+
+namespace actcore::ACTCORE_ISA {
+
+// `codes` holds one code a byte, each below 2^bits; writes exactly packed_bytes(count, bits) bytes.
+template <int bits>
+ACTCORE_FN void pack_tile(const uint8_t* codes, int64_t count, uint8_t* packed) {
+  constexpr int step = 8 * kWords;
+  uint64_t words[kWords];
+  int64_t i = 0;
+  for (; i + step <= count; i += step) {
+    store_vec(words, squeeze8(load_vec<Words>(codes + i), bits));
+    for (int w = 0; w < kWords; ++w) memcpy(packed + i / 8 * bits + w * bits, &words[w], bits);
+  }
+  for (; i < count; i += 8) {
+    const int64_t left = count - i < 8 ? count - i : 8;
+    uint64_t word = 0;
+    memcpy(&word, codes + i, left);
+    word = squeeze8(word, bits);
+    memcpy(packed + i / 8 * bits, &word, packed_bytes(left, bits));
+  }
+}
+
+template <int bits>
+ACTCORE_FN void unpack_tile(const uint8_t* packed, int64_t count, uint8_t* codes) {
+  constexpr int step = 8 * kWords;
+  uint64_t words[kWords] = {};
+  int64_t i = 0;
+  for (; i + step <= count; i += step) {
+    for (int w = 0; w < kWords; ++w) memcpy(&words[w], packed + i / 8 * bits + w * bits, bits);
+    store_vec(codes + i, spread8(load_vec<Words>(words), bits));
+  }
+  for (; i < count; i += 8) {
+    const int64_t left = count - i < 8 ? count - i : 8;
+    uint64_t word = 0;
+    memcpy(&word, packed + i / 8 * bits, packed_bytes(left, bits));
+    word = spread8(word, bits);
+    memcpy(codes + i, &word, left);
+  }
+}
+
+ACTCORE_FN int64_t tile_at(int64_t i, int64_t end) { return end - i < kTile ? end - i : kTile; }
+
+template <int bits>
+bool pack_codes(const uint8_t* codes, uint8_t* packed, int64_t begin, int64_t end) {
+  alignas(64) uint8_t tile[kTile];
+  uint8_t excess = 0;
+  for (int64_t i = begin; i < end; i += kTile) {
+    const int64_t count = tile_at(i, end);
+    for (int64_t j = 0; j < count; ++j) {
+      excess |= static_cast<uint8_t>(codes[i + j] >> bits);
+      tile[j] = codes[i + j] & ((1 << bits) - 1);
+    }
+    pack_tile<bits>(tile, count, packed + packed_bytes(i, bits));
+  }
+  return excess == 0;
+}
+
+template <int bits>
+void unpack_codes(const uint8_t* packed, uint8_t* codes, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += kTile) {
+    unpack_tile<bits>(packed + packed_bytes(i, bits), tile_at(i, end), codes + i);
+  }
+}
+
+// Word is the unsigned integer as wide as an element. Returns whether every element was low or high.
+template <class Word>
+bool mask_two_values(const BitMaskCompress& args, int64_t begin, int64_t end) {
+  const Word low = static_cast<Word>(args.low), high = static_cast<Word>(args.high);
+  const Word* x = static_cast<const Word*>(args.input);
+  alignas(64) uint8_t tile[kTile];
+  Word strange = 0;
+  for (int64_t i = begin; i < end; i += kTile) {
+    const int64_t count = tile_at(i, end);
+    for (int64_t j = 0; j < count; ++j) {
+      const Word value = x[i + j];
+      tile[j] = value == high;
+      strange |= static_cast<Word>((value != high) & (value != low));
+    }
+    pack_tile<1>(tile, count, args.mask + packed_bytes(i, 1));
+  }
+  return strange == 0;
+}
+
+template <class Word>
+void unmask_two_values(const BitMaskDecompress& args, int64_t begin, int64_t end) {
+  const Word low = static_cast<Word>(args.low), high = static_cast<Word>(args.high);
+  Word* out = static_cast<Word*>(args.output);
+  alignas(64) uint8_t tile[kTile];
+  for (int64_t i = begin; i < end; i += kTile) {
+    const int64_t count = tile_at(i, end);
+    unpack_tile<1>(args.mask + packed_bytes(i, 1), count, tile);
+    for (int64_t j = 0; j < count; ++j) out[i + j] = tile[j] ? high : low;
+  }
+}
+
+// Not `value > 0`: a NaN must come back as something that lets the gradient through, as in torch's threshold.
+template <class E>
+void mask_positive(const PositiveMask& args, int64_t begin, int64_t end) {
+  const E* x = static_cast<const E*>(args.input);
+  alignas(64) uint8_t tile[kTile];
+  for (int64_t i = begin; i < end; i += kTile) {
+    const int64_t count = tile_at(i, end);
+    for (int64_t j = 0; j < count; ++j) tile[j] = !(actcore::load(x[i + j]) <= 0);
+    pack_tile<1>(tile, count, args.mask + packed_bytes(i, 1));
+  }
+}
+
+}  // namespace actcore::ACTCORE_ISA

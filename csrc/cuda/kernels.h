@@ -1,0 +1,24 @@
+// The CUDA kernels: each call launches on `stream` and returns at once. No torch headers, no allocation, no
+// synchronisation; launch errors are returned.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "codec/arguments.h"
+
+namespace actcore::cuda {
+
+cudaError_t group_affine_compress(const GroupAffineCompress& args, cudaStream_t stream);
+cudaError_t group_affine_decompress(const GroupAffineDecompress& args, cudaStream_t stream);
+
+// `excess` and `mismatch` are device flags, zeroed by the caller, set to 1 where an element does not fit.
+cudaError_t pack_bits(const uint8_t* codes, int64_t numel, int bits, uint8_t* packed, int32_t* excess,
+                      cudaStream_t stream);
+cudaError_t unpack_bits(const uint8_t* packed, int64_t numel, int bits, uint8_t* codes, cudaStream_t stream);
+cudaError_t bit_mask_compress(const BitMaskCompress& args, int32_t* mismatch, cudaStream_t stream);
+cudaError_t bit_mask_decompress(const BitMaskDecompress& args, cudaStream_t stream);
+cudaError_t positive_mask(const PositiveMask& args, cudaStream_t stream);
+
+}  // namespace actcore::cuda

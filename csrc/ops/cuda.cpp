@@ -1,0 +1,89 @@
+// The operators on CUDA: kernels on torch's current stream, on the device of their input. A library of its own,
+// loaded only where torch has CUDA: the symbols below are missing from a CPU-only torch.
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <tuple>
+
+#include "cuda/kernels.h"
+#include "ops/calls.h"
+
+namespace actcore::ops {
+namespace {
+
+// Makes the tensor's device current, launches on torch's stream there, and reports a launch that failed.
+template <class Launch>
+void launch_on(const Tensor& tensor, const Launch& launch) {
+  const int32_t device = tensor.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  STD_CUDA_CHECK(launch(static_cast<cudaStream_t>(stream)));
+}
+
+std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size,
+                                                 bool stochastic, int64_t seed, int64_t stream) {
+  const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
+  launch_on(input, [&](cudaStream_t s) { return cuda::group_affine_compress(call.args, s); });
+  return {call.codes, call.bounds};
+}
+
+Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_t numel, int64_t bits,
+                               int64_t group_size) {
+  const auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size);
+  launch_on(codes, [&](cudaStream_t s) { return cuda::group_affine_decompress(call.args, s); });
+  return call.output;
+}
+
+int32_t* flag(const Tensor& misfit) { return static_cast<int32_t*>(misfit.mutable_data_ptr()); }
+
+std::tuple<Tensor, Tensor> pack_bits(const Tensor& codes, int64_t bits) {
+  const auto call = pack_bits_call(codes, bits);
+  launch_on(codes, [&](cudaStream_t s) {
+    return cuda::pack_bits(static_cast<const uint8_t*>(codes.const_data_ptr()), codes.numel(),
+                           static_cast<int>(bits), static_cast<uint8_t*>(call.packed.mutable_data_ptr()),
+                           flag(call.misfit), s);
+  });
+  return {call.packed, call.misfit};
+}
+
+Tensor unpack_bits(const Tensor& packed, int64_t bits, int64_t numel) {
+  const Tensor codes = unpack_bits_call(packed, bits, numel);
+  launch_on(packed, [&](cudaStream_t s) {
+    return cuda::unpack_bits(static_cast<const uint8_t*>(packed.const_data_ptr()), numel, static_cast<int>(bits),
+                             static_cast<uint8_t*>(codes.mutable_data_ptr()), s);
+  });
+  return codes;
+}
+
+std::tuple<Tensor, Tensor> bit_mask_compress(const Tensor& input, double low, double high) {
+  const auto call = bit_mask_compress_call(input, low, high);
+  launch_on(input, [&](cudaStream_t s) { return cuda::bit_mask_compress(call.args, flag(call.misfit), s); });
+  return {call.mask, call.misfit};
+}
+
+Tensor bit_mask_decompress(const Tensor& mask, int64_t numel, ScalarType dtype, double low, double high) {
+  const auto call = bit_mask_decompress_call(mask, numel, dtype, low, high);
+  launch_on(mask, [&](cudaStream_t s) { return cuda::bit_mask_decompress(call.args, s); });
+  return call.output;
+}
+
+Tensor positive_mask(const Tensor& input) {
+  const auto call = positive_mask_call(input);
+  launch_on(input, [&](cudaStream_t s) { return cuda::positive_mask(call.args, s); });
+  return call.mask;
+}
+
+}  // namespace
+}  // namespace actcore::ops
+
+STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
+  using namespace actcore::ops;
+  m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress));
+  m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
+  m.impl("pack_bits", TORCH_BOX(&pack_bits));
+  m.impl("unpack_bits", TORCH_BOX(&unpack_bits));
+  m.impl("bit_mask_compress", TORCH_BOX(&bit_mask_compress));
+  m.impl("bit_mask_decompress", TORCH_BOX(&bit_mask_decompress));
+  m.impl("positive_mask", TORCH_BOX(&positive_mask));
+}

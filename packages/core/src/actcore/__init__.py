@@ -1,0 +1,39 @@
+"""actcore: tensors in fewer bytes, for what autograd keeps between forward and backward.
+
+    c = actcore.compress(x, actcore.GroupAffine(bits=4), seed=0, stream=0)
+    y = actcore.decompress(c)          # same shape, dtype, device and strides
+
+The raw operators are ``torch.ops.actcore.*``; ``python -m actcore`` prints what was built and checks it.
+"""
+
+import torch as _torch
+
+from actcore._version import __version__
+from actcore.bits import pack_bits, unpack_bits
+from actcore.codec import Codec, compress, decompress
+from actcore.codecs import BitMask, GroupAffine, Positive, Raw
+from actcore.compressed import Compressed
+from actcore.info import build_info
+from actcore.layout import Layout
+from actcore.saved_tensor import Policy, SavedTensor
+
+__all__ = [
+    "BitMask",
+    "Codec",
+    "Compressed",
+    "GroupAffine",
+    "Layout",
+    "Policy",
+    "Positive",
+    "Raw",
+    "SavedTensor",
+    "__version__",
+    "build_info",
+    "compress",
+    "decompress",
+    "pack_bits",
+    "unpack_bits",
+]
+
+# A saved Compressed holds tensors and these plain classes, so torch.load may read it with weights_only=True.
+_torch.serialization.add_safe_globals([Compressed, Layout, GroupAffine, BitMask, Positive, Raw])

@@ -1,0 +1,93 @@
+"""``BitMask`` and ``Positive``: one bit an element."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actcore.codec import require_dtype, require_payload, require_strided
+from actcore.compressed import Compressed
+from actcore.layout import Layout
+from actcore.ops import packed_bytes
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class BitMask:
+    """Stores a tensor of two values exactly, in one bit an element: masks, one-hot rows, dropout's 0 and 1/(1-p).
+
+    That there are only the two is checked for every element: on the CPU at once, on CUDA by a flag on the device, whose
+    failure surfaces at the next synchronisation, so that nothing waits.
+
+    Args:
+        values: the two values, each exact in the tensor's dtype. Zeros of another sign count as another value.
+    """
+
+    values: tuple[float, float] = (0, 1)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, tuple) or len(self.values) != 2 or not all(map(math.isfinite, self.values)):
+            raise ValueError(f"values must be two finite numbers, got {self.values!r}")
+
+    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+        """``Tensor["..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect.
+
+        Raises:
+            ValueError: a value of ``values`` is not exact in the dtype, or an element is neither of the two.
+        """
+        require_strided(self, tensor)
+        require_dtype(self, tensor, (torch.bool, *_INTEGERS, *_FLOATS), "keep it as it is: actcore.Raw()")
+        for value in self.values:
+            if torch.tensor(value, dtype=torch.float64).to(tensor.dtype).item() != value:
+                raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {value} is not")
+        layout = Layout.of(tensor)
+        mask, misfit = torch.ops.actcore.bit_mask_compress(layout.flatten(tensor.detach()), *self.values)
+        require_fit(misfit, f"{self!r} stores two values, and an element is neither; use actcore.Raw()")
+        return Compressed(self, (mask,), layout, tensor.dtype)
+
+    def decompress(self, compressed: Compressed) -> Tensor:
+        """The tensor, exactly."""
+        return _spread(compressed, *self.values)
+
+
+@dataclass(frozen=True)
+class Positive:
+    """Stores whether each element is positive, in one bit: all that the gradient of ReLU or leaky ReLU needs.
+
+    Decompresses to 1 where the element is positive or NaN and to 0 elsewhere. ReLU's backward passes the gradient in
+    exactly those places, so the gradient is exact (``threshold_backward`` passes it at NaN too).
+    """
+
+    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+        """``Float[Tensor, "..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect."""
+        require_strided(self, tensor)
+        require_dtype(self, tensor, _FLOATS, "keep it as it is: actcore.Raw()")
+        layout = Layout.of(tensor)
+        mask = torch.ops.actcore.positive_mask(layout.flatten(tensor.detach()))
+        return Compressed(self, (mask,), layout, tensor.dtype)
+
+    def decompress(self, compressed: Compressed) -> Tensor:
+        """1 where the element was positive, 0 elsewhere, in the tensor's dtype, shape and strides."""
+        return _spread(compressed, 0, 1)
+
+
+def require_fit(misfit: Tensor, message: str) -> None:
+    """Raises ``ValueError`` if the flag is set; on CUDA asserts it on the device, without waiting."""
+    if misfit.device.type == "cpu":
+        if not torch.compiler.is_compiling() and misfit.item():
+            raise ValueError(message)
+    elif misfit.device.type != "meta":
+        torch._assert_async(misfit == 0, message)
+
+
+def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
+    layout = compressed.layout
+    numel = layout.stored_numel
+    require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))
+    flat = torch.ops.actcore.bit_mask_decompress(compressed.payload[0], numel, compressed.dtype, low, high)
+    return layout.restore(flat)

@@ -1,0 +1,25 @@
+"""``Raw``: the tensor itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from actcore.compressed import Compressed
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Keeps the tensor as it is, without a copy: what cannot be stored safely in less.
+
+    The stored form shares memory with the tensor and sees later in-place changes to it.
+    """
+
+    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+        """The tensor, detached from its gradient history."""
+        return Compressed.of(self, tensor, (tensor.detach(),))
+
+    def decompress(self, compressed: Compressed) -> Tensor:
+        """The tensor that was given."""
+        return compressed.payload[0]

@@ -1,0 +1,69 @@
+"""``Compressed``: the stored form of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from actcore.layout import Layout
+
+if TYPE_CHECKING:
+    from actcore.codec import Codec
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """A tensor as a codec stored it: the payload and what is needed to undo it.
+
+    It can be moved with ``to``, saved with ``torch.save`` and loaded with ``torch.load`` (``weights_only=True``
+    included). It shares no memory with the tensor it was made from, except under ``Raw``.
+
+    Attributes:
+        codec: the codec that undoes it. Not always the one that was asked: a tensor too small to gain is stored as
+            it is, under ``Raw``.
+        payload: the stored tensors; their meaning is the codec's.
+        layout: shape and strides of the tensor, which ``decompress`` gives back.
+        dtype: the tensor's dtype.
+    """
+
+    codec: Codec
+    payload: tuple[Tensor, ...]
+    layout: Layout
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, codec: Codec, tensor: Tensor, payload: Sequence[Tensor]) -> Compressed:
+        """The stored form of ``tensor`` under ``codec``: what a codec's ``compress`` returns."""
+        return cls(codec, tuple(payload), Layout.of(tensor), tensor.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The tensor's shape."""
+        return torch.Size(self.layout.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the payload is, and where ``decompress`` puts the tensor."""
+        return self.payload[0].device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return sum(part.nbytes for part in self.payload)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Compressed:
+        """The same stored form on another device."""
+        moved = tuple(part.to(device, non_blocking=non_blocking) for part in self.payload)
+        return replace(self, payload=moved)
+
+    def decompress(self) -> Tensor:
+        """The tensor, with its shape, strides, dtype and device. See ``actcore.decompress``."""
+        return self.codec.decompress(self)
+
+    def __repr__(self) -> str:
+        shape = tuple(self.layout.shape)
+        return f"Compressed({self.codec!r}, shape={shape}, dtype={self.dtype}, nbytes={self.nbytes})"

@@ -1,0 +1,77 @@
+"""What was built, and whether it works here: ``build_info`` and the checks behind ``python -m actcore``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from actcore import _library, _native, reference
+from actcore._version import __version__
+from actcore.ops import OPERATORS
+
+_SEED, _STREAM = 2026, 7
+
+
+def build_info() -> dict[str, Any]:
+    """Version, the torch it was built for and found, compiler, CPU kernels and CUDA architectures.
+
+    Returns:
+        A dictionary of plain values: ``version``, ``built_with_torch``, ``torch``, ``compiler``, ``cpu_kernels`` (in
+        use), ``runnable_cpu_kernels``, ``threads``, ``cuda_version`` and ``cuda_architectures`` of the CUDA operators
+        (empty when they were not built), and ``cuda_missing``, the reason why they are not loaded.
+    """
+    return {
+        "version": __version__,
+        "built_with_torch": _native.torch_version,
+        "torch": torch.__version__,
+        "compiler": _native.compiler,
+        "cpu_kernels": _native.cpu_kernels(),
+        "runnable_cpu_kernels": _native.runnable_cpu_kernels(),
+        "threads": torch.get_num_threads(),
+        "cuda_version": _native.cuda_version,
+        "cuda_architectures": _native.cuda_architectures.split(),
+        "cuda_missing": _library.cuda_missing,
+    }
+
+
+def devices() -> list[torch.device]:
+    """The devices that the operators can be checked on: the CPU, and a GPU when one is usable."""
+    found = [torch.device("cpu")]
+    if not _library.cuda_missing and torch.cuda.is_available():
+        found.append(torch.device("cuda"))
+    return found
+
+
+def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """Compares every operator with the reference, bit for bit, and yields its name and whether they agree."""
+    results = dict.fromkeys(OPERATORS, True)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
+        for bits in range(1, 9):
+            codes, bounds = reference.group_affine_compress(x, bits, 256, True, _SEED, _STREAM)
+            got = torch.ops.actcore.group_affine_compress(x.to(device), bits, 256, True, _SEED, _STREAM)
+            results["group_affine_compress"] &= _same(got[0], codes) and _same(got[1], bounds)
+            value = reference.group_affine_decompress(codes, bounds, x.numel(), bits, 256)
+            back = torch.ops.actcore.group_affine_decompress(codes.to(device), bounds.to(device), x.numel(), bits, 256)
+            results["group_affine_decompress"] &= _same(back, value)
+        sign = torch.ops.actcore.positive_mask(x.to(device))
+        results["positive_mask"] &= _same(sign, reference.pack_bits((x > 0).to(torch.uint8), 1))
+        mask = (x > 0).to(dtype) * 2
+        packed, misfit = torch.ops.actcore.bit_mask_compress(mask.to(device), 0.0, 2.0)
+        results["bit_mask_compress"] &= _same(packed, reference.pack_bits((x > 0).to(torch.uint8), 1))
+        results["bit_mask_compress"] &= misfit.item() == 0
+        results["bit_mask_decompress"] &= _same(
+            torch.ops.actcore.bit_mask_decompress(packed, x.numel(), dtype, 0.0, 2.0), mask
+        )
+    for bits in range(1, 9):
+        small = (torch.arange(1000) * 37 % 2**bits).to(torch.uint8)
+        packed, misfit = torch.ops.actcore.pack_bits(small.to(device), bits)
+        results["pack_bits"] &= _same(packed, reference.pack_bits(small, bits)) and misfit.item() == 0
+        results["unpack_bits"] &= _same(torch.ops.actcore.unpack_bits(packed, bits, 1000), small)
+    yield from results.items()
+
+
+def _same(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.equal(got.cpu(), expected)

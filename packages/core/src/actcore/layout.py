@@ -1,0 +1,81 @@
+"""How a strided tensor's elements lie in memory, and the flat order in which a codec stores them.
+
+A dense tensor, channels-last and transposed ones included, is stored in memory order, with no copy. An expanded one
+(stride 0) is stored once. One with gaps (a slice) is stored as its contiguous copy. Each comes back with its shape and
+strides; only a tensor whose elements share memory in another way (``unfold``) comes back contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape and strides of a tensor, in elements.
+
+    Attributes:
+        shape: sizes, outermost first.
+        strides: steps in memory, one per dimension.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        return cls(tuple(tensor.shape), tuple(tensor.stride()))
+
+    @property
+    def distinct_shape(self) -> tuple[int, ...]:
+        """The shape with expanded dimensions reduced to 1: one entry per element that is stored."""
+        return tuple(1 if step == 0 and size > 0 else size for size, step in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def stored_numel(self) -> int:
+        """Elements that are stored: every one once, expanded ones not repeated."""
+        return math.prod(self.distinct_shape)
+
+    @property
+    def dense(self) -> bool:
+        """Whether the distinct elements fill one stretch of memory without gaps or overlaps."""
+        return _gap_or_overlap(self.distinct_shape, self.strides) == 0
+
+    def flatten(self, tensor: Tensor) -> Tensor:
+        """The elements to store, flat: a view where the tensor is dense, a copy otherwise."""
+        if tensor.is_contiguous():
+            return tensor.reshape(-1)
+        if self.dense:
+            return tensor.as_strided((self.stored_numel,), (1,))
+        distinct = tensor.as_strided(self.distinct_shape, self.strides)
+        return distinct.contiguous().view(-1)
+
+    def restore(self, flat: Tensor) -> Tensor:
+        """A tensor of this shape and these strides from the stored elements. The inverse of ``flatten``."""
+        if self.dense:
+            return flat.as_strided(self.shape, self.strides)
+        distinct = flat.view(self.distinct_shape)
+        if _gap_or_overlap(self.distinct_shape, self.strides) > 0:
+            spaced = torch.empty_strided(self.distinct_shape, self.strides, dtype=flat.dtype, device=flat.device)
+            distinct = spaced.copy_(distinct)
+        return distinct.expand(self.shape)
+
+
+def _gap_or_overlap(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """0 for dimensions that lie end to end, 1 for gaps between them, -1 where elements may overlap."""
+    if math.prod(shape) == 0:
+        return 0
+    gap = 0
+    end = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
+        if step < end:
+            return -1
+        if step > end:
+            gap = 1
+        end = step * (size - 1) + end if gap else step * size
+    return gap

@@ -1,0 +1,87 @@
+"""What ``torch.compile`` and autograd need to know about each operator of ``torch.ops.actcore``.
+
+The schemas stand in ``csrc/ops/schema.cpp``, the kernels beside it. Here each operator gets its fake kernel: the
+shapes, dtypes and devices of its outputs. All of them produce stored forms, or undo them: none is differentiable, and
+backward through one raises rather than returning a gradient that is missing a term.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from actcore import _library as _library  # registers the operators
+
+
+def packed_bytes(numel: int, bits: int) -> int:
+    """Bytes that ``numel`` codes of ``bits`` bits take."""
+    return (numel * bits + 7) // 8
+
+
+def group_count(numel: int, group_size: int) -> int:
+    """Groups of ``group_size`` elements that cover ``numel``; the last may be partial."""
+    return (numel + group_size - 1) // group_size
+
+
+@torch.library.register_fake("actcore::group_affine_compress")
+def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int) -> tuple[Tensor, Tensor]:
+    codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
+    return codes, input.new_empty((group_count(input.numel(), group_size), 2))
+
+
+@torch.library.register_fake("actcore::group_affine_decompress")
+def _(codes: Tensor, bounds: Tensor, numel: int, bits: int, group_size: int) -> Tensor:
+    return bounds.new_empty(numel)
+
+
+@torch.library.register_fake("actcore::pack_bits")
+def _(codes: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    return codes.new_empty(packed_bytes(codes.numel(), bits)), codes.new_empty(1, dtype=torch.int32)
+
+
+@torch.library.register_fake("actcore::unpack_bits")
+def _(packed: Tensor, bits: int, numel: int) -> Tensor:
+    return packed.new_empty(numel)
+
+
+@torch.library.register_fake("actcore::bit_mask_compress")
+def _(input: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    mask = input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
+    return mask, input.new_empty(1, dtype=torch.int32)
+
+
+@torch.library.register_fake("actcore::bit_mask_decompress")
+def _(mask: Tensor, numel: int, dtype: torch.dtype, low: float, high: float) -> Tensor:
+    return mask.new_empty(numel, dtype=dtype)
+
+
+@torch.library.register_fake("actcore::positive_mask")
+def _(input: Tensor) -> Tensor:
+    return input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
+
+
+OPERATORS = (
+    "group_affine_compress",
+    "group_affine_decompress",
+    "pack_bits",
+    "unpack_bits",
+    "bit_mask_compress",
+    "bit_mask_decompress",
+    "positive_mask",
+)
+
+
+def _refuse_gradient(name: str) -> None:
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise RuntimeError(
+            f"actcore::{name} stores a tensor and has no gradient, but backward reached it; "
+            "give it tensor.detach(), or save tensors through torch.autograd.graph.saved_tensors_hooks"
+        )
+
+    torch.library.register_autograd(f"actcore::{name}", backward)
+
+
+for _name in OPERATORS:
+    _refuse_gradient(_name)
