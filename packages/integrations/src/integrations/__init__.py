@@ -1,0 +1,25 @@
+"""integrations: compressed training for any PyTorch model, the training loop unchanged.
+
+    from integrations.pyg import compress_model
+
+    model = compress_model(model, level="L1")
+    ...train as before...
+    print(integrations.compression(model).report())
+"""
+
+from integrations.attach import compress, compress_model, compression, restore_model
+from integrations.compression import Compression
+from integrations.levels import LEVELS, Level
+from integrations.report import Report, Row
+
+__all__ = [
+    "LEVELS",
+    "Compression",
+    "Level",
+    "Report",
+    "Row",
+    "compress",
+    "compress_model",
+    "compression",
+    "restore_model",
+]

@@ -1,0 +1,172 @@
+"""``Compression``: a model's live handle. It runs forwards under compression, reports, and saves its state."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from integrations.levels import Level, resolve_level
+from integrations.report import Report, Row
+from integrations.saved.calls import tensors_in
+from integrations.saved.noise import current_rank
+from integrations.saved.records import Record
+from integrations.saved.session import Session
+
+_STATE_VERSION = 1
+
+
+class Compression:
+    """How one model's saved tensors are stored.
+
+    Made by ``compress_model`` and ``compress``; found again by ``compression(model)``. A deep copy or an unpickled model
+    has one of its own, with the same level and step and no shared state.
+
+    Attributes:
+        level_name: the level's name.
+        level: the level, options applied.
+        step: forwards compressed so far; each draws noise of its own.
+    """
+
+    def __init__(self, model: nn.Module, level_name: str, level: Level) -> None:
+        self.model = model
+        self.level_name = level_name
+        self.level = level
+        self.step = 0
+        self._records: list[Record] = []
+        self._handles: list[RemovableHandle] = []
+        self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
+
+    # ---- a forward ----
+
+    @property
+    def active(self) -> bool:
+        """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
+        return self.level.bits is not None and torch.is_grad_enabled() and self.model.training
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Calls ``forward`` under compression. Inside a running forward, in ``eval()``, under ``no_grad`` and while
+        ``torch.compile`` traces, it is the plain call."""
+        if torch.compiler.is_compiling() or not self.active or threading.get_ident() in self._sessions:
+            return forward(*args, **kwargs)
+        with self.session() as session:
+            session.owners.add_inputs(tensors_in((args, kwargs)))
+            return forward(*args, **kwargs)
+
+    def session(self) -> _RunningSession:
+        """A context in which what autograd saves is compressed: a forward, or a whole step."""
+        return _RunningSession(self)
+
+    # ---- attaching ----
+
+    def track_modules(self) -> None:
+        """Hooks every module, so that records know the path; ``untrack_modules`` undoes it."""
+        for path, module in self.model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                note = _ModuleNote(self, path)
+                self._handles.append(module.register_forward_pre_hook(note.enter, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(note.leave))
+
+    def untrack_modules(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # ---- what the user asks ----
+
+    def report(self) -> Report:
+        """What the last compressed forward saved, and where the bytes went."""
+        return Report(self.level_name, [Row.of(record) for record in self._records])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to round as this one would have: plain values only."""
+        options = {name: getattr(self.level, name) for name in Level.__dataclass_fields__}
+        return {"version": _STATE_VERSION, "level": self.level_name, "options": options, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over another handle's level and step.
+
+        Raises:
+            ValueError: the state is of another version, lacks a key, or names an unknown level or option.
+        """
+        missing = [key for key in ("version", "level", "options", "step") if key not in state]
+        if missing:
+            raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
+        if state["version"] != _STATE_VERSION:
+            raise ValueError(f"state must be of version {_STATE_VERSION}, got {state['version']!r}")
+        self.level = resolve_level(state["level"], state["options"])
+        self.level_name = state["level"]
+        self.step = int(state["step"])
+
+    def __repr__(self) -> str:
+        return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy starts without what belongs to a running forward of this one.
+        return {**self.__dict__, "_records": [], "_sessions": {}}
+
+
+class _RunningSession:
+    """Registers a session with its handle while it runs, and keeps its records after."""
+
+    def __init__(self, handle: Compression) -> None:
+        self._handle = handle
+        self._session = Session(handle.model, handle.level, handle.step, current_rank())
+
+    def __enter__(self) -> Session:
+        self._session.__enter__()
+        self._handle.step += 1
+        self._handle._sessions[threading.get_ident()] = self._session
+        return self._session
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle._sessions.pop(threading.get_ident(), None)
+        self._handle._records = self._session.records
+        self._session.__exit__(*error)
+
+
+class _ModuleNote:
+    """Tells a running session which module is entered and left."""
+
+    def __init__(self, handle: Compression, path: str) -> None:
+        self._handle = handle
+        self._path = path
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        session = self._handle._sessions.get(threading.get_ident())
+        if session is not None:
+            if module is self._handle.model:
+                session.owners.add_inputs(tensors_in((args, kwargs)))
+            session.tracker.enter_module(self._path)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        session = self._handle._sessions.get(threading.get_ident())
+        if session is not None:
+            session.tracker.leave_module(self._path)
+
+
+class CompressedForward:
+    """Stands in a model's ``forward``: the original, under compression.
+
+    An attribute of the instance, so that a ``with`` block closes the hooks whatever ends the forward; forward hooks are
+    not called for a ``KeyboardInterrupt``. Signature, copies and pickles are those of the original.
+    """
+
+    def __init__(self, handle: Compression, forward: Callable[..., Any], replaced: bool) -> None:
+        functools.update_wrapper(self, forward, updated=())
+        self.handle = handle
+        self.forward = forward
+        self.replaced = replaced  # whether the instance had a forward of its own before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.handle.run(self.forward, args, kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.forward)

@@ -1,0 +1,72 @@
+"""Levels: named, immutable answers to "how few bits". The names are GACT's (Liu et al., ICML 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import actcore
+
+
+def _require_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Level:
+    """How a model's saved tensors are stored.
+
+    Attributes:
+        bits: bits per element for the inputs of linear operators and the factors of products, whose rounding error
+            enters the gradient linearly and without bias; ``None`` switches compression off.
+        norm_bits: bits per element for the inputs of normalisation layers, at least ``bits``; fewer than 8 tilt every
+            gradient below the layer.
+        group_size: elements that share two bounds, a positive multiple of 32.
+        min_bytes: smaller tensors are kept as they are.
+        seed: of the random rounding. Two runs with one seed round alike.
+    """
+
+    bits: int | None
+    norm_bits: int = 8
+    group_size: int = 256
+    min_bytes: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("norm_bits", "group_size", "min_bytes", "seed"):
+            _require_int(name, getattr(self, name))
+        if self.min_bytes < 0:
+            raise ValueError(f"min_bytes must not be negative, got {self.min_bytes}; 0 compresses every tensor")
+        if self.bits is not None:
+            _require_int("bits", self.bits)
+            actcore.GroupAffine(self.bits, self.group_size)
+        actcore.GroupAffine(self.norm_bits, self.group_size)
+
+
+LEVELS: Mapping[str, Level] = MappingProxyType(
+    {
+        "L0": Level(bits=None),
+        "L1": Level(bits=4),
+        "L1.1": Level(bits=8),
+        "L1.2": Level(bits=2),
+    }
+)
+"""The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model."""
+
+
+def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
+    """The level of that name with some fields replaced.
+
+    Raises:
+        ValueError: the name or an option is unknown, or a value is out of range. The message lists the valid ones.
+    """
+    if name not in LEVELS:
+        raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {name!r}")
+    valid = [field.name for field in fields(Level)]
+    for option in options:
+        if option not in valid:
+            raise ValueError(f"options of a level are {', '.join(valid)}, got {option!r}")
+    return replace(LEVELS[name], **options)

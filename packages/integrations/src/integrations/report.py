@@ -1,0 +1,135 @@
+"""``Report``: where the bytes of one forward's saved tensors went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from integrations.saved.records import Record
+
+
+@dataclass(frozen=True)
+class Row:
+    """One saved tensor.
+
+    Attributes:
+        module: path of the module that saved it; empty for the model itself.
+        operator: the call that saved it.
+        role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``.
+        shape, dtype: of the tensor.
+        codec: how it is stored, or ``"kept"``.
+        original_bytes: what plain autograd keeps alive for it: its whole storage, in the first row that saves it.
+        stored_bytes: what is kept instead; 0 where it shares what an earlier row counts.
+        why: the reason for the codec.
+        owner: who keeps the tensor alive anyway (a parameter, a buffer, an input); its bytes count nothing.
+    """
+
+    module: str
+    operator: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    codec: str
+    original_bytes: int
+    stored_bytes: int
+    why: str
+    owner: str
+
+    @classmethod
+    def of(cls, record: Record) -> Row:
+        saved = record.saved
+        return cls(
+            saved.module,
+            saved.operator,
+            saved.role,
+            tuple(saved.shape),
+            saved.dtype,
+            record.codec,
+            record.original_bytes,
+            record.stored_bytes,
+            record.why,
+            record.owner,
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the last compressed forward saved. ``str(report)`` is a table.
+
+    Attributes:
+        level: name of the level.
+        rows: one per saved tensor, in the order of saving.
+    """
+
+    level: str
+    rows: Sequence[Row]
+
+    @property
+    def original_bytes(self) -> int:
+        """Bytes that autograd alone would keep alive: not parameters, buffers or the caller's inputs."""
+        return sum(row.original_bytes for row in self.rows)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that are kept instead."""
+        return sum(row.stored_bytes for row in self.rows)
+
+    @property
+    def ratio(self) -> float:
+        """``original_bytes / stored_bytes``; 1 where nothing was saved."""
+        return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
+
+    def table(self) -> Table:
+        """The report as a rich table: what autograd alone keeps, one line a tensor."""
+        table = Table(title=self._title(), caption=self._caption(), caption_justify="left")
+        for heading in ("module", "operator", "shape", "dtype", "codec"):
+            table.add_column(heading, overflow="fold")
+        table.add_column("before", justify="right")
+        table.add_column("after", justify="right")
+        table.add_column("why", overflow="fold")
+        for row in self.rows:
+            if not row.owner:
+                table.add_row(
+                    row.module or "(model)",
+                    f"{row.operator or 'unknown'} {row.role}",
+                    "x".join(map(str, row.shape)) or "scalar",
+                    str(row.dtype).removeprefix("torch."),
+                    row.codec,
+                    format_bytes(row.original_bytes) if row.original_bytes else "shared",
+                    format_bytes(row.stored_bytes) if row.stored_bytes else "shared",
+                    row.why,
+                )
+        return table
+
+    def _title(self) -> str:
+        before, after = format_bytes(self.original_bytes), format_bytes(self.stored_bytes)
+        return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
+
+    def _caption(self) -> str:
+        if not self.rows:
+            return "No forward has been compressed yet: train a step (model.train(), gradients enabled), then report."
+        owners: dict[str, int] = {}
+        for row in self.rows:
+            if row.owner:
+                owners[row.owner] = owners.get(row.owner, 0) + 1
+        listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
+        return f"Left alone, because somebody else keeps them alive: {listed}." if listed else ""
+
+    def __str__(self) -> str:
+        text = StringIO()
+        Console(file=text, width=160).print(self.table())
+        return text.getvalue().rstrip()
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it: ``1536`` is ``"1.5 KiB"``."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,1 @@
+"""Compression of the tensors that autograd saves, for any model, through saved-tensor hooks."""

@@ -1,0 +1,135 @@
+"""Which call saves a tensor, in which module, and what the tensor is to it.
+
+A pack hook is told none of this. While a forward runs, a ``TorchFunctionMode`` sees each call with its arguments before
+autograd saves anything for it, and forward hooks on the modules keep the path. Composites written in Python
+(``F.dropout``, ``F.cross_entropy``) are one call: the mode is off inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+from integrations.saved.rules import operator_name
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, Mapping):
+        yield from tensors_in(list(values.values()))
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The tensor's storage; ``None`` for one that has none to ask for: sparse, jagged, a wrapper subclass."""
+    if tensor.layout is not torch.strided:
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+class StorageSet:
+    """Storages by identity. A weak reference to each keeps its address from being given to another."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, StorageWeakRef] = {}
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._references:
+            self._references[storage._cdata] = StorageWeakRef(storage)
+
+    def __contains__(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._references
+
+
+class Call:
+    """One call of a torch function, while it runs."""
+
+    __slots__ = ("arguments", "operator")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.operator = operator_name(function)
+        self.arguments = [*tensors_in(args), *tensors_in(kwargs)]
+
+    def role(self, tensor: Tensor) -> str:
+        """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``."""
+        storage = storage_of(tensor)
+        for position, argument in enumerate(self.arguments):
+            if argument is tensor or (storage is not None and _same_storage(argument, storage)):
+                return "input" if position == 0 else "other"
+        return "internal" if tensor.grad_fn is None else "result"
+
+
+class CallTracker(TorchFunctionMode):
+    """Sees every torch function that a forward calls.
+
+    Attributes:
+        call: the call that is running, or ``None``.
+        foreign: storages that were there before the forward: somebody else keeps them alive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call: Call | None = None
+        self.foreign = StorageSet()
+        self._born = StorageSet()
+        self._modules: list[str] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        outer, self.call = self.call, Call(func, args, kwargs or {})
+        try:
+            for argument in self.call.arguments:
+                self._meet(argument)
+            result = func(*args, **(kwargs or {}))
+        finally:
+            self.call = outer
+        for output in tensors_in(result):
+            storage = storage_of(output)
+            if storage is not None and storage not in self.foreign:
+                self._born.add(storage)
+        return result
+
+    def _meet(self, argument: Tensor) -> None:
+        """Marks an argument that no call of this forward made. One with a history is left: some operator that the mode
+        does not see, such as a custom autograd Function, may have made it."""
+        storage = storage_of(argument)
+        if storage is not None and argument.grad_fn is None and storage not in self._born:
+            self.foreign.add(storage)
+
+    # ---- module paths ----
+
+    @property
+    def module(self) -> str:
+        """Path of the innermost module whose forward is running."""
+        return self._modules[-1] if self._modules else ""
+
+    def enter_module(self, path: str) -> None:
+        self._modules.append(path)
+
+    def leave_module(self, path: str) -> None:
+        """Leaves the module, and any inside it whose forward ended in an exception that was caught."""
+        while self._modules:
+            if self._modules.pop() == path:
+                return
+
+
+def _same_storage(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+    other = storage_of(tensor)
+    return other is not None and other._cdata == storage._cdata

@@ -1,0 +1,73 @@
+"""Tensors that somebody else keeps alive anyway: compressing them would add memory, not save it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from integrations.saved.calls import Call, StorageSet, storage_of
+
+
+class Owners:
+    """The storages of a model's parameters and buffers and of a forward's inputs.
+
+    Storages are compared, not tensors: ``nn.Linear`` saves ``weight.t()``, attention saves slices of a weight.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = _storages(model.parameters())
+        self._buffers = _storages(model.buffers())
+        self._inputs = StorageSet()
+
+    def add_inputs(self, tensors: Iterable[Tensor]) -> None:
+        """Declares what the caller gave to the model."""
+        for tensor in tensors:
+            storage = storage_of(tensor)
+            if storage is not None:
+                self._inputs.add(storage)
+
+    def owner(self, tensor: Tensor, storage: torch.UntypedStorage, foreign: StorageSet, call: Call | None) -> str:
+        """Who keeps the tensor alive, in words; empty if only autograd does."""
+        if storage in self._parameters:
+            return "parameter"
+        if storage in self._buffers:
+            return "buffer"
+        if storage in self._inputs:
+            return "input of the model"
+        if storage in foreign:
+            return "made before the forward"
+        if self._is_cast_of_parameter(tensor, call):
+            return "parameter, cast by autocast"
+        return ""
+
+    def _is_cast_of_parameter(self, tensor: Tensor, call: Call | None) -> bool:
+        """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
+        root = tensor._base if tensor._base is not None else tensor
+        cast = root.grad_fn
+        if cast is not None and cast.name() == "ToCopyBackward0":
+            leaf = getattr(cast.next_functions[0][0], "variable", None)
+            return leaf is not None and _in(leaf, self._parameters)
+        if cast is not None or call is None:
+            return False
+        return any(
+            _in(argument, self._parameters)
+            and argument.dtype != tensor.dtype
+            and sorted(argument.shape) == sorted(tensor.shape)
+            for argument in call.arguments
+        )
+
+
+def _storages(tensors: Iterable[Tensor]) -> StorageSet:
+    found = StorageSet()
+    for tensor in tensors:
+        storage = storage_of(tensor)
+        if storage is not None:
+            found.add(storage)
+    return found
+
+
+def _in(tensor: Tensor, storages: StorageSet) -> bool:
+    storage = storage_of(tensor)
+    return storage is not None and storage in storages

@@ -1,0 +1,66 @@
+"""The policy of fixed bits: from a saved tensor's description to its codec, and the reason in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from actcore import BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
+
+from integrations.levels import Level
+from integrations.saved.rules import RULES, Need, Rule
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A codec and why it was chosen.
+
+    ``codec`` is ``None`` for a mask whose two values are only known from its data.
+    """
+
+    codec: Codec | None
+    why: str
+
+
+@dataclass(frozen=True)
+class FixedBits:
+    """A level's policy: a pure function of ``SavedTensor``, the same on every rank and at every step."""
+
+    level: Level
+
+    def __call__(self, saved: SavedTensor) -> Codec:
+        return self.decide(saved).codec or BitMask()
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        if saved.dtype is torch.bool:
+            return Decision(BitMask(), Need.MASK.value)
+        if saved.dtype not in _FLOATS:
+            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly")
+        if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
+            return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
+        if not saved.operator:
+            return Decision(Raw(), "the operator that saves it is unknown")
+        rule = RULES.get(saved.operator)
+        if rule is None:
+            return Decision(Raw(), f"no rule for {saved.operator}: kept exactly")
+        return self._apply(rule, saved)
+
+    def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
+        level = self.level
+        need = rule.need(saved.role)
+        if need is Need.LINEAR and level.bits is not None:
+            return Decision(GroupAffine(level.bits, level.group_size), need.value)
+        if need is Need.NORM and level.bits is not None:
+            return Decision(GroupAffine(max(level.bits, level.norm_bits), level.group_size), need.value)
+        if need is Need.SIGN:
+            return Decision(Positive(), need.value)
+        if need is Need.MASK:
+            return Decision(None, need.value)
+        return Decision(Raw(), rule.why or need.value)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

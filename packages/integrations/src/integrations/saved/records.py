@@ -1,0 +1,28 @@
+"""What happened to each saved tensor of a forward: the raw material of a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actcore import SavedTensor
+
+
+@dataclass
+class Record:
+    """One saved tensor.
+
+    Attributes:
+        saved: its description.
+        codec: how it is stored, in words.
+        why: the reason.
+        owner: who keeps it alive anyway; empty if only autograd does. Bytes count nothing then.
+        original_bytes: what plain autograd would keep for it; 0 where an earlier record counts the same storage.
+        stored_bytes: what is kept for it; 0 where it shares what an earlier record counts.
+    """
+
+    saved: SavedTensor
+    codec: str
+    why: str
+    owner: str = ""
+    original_bytes: int = 0
+    stored_bytes: int = 0

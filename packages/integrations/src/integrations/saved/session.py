@@ -1,0 +1,131 @@
+"""One forward under compression: the hooks that pack what autograd saves, and the records of what they did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from actcore import BitMask, Codec, Raw, SavedTensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from integrations.levels import Level
+from integrations.saved.calls import CallTracker, storage_of
+from integrations.saved.noise import stream_of
+from integrations.saved.owners import Owners
+from integrations.saved.policy import Decision, FixedBits
+from integrations.saved.records import Record
+from integrations.saved.storage import Exact, Kept, Storages, View
+
+
+class Session:
+    """A context in which every tensor that autograd saves is stored as the level says.
+
+    Args:
+        model: whose parameters, buffers and inputs belong to their owners.
+        level: decides the codecs.
+        step: number of this forward, so that its noise is its own.
+        rank: of this process.
+    """
+
+    def __init__(self, model: nn.Module, level: Level, step: int, rank: int) -> None:
+        self.tracker = CallTracker()
+        self.owners = Owners(model)
+        self.records: list[Record] = []
+        self._policy = FixedBits(level)
+        self._seed, self._step, self._rank = level.seed, step, rank
+        self._storages = Storages()
+        self._occurrences: Counter[tuple[str, str, str]] = Counter()
+        self._contexts = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as contexts:
+            contexts.enter_context(self.tracker)
+            contexts.enter_context(saved_tensors_hooks(self._pack, _unpack))
+            self._contexts = contexts.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._contexts.__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and "saved tensor hooks" in str(error):
+            error.add_note(
+                "torch.func transforms refuse saved-tensor hooks, and integrations compresses through them: call "
+                "torch.func outside of the compressed forward, or restore the model first (integrations.restore_model)."
+            )
+
+    # ---- packing ----
+
+    def _pack(self, tensor: Tensor) -> Exact | View:
+        # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
+        with torch._C.DisableTorchFunction():
+            return self._pack_one(tensor)
+
+    def _pack_one(self, tensor: Tensor) -> Exact | View:
+        saved = self._describe(tensor)
+        storage = storage_of(tensor)
+        if storage is None or is_traceable_wrapper_subclass(tensor):
+            nbytes = _component_bytes(tensor)
+            why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
+            self.records.append(Record(saved, "kept", why, "", nbytes, nbytes))
+            return Exact(Kept.of(tensor))
+        owner = self.owners.owner(tensor, storage, self.tracker.foreign, self.tracker.call)
+        if owner:
+            self.records.append(Record(saved, "kept", f"{owner}: alive anyway", owner))
+            return Exact(Kept.of(tensor))
+        decision = self._policy.decide(saved)
+        record = Record(saved, "kept", decision.why, "", self._storages.original_bytes(storage))
+        self.records.append(record)
+        codec = _codec_for(tensor, decision, record)
+        if isinstance(codec, Raw):
+            return self._storages.keep(tensor, record)
+        stream = stream_of(f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}", self._step, self._rank)
+        try:
+            return self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
+        except ValueError as refusal:  # a mask that has a third value
+            record.why = f"kept exactly: {refusal}"
+            return self._storages.keep(tensor, record)
+
+    def _describe(self, tensor: Tensor) -> SavedTensor:
+        call, module = self.tracker.call, self.tracker.module
+        operator, role = (call.operator, call.role(tensor)) if call else ("", "")
+        occurrence = self._occurrences[module, operator, role]
+        self._occurrences[module, operator, role] += 1
+        return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
+
+
+def _unpack(packed: Exact | View) -> Tensor:
+    return packed.unpack()
+
+
+def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
+    """The decision's codec; for a mask of unknown values, the one that its data show."""
+    if tensor.is_neg():
+        record.why = "a lazily negated view: kept exactly"
+        return Raw()
+    if decision.codec is not None:
+        return decision.codec
+    if tensor.device.type != "cpu":
+        record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
+        return Raw()
+    return BitMask((0.0, tensor.max().item()))
+
+
+def _component_bytes(tensor: Any) -> int:
+    """Bytes of a tensor that keeps its elements in other tensors; 0 where they cannot be told."""
+    if tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    elif tensor.layout is torch.jagged:
+        parts = [tensor.values(), tensor.offsets()]
+    else:
+        parts = []
+    return sum(part.nbytes for part in parts)

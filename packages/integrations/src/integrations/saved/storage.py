@@ -1,0 +1,209 @@
+"""One stored copy per storage, whatever the number of views and operators that save it.
+
+``Region`` is a stretch of one storage that was saved. It holds what its users need and no more: a sign mask, a
+quantised value, or the memory itself. When a later user needs more bits, the value is replaced, and all views share the
+better one; when one needs the tensor exactly, the memory stays and everything else is dropped.
+
+A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from actcore import Codec, Compressed, GroupAffine, Layout, Positive, compress
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from integrations.saved.calls import StorageSet
+from integrations.saved.records import Record
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor kept as it is, and the version at which it was saved.
+
+    Autograd checks versions only where no hook is active, so ``unpack`` does it.
+    """
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Kept:
+        # Detached: the tensor may be the result of the very node that will hold this, and a cycle through C++ is
+        # never collected. The alias shares the version counter.
+        return cls(tensor.detach(), tensor._version)
+
+    def unpack(self) -> Tensor:
+        found = self.tensor._version
+        if found != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {found}; expected version "
+                f"{self.version} instead. Hint: it is kept exactly by integrations, which checks in autograd's place; "
+                "use an out-of-place operation, or change the tensor after backward."
+            )
+        return self.tensor
+
+
+class Region:
+    """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them."""
+
+    def __init__(self, tensor: Tensor, layout: Layout) -> None:
+        # A weak reference keeps the address from being reused for as long as this region is known by it.
+        self.storage = StorageWeakRef(tensor.untyped_storage())
+        self.start = tensor.storage_offset()
+        self.numel = layout.stored_numel
+        self.dtype = tensor.dtype
+        self.version = tensor._version
+        self.layout = Layout((self.numel,), (1,)) if layout.dense else layout
+        self.value: Compressed | None = None
+        self.sign: Compressed | None = None
+        self.kept: Kept | None = None
+        self._value_record: Record | None = None
+        self._sign_record: Record | None = None
+
+    def covers(self, tensor: Tensor, layout: Layout) -> bool:
+        """Whether the tensor, of the same storage, can be rebuilt from this region."""
+        if tensor.dtype != self.dtype or tensor._version != self.version:
+            return False
+        if layout == self.layout and tensor.storage_offset() == self.start:
+            return True
+        if not self.layout.dense:
+            return False
+        offset = tensor.storage_offset()
+        last = offset + sum((size - 1) * step for size, step in zip(layout.shape, layout.strides, strict=True))
+        return self.start <= offset and last < self.start + self.numel
+
+    def _source(self, tensor: Tensor) -> Tensor:
+        """This region's elements, through any tensor of its storage."""
+        return tensor.detach().as_strided(self.layout.shape, self.layout.strides, self.start)
+
+    # ---- what the users need ----
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keeps the memory itself and drops what is stored besides."""
+        self.kept = Kept.of(self._source(tensor))
+        for record in (self._value_record, self._sign_record):
+            if record is not None:
+                record.stored_bytes = 0
+                record.codec = "kept"
+                record.why = "its storage is kept exactly for another operator"
+        self.value = self.sign = None
+
+    def store(self, tensor: Tensor, codec: Codec, record: Record, *, seed: int, stream: int) -> None:
+        """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
+        if self.kept is not None:
+            record.codec, record.why = "kept", "its storage is kept exactly for another operator"
+        elif isinstance(codec, Positive):
+            if self.sign is None:
+                self.sign, self._sign_record = self._compress(tensor, codec, record, seed, stream), record
+        elif self.value is None or _bits(codec) > _bits(self.value.codec):
+            self.value = self._compress(tensor, codec, record, seed, stream)
+            if self._value_record is not None:
+                self._value_record.stored_bytes = 0
+                self._value_record.codec, self._value_record.why = record.codec, "shares a copy with more bits"
+            self._value_record = record
+        else:
+            record.codec, record.why = str(self.value.codec), "shares the copy that is stored already"
+
+    def _compress(self, tensor: Tensor, codec: Codec, record: Record, seed: int, stream: int) -> Compressed:
+        compressed = compress(self._source(tensor), codec, seed=seed, stream=stream)
+        record.codec, record.stored_bytes = str(compressed.codec), compressed.nbytes
+        return compressed
+
+    def elements(self, sign: bool) -> Tensor:
+        """The region's elements, as good as they are stored."""
+        if self.kept is not None:
+            return self.kept.unpack()
+        stored = self.sign if sign else self.value
+        assert stored is not None
+        return stored.decompress()
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What autograd holds in place of a tensor that is kept; the region tells later users of its storage."""
+
+    kept: Kept
+    region: Region | None = None
+
+    def unpack(self) -> Tensor:
+        return self.kept.unpack()
+
+
+@dataclass(frozen=True)
+class View:
+    """What autograd holds in place of a tensor that is stored: a view of a region."""
+
+    region: Region
+    layout: Layout
+    offset: int
+    sign: bool
+
+    def unpack(self) -> Tensor:
+        elements = self.region.elements(self.sign)
+        if not self.region.layout.dense:
+            return elements
+        offset = elements.storage_offset() + self.offset - self.region.start
+        return elements.as_strided(self.layout.shape, self.layout.strides, offset)
+
+
+class Storages:
+    """The regions that are alive, by storage. Autograd holds them; here they are only known."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, list[weakref.ref[Region]]] = {}
+        self._counted = StorageSet()
+
+    def original_bytes(self, storage: torch.UntypedStorage) -> int:
+        """The bytes of a storage when it is first asked about, 0 from then on."""
+        if storage in self._counted:
+            return 0
+        self._counted.add(storage)
+        return storage.nbytes()
+
+    def keep(self, tensor: Tensor, record: Record) -> Exact:
+        """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too."""
+        storage = tensor.untyped_storage()
+        regions = self._alive(storage)
+        if all(region.kept is None for region in regions):
+            record.stored_bytes = storage.nbytes()
+        for region in regions:
+            if region.kept is None and region.version == tensor._version:
+                region.keep(tensor)
+        region = Region(tensor, Layout.of(tensor))
+        region.keep(tensor)
+        regions.append(region)
+        self._remember(storage, regions)
+        return Exact(Kept.of(tensor), region)
+
+    def store(self, tensor: Tensor, codec: Codec, record: Record, *, seed: int, stream: int) -> View:
+        """Stores a tensor, or finds it stored."""
+        storage = tensor.untyped_storage()
+        layout = Layout.of(tensor)
+        regions = self._alive(storage)
+        region = next((found for found in regions if found.covers(tensor, layout)), None)
+        if region is None:
+            region = Region(tensor, layout)
+            if any(found.kept is not None and found.version == region.version for found in regions):
+                region.keep(tensor)
+            regions.append(region)
+        region.store(tensor, codec, record, seed=seed, stream=stream)
+        self._remember(storage, regions)
+        return View(region, layout, tensor.storage_offset(), isinstance(codec, Positive))
+
+    def _alive(self, storage: torch.UntypedStorage) -> list[Region]:
+        references = self._regions.get(storage._cdata, [])
+        return [region for reference in references if (region := reference()) is not None]
+
+    def _remember(self, storage: torch.UntypedStorage, regions: list[Region]) -> None:
+        self._regions[storage._cdata] = [weakref.ref(region) for region in regions]
+
+
+def _bits(codec: Codec) -> int:
+    """How much a stored value keeps: bits an element, and more than any number of them for what is exact."""
+    return codec.bits if isinstance(codec, GroupAffine) else 64
