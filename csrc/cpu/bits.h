@@ -1,21 +1,46 @@
 // Packing codes into bits and back on the CPU, a tile at a time, and the masks of one bit an element.
 #pragma once
 
+#include <type_traits>
+
 #include "codec/arguments.h"
 #include "codec/bits.h"
 #include "cpu/simd.h"
 
 namespace actcore::ACTCORE_ISA {
 
+// The packed words of kWords * 8 codes: the low `bits` bytes of each 64-bit word, end to end.
+template <int bits>
+ACTCORE_FN void store_words(uint8_t* packed, Words words) {
+  if constexpr (bits == 1 || bits == 2 || bits == 4) {  // as wide as an integer type: one conversion
+    using Narrow = std::conditional_t<bits == 1, uint8_t, std::conditional_t<bits == 2, uint16_t, uint32_t>>;
+    store_vec(packed, __builtin_convertvector(words, typename VectorOf<Narrow, kWords>::type));
+  } else {
+    for (int w = 0; w < kWords; ++w) {
+      const uint64_t word = words[w];
+      memcpy(packed + w * bits, &word, bits);
+    }
+  }
+}
+
+template <int bits>
+ACTCORE_FN Words load_words(const uint8_t* packed) {
+  if constexpr (bits == 1 || bits == 2 || bits == 4) {
+    using Narrow = std::conditional_t<bits == 1, uint8_t, std::conditional_t<bits == 2, uint16_t, uint32_t>>;
+    return __builtin_convertvector(load_vec<typename VectorOf<Narrow, kWords>::type>(packed), Words);
+  }
+  uint64_t words[kWords] = {};
+  for (int w = 0; w < kWords; ++w) memcpy(&words[w], packed + w * bits, bits);
+  return load_vec<Words>(words);
+}
+
 // `codes` holds one code a byte, each below 2^bits; writes exactly packed_bytes(count, bits) bytes.
 template <int bits>
 ACTCORE_FN void pack_tile(const uint8_t* codes, int64_t count, uint8_t* packed) {
   constexpr int step = 8 * kWords;
-  uint64_t words[kWords];
   int64_t i = 0;
   for (; i + step <= count; i += step) {
-    store_vec(words, squeeze8(load_vec<Words>(codes + i), bits));
-    for (int w = 0; w < kWords; ++w) memcpy(packed + i / 8 * bits + w * bits, &words[w], bits);
+    store_words<bits>(packed + i / 8 * bits, squeeze8(load_vec<Words>(codes + i), bits));
   }
   for (; i < count; i += 8) {
     const int64_t left = count - i < 8 ? count - i : 8;
@@ -29,11 +54,9 @@ ACTCORE_FN void pack_tile(const uint8_t* codes, int64_t count, uint8_t* packed) 
 template <int bits>
 ACTCORE_FN void unpack_tile(const uint8_t* packed, int64_t count, uint8_t* codes) {
   constexpr int step = 8 * kWords;
-  uint64_t words[kWords] = {};
   int64_t i = 0;
   for (; i + step <= count; i += step) {
-    for (int w = 0; w < kWords; ++w) memcpy(&words[w], packed + i / 8 * bits + w * bits, bits);
-    store_vec(codes + i, spread8(load_vec<Words>(words), bits));
+    store_vec(codes + i, spread8(load_words<bits>(packed + i / 8 * bits), bits));
   }
   for (; i < count; i += 8) {
     const int64_t left = count - i < 8 ? count - i : 8;

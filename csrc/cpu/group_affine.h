@@ -49,9 +49,7 @@ ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<T>& grou
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
     const Vec<T> offset = load(x + i) * scale - origin;
-    const Vec<int32_t> random = __builtin_convertvector(load_vec<Vec<uint8_t>>(noise + i), Vec<int32_t>);
-    const Vec<int32_t> code = (round_to_int(offset * factors) + random) >> shift;
-    store_vec(codes + i, __builtin_convertvector(code, Vec<uint8_t>));
+    store_codes(codes + i, (round_to_int(offset * factors) + load_codes(noise + i)) >> shift);
   }
   for (int64_t i = whole; i < count; ++i) {
     codes[i] = static_cast<uint8_t>(encode(actcore::load(x[i]), group, factor, noise[i], shift));
@@ -106,8 +104,7 @@ ACTCORE_FN void decode_tile(const uint8_t* codes, int64_t count, const GroupScal
   const Vec<T> high = broadcast(group.high), top = broadcast(static_cast<T>(levels));
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
-    const Vec<T> code = __builtin_convertvector(
-        __builtin_convertvector(load_vec<Vec<uint8_t>>(codes + i), Vec<int32_t>), Vec<T>);
+    const Vec<T> code = __builtin_convertvector(load_codes(codes + i), Vec<T>);
     const Vec<T> value = multiply_add<T>(code, steps, origin) * unscale;
     store(out + i, code == top ? high : value);
   }

@@ -6,42 +6,61 @@
 
 namespace actcore::ACTCORE_ISA {
 
+// Writes front[0], back[0], front[1], back[1], ...
+ACTCORE_FN void store_interleaved(Words front, Words back, uint8_t* to) {
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+  _mm512_storeu_si512(to, _mm512_permutex2var_epi64((__m512i)front, low, (__m512i)back));
+  _mm512_storeu_si512(to + 64, _mm512_permutex2var_epi64((__m512i)front, high, (__m512i)back));
+#else
+  for (int i = 0; i < kWords; ++i) {
+    const uint64_t pair[2] = {front[i], back[i]};
+    memcpy(to + i * sizeof pair, pair, sizeof pair);
+  }
+#endif
+}
+
 // Writes the noise bytes of blocks first, first + 1, ... for a whole tile.
 //
 // Each 32-bit word of the state lives in the low half of a 64-bit lane, where the multiplier finds it; high halves
 // hold leftovers that no later step reads.
+//
+// Two batches run side by side: a round is a chain of a multiplication and two exclusive ors, and one batch alone would
+// wait for it.
 ACTCORE_FN void fill_noise(uint64_t seed, uint64_t stream, uint64_t first, uint8_t* noise) {
+  constexpr int kBatches = 2;
   Words lane;
   for (int i = 0; i < kWords; ++i) lane[i] = static_cast<uint64_t>(i);
-  for (int done = 0; done < kTile / kNoiseBlock; done += kWords) {
-    const Words block = lane + (first + static_cast<uint64_t>(done));
-    Words x0 = block, x1 = block >> 32, x2 = Words{} + stream, x3 = Words{} + (stream >> 32);
+  for (int done = 0; done < kTile / kNoiseBlock; done += kBatches * kWords) {
+    Words x0[kBatches], x1[kBatches], x2[kBatches], x3[kBatches];
+    for (int b = 0; b < kBatches; ++b) {
+      x0[b] = lane + (first + static_cast<uint64_t>(done + b * kWords));
+      x1[b] = x0[b] >> 32;
+      x2[b] = Words{} + stream;
+      x3[b] = Words{} + (stream >> 32);
+    }
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 10
     for (int round = 0; round < kPhiloxRounds; ++round) {
-      const Words p0 = multiply_low_halves(x0, kPhiloxMultiplier0);
-      const Words p1 = multiply_low_halves(x2, kPhiloxMultiplier1);
-      x0 = (p1 >> 32) ^ x1 ^ static_cast<uint64_t>(k0);
-      x1 = p1;
-      x2 = (p0 >> 32) ^ x3 ^ static_cast<uint64_t>(k1);
-      x3 = p0;
+#pragma GCC unroll 2
+      for (int b = 0; b < kBatches; ++b) {
+        const Words p0 = multiply_low_halves(x0[b], kPhiloxMultiplier0);
+        const Words p1 = multiply_low_halves(x2[b], kPhiloxMultiplier1);
+        x0[b] = (p1 >> 32) ^ x1[b] ^ static_cast<uint64_t>(k0);
+        x1[b] = p1;
+        x2[b] = (p0 >> 32) ^ x3[b] ^ static_cast<uint64_t>(k1);
+        x3[b] = p0;
+      }
       k0 += kPhiloxWeyl0;
       k1 += kPhiloxWeyl1;
     }
-    const Words front = (x0 & 0xFFFFFFFFull) | (x1 << 32);
-    const Words back = (x2 & 0xFFFFFFFFull) | (x3 << 32);
-    uint64_t* out = reinterpret_cast<uint64_t*>(noise + done * kNoiseBlock);
-#if defined(__AVX512F__)
-    const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-    const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-    _mm512_store_si512(out, _mm512_permutex2var_epi64((__m512i)front, low, (__m512i)back));
-    _mm512_store_si512(out + 8, _mm512_permutex2var_epi64((__m512i)front, high, (__m512i)back));
-#else
-    for (int i = 0; i < kWords; ++i) {
-      out[2 * i] = front[i];
-      out[2 * i + 1] = back[i];
+#pragma GCC unroll 2
+    for (int b = 0; b < kBatches; ++b) {
+      const Words front = (x0[b] & 0xFFFFFFFFull) | (x1[b] << 32);
+      const Words back = (x2[b] & 0xFFFFFFFFull) | (x3[b] << 32);
+      store_interleaved(front, back, noise + (done + b * kWords) * kNoiseBlock);
     }
-#endif
   }
 }
 

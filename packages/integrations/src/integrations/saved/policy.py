@@ -53,6 +53,8 @@ class FixedBits:
         need = rule.need(saved.role)
         if need is Need.LINEAR and level.bits is not None:
             return Decision(GroupAffine(level.bits, level.group_size), need.value)
+        if need is Need.PRODUCT and level.bits is not None:
+            return Decision(GroupAffine(max(level.bits, level.product_bits), level.group_size), need.value)
         if need is Need.NORM and level.bits is not None:
             return Decision(GroupAffine(max(level.bits, level.norm_bits), level.group_size), need.value)
         if need is Need.SIGN:

@@ -16,6 +16,7 @@ class Need(Enum):
     """What backward needs of a saved tensor."""
 
     LINEAR = "enters a gradient linearly: unbiased bits suffice"
+    PRODUCT = "factor of a product: unbiased bits, whose error goes on into the gradients below"
     NORM = "input of a normalisation: 8 bits keep the gradients below it straight"
     SIGN = "backward asks only whether it is positive: one exact bit"
     MASK = "two values: one exact bit"
@@ -47,8 +48,7 @@ class Rule:
 
 # Linear in each operand, whatever copies or reshapes it makes on the way.
 _LINEAR = Rule(Need.LINEAR, Need.LINEAR, Need.LINEAR, Need.LINEAR)
-# Bilinear, but what it computes on the way is not an operand.
-_PRODUCT = Rule(Need.LINEAR, Need.LINEAR)
+_PRODUCT = Rule(Need.PRODUCT, Need.PRODUCT)
 _NORM = Rule(input=Need.NORM, why="statistics or scale of a normalisation: small, and every gradient uses them")
 _SIGN = Rule(input=Need.SIGN, result=Need.SIGN)
 _DROPOUT = Rule(internal=Need.MASK, why="dropout needs only its mask")
