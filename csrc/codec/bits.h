@@ -11,9 +11,7 @@ namespace actcore {
 constexpr int kMaxBits = 8;
 
 // Bytes that `numel` codes of `bits` bits take. Split in two so that bits * numel cannot overflow.
-ACTCORE_FN int64_t packed_bytes(int64_t numel, int bits) {
-  return numel / 8 * bits + (numel % 8 * bits + 7) / 8;
-}
+ACTCORE_FN int64_t packed_bytes(int64_t numel, int bits) { return numel / 8 * bits + (numel % 8 * bits + 7) / 8; }
 
 // The two functions below move eight codes between "one per byte" and "end to end in the low 8 * bits bits", in
 // three steps that halve or double the width of the fields. A Word is a uint64_t or a SIMD vector of them.

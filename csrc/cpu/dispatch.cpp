@@ -37,8 +37,8 @@ const Kernels& choose() {
     if (std::string(wanted) == set->name) return *set;
     names += names.empty() ? set->name : std::string(", ") + set->name;
   }
-  throw std::runtime_error("ACTCORE_CPU must name kernels that run on this processor (" + names + "), got '" +
-                           wanted + "'; unset it to take the fastest");
+  throw std::runtime_error("ACTCORE_CPU must name kernels that run on this processor (" + names + "), got '" + wanted +
+                           "'; unset it to take the fastest");
 }
 
 }  // namespace

@@ -43,9 +43,8 @@ void with_word(int element_size, const Call& call) {
 }
 
 void group_affine_compress(const GroupAffineCompress& args, int64_t begin, int64_t end) {
-  with_type(args.type, [&]<class E>() {
-    with_bits(args.bits, [&]<int bits>() { compress_groups<E, bits>(args, begin, end); });
-  });
+  with_type(args.type,
+            [&]<class E>() { with_bits(args.bits, [&]<int bits>() { compress_groups<E, bits>(args, begin, end); }); });
 }
 
 void group_affine_decompress(const GroupAffineDecompress& args, int64_t begin, int64_t end) {
@@ -90,14 +89,9 @@ namespace actcore::cpu {
 
 extern const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels);
 const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels) = {
-    ACTCORE_TEXT(ACTCORE_ISA),
-    ACTCORE_ISA::group_affine_compress,
-    ACTCORE_ISA::group_affine_decompress,
-    ACTCORE_ISA::pack_bits,
-    ACTCORE_ISA::unpack_bits,
-    ACTCORE_ISA::bit_mask_compress,
-    ACTCORE_ISA::bit_mask_decompress,
-    ACTCORE_ISA::positive_mask,
+    ACTCORE_TEXT(ACTCORE_ISA),        ACTCORE_ISA::group_affine_compress, ACTCORE_ISA::group_affine_decompress,
+    ACTCORE_ISA::pack_bits,           ACTCORE_ISA::unpack_bits,           ACTCORE_ISA::bit_mask_compress,
+    ACTCORE_ISA::bit_mask_decompress, ACTCORE_ISA::positive_mask,
 };
 
 }  // namespace actcore::cpu

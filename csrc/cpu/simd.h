@@ -17,7 +17,6 @@
 #include "codec/float16.h"
 #include "codec/group_affine.h"
 
-
 namespace actcore::ACTCORE_ISA {
 
 #if defined(__AVX512F__)

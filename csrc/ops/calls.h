@@ -88,9 +88,10 @@ inline GroupAffineCompressCall group_affine_compress_call(const Tensor& input, i
   Tensor codes = new_bytes(input, packed_bytes(numel, width));
   Tensor bounds = torch::stable::new_empty(input, {groups, 2});
   return {{input.const_data_ptr(), type, numel, group_size, width, stochastic, static_cast<uint64_t>(seed),
-           static_cast<uint64_t>(stream), static_cast<uint8_t*>(codes.mutable_data_ptr()),
-           bounds.mutable_data_ptr()},
-          codes, bounds, groups};
+           static_cast<uint64_t>(stream), static_cast<uint8_t*>(codes.mutable_data_ptr()), bounds.mutable_data_ptr()},
+          codes,
+          bounds,
+          groups};
 }
 
 struct GroupAffineDecompressCall {
@@ -99,8 +100,8 @@ struct GroupAffineDecompressCall {
   int64_t groups;
 };
 
-inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& codes, const Tensor& bounds,
-                                                              int64_t numel, int64_t bits, int64_t group_size) {
+inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& codes, const Tensor& bounds, int64_t numel,
+                                                              int64_t bits, int64_t group_size) {
   const char* op = "group_affine_decompress";
   require_bits(op, bits);
   require_group_size(op, group_size);
@@ -114,9 +115,10 @@ inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& code
           " values; the stored form is damaged or belongs to another tensor");
   require(bounds.device() == codes.device(), op, "codes and bounds must be on one device");
   Tensor output = torch::stable::new_empty(bounds, {numel});
-  return {{static_cast<const uint8_t*>(codes.const_data_ptr()), bounds.const_data_ptr(), type, numel, group_size,
-           width, output.mutable_data_ptr()},
-          output, groups};
+  return {{static_cast<const uint8_t*>(codes.const_data_ptr()), bounds.const_data_ptr(), type, numel, group_size, width,
+           output.mutable_data_ptr()},
+          output,
+          groups};
 }
 
 // ---- bits ----
@@ -174,7 +176,8 @@ inline BitMaskCompressCall bit_mask_compress_call(const Tensor& input, double lo
   Tensor misfit = torch::stable::new_zeros(input, {1}, ScalarType::Int);
   return {{input.const_data_ptr(), size, input.numel(), pattern(low, type), pattern(high, type),
            static_cast<uint8_t*>(mask.mutable_data_ptr())},
-          mask, misfit};
+          mask,
+          misfit};
 }
 
 struct BitMaskDecompressCall {
@@ -189,8 +192,8 @@ inline BitMaskDecompressCall bit_mask_decompress_call(const Tensor& mask, int64_
   require_bytes(op, "mask", mask, packed_bytes(numel, 1));
   const int size = element_size(op, "dtype", dtype);
   Tensor output = torch::stable::new_empty(mask, {numel}, dtype);
-  return {{static_cast<const uint8_t*>(mask.const_data_ptr()), size, numel, pattern(low, dtype),
-           pattern(high, dtype), output.mutable_data_ptr()},
+  return {{static_cast<const uint8_t*>(mask.const_data_ptr()), size, numel, pattern(low, dtype), pattern(high, dtype),
+           output.mutable_data_ptr()},
           output};
 }
 

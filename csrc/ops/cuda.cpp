@@ -21,8 +21,8 @@ void launch_on(const Tensor& tensor, const Launch& launch) {
   STD_CUDA_CHECK(launch(static_cast<cudaStream_t>(stream)));
 }
 
-std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size,
-                                                 bool stochastic, int64_t seed, int64_t stream) {
+std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
+                                                 int64_t seed, int64_t stream) {
   const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
   launch_on(input, [&](cudaStream_t s) { return cuda::group_affine_compress(call.args, s); });
   return {call.codes, call.bounds};
@@ -40,9 +40,8 @@ int32_t* flag(const Tensor& misfit) { return static_cast<int32_t*>(misfit.mutabl
 std::tuple<Tensor, Tensor> pack_bits(const Tensor& codes, int64_t bits) {
   const auto call = pack_bits_call(codes, bits);
   launch_on(codes, [&](cudaStream_t s) {
-    return cuda::pack_bits(static_cast<const uint8_t*>(codes.const_data_ptr()), codes.numel(),
-                           static_cast<int>(bits), static_cast<uint8_t*>(call.packed.mutable_data_ptr()),
-                           flag(call.misfit), s);
+    return cuda::pack_bits(static_cast<const uint8_t*>(codes.const_data_ptr()), codes.numel(), static_cast<int>(bits),
+                           static_cast<uint8_t*>(call.packed.mutable_data_ptr()), flag(call.misfit), s);
   });
   return {call.packed, call.misfit};
 }

@@ -19,7 +19,7 @@ def _load() -> str:
         return f"torch {torch.__version__} is a CPU build"
     if not _CUDA.exists():
         return "actcore was built without nvcc, or for a CPU build of torch"
-    from actcore import _native
+    import actcore._native as _native
 
     built, found = _native.cuda_version.split(".")[0], torch.version.cuda.split(".")[0]
     if built != found:

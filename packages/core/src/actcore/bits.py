@@ -26,7 +26,9 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """
     _check_bits(bits)
     if not isinstance(codes, Tensor) or codes.dtype != torch.uint8:
-        raise TypeError(f"codes must be a uint8 tensor, got {getattr(codes, 'dtype', type(codes).__name__)}; cast with .to(torch.uint8)")
+        found = getattr(codes, "dtype", type(codes).__name__)
+        raise TypeError(f"codes must be a uint8 tensor, got {found}; cast with .to(torch.uint8)")
+    packed: Tensor
     packed, misfit = torch.ops.actcore.pack_bits(codes.contiguous(), bits)
     require_fit(misfit, f"codes must be below 2**bits = {2**bits}, and one is not; use more bits or clamp them")
     return packed
@@ -42,12 +44,15 @@ def unpack_bits(packed: Tensor, bits: int, numel: int) -> Tensor:
     _check_bits(bits)
     if not isinstance(packed, Tensor) or packed.dtype != torch.uint8:
         raise TypeError(f"packed must be a uint8 tensor, got {getattr(packed, 'dtype', type(packed).__name__)}")
+    if isinstance(numel, bool) or not isinstance(numel, int):
+        raise TypeError(f"numel must be an int, got {numel!r}")
     if numel < 0 or packed.numel() != packed_bytes(numel, bits):
         raise ValueError(
             f"packed must hold {packed_bytes(max(numel, 0), bits)} bytes for numel={numel} codes of {bits} bits, "
             f"got {packed.numel()}"
         )
-    return torch.ops.actcore.unpack_bits(packed.contiguous(), bits, numel)
+    codes: Tensor = torch.ops.actcore.unpack_bits(packed.contiguous(), bits, numel)
+    return codes
 
 
 def _check_bits(bits: int) -> None:

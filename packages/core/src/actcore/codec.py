@@ -10,6 +10,7 @@ from torch import Tensor
 from actcore.compressed import Compressed
 
 _INT64 = 1 << 64
+_DAMAGED = "it is damaged or truncated: store the tensor again"
 
 
 @runtime_checkable
@@ -49,7 +50,7 @@ def compress(tensor: Tensor, codec: Codec, *, seed: int = 0, stream: int = 0) ->
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
-    if not isinstance(codec, Codec):
+    if isinstance(codec, type) or not isinstance(codec, Codec):
         raise TypeError(f"codec must have compress and decompress, got {codec!r}; try actcore.GroupAffine(bits=4)")
     return codec.compress(tensor, seed=seed, stream=stream)
 
@@ -68,7 +69,7 @@ def decompress(compressed: Compressed) -> Tensor:
 
 def require_strided(codec: Codec, tensor: Tensor) -> None:
     """Raises ``TypeError`` for a tensor whose elements are not addressed by strides."""
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise TypeError(
             f"{codec!r} takes strided tensors, got layout {tensor.layout} and dtype {tensor.dtype}; "
             "keep the tensor as it is (actcore.Raw()), or compress its components (values, indices)"
@@ -83,12 +84,24 @@ def require_dtype(codec: Codec, tensor: Tensor, allowed: tuple[torch.dtype, ...]
 
 
 def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) -> None:
-    """Raises ``ValueError`` unless the payload has exactly these dtypes and numbers of elements."""
+    """Raises ``ValueError`` unless the payload has exactly these dtypes and numbers of elements, on one device."""
     found = [(part.dtype, part.numel()) for part in compressed.payload]
     if found != list(expected):
         raise ValueError(
-            f"the payload of {compressed!r} must hold {list(expected)} (dtype, elements), got {found}; "
-            "it is damaged or truncated: store the tensor again"
+            f"the payload of {compressed!r} must hold {list(expected)} (dtype, elements), got {found}; {_DAMAGED}"
+        )
+    if any(part.device != compressed.device for part in compressed.payload):
+        devices = ", ".join(str(part.device) for part in compressed.payload)
+        raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {_DAMAGED}")
+
+
+def require_layout(compressed: Compressed) -> None:
+    """Raises ``ValueError`` for a shape and strides that no tensor has."""
+    shape, strides = compressed.layout.shape, compressed.layout.strides
+    if len(shape) != len(strides) or any(number < 0 for number in (*shape, *strides)):
+        raise ValueError(
+            f"layout must have a size and a stride, neither negative, for each dimension, "
+            f"got {compressed.layout!r}; {_DAMAGED}"
         )
 
 

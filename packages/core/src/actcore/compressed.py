@@ -52,8 +52,8 @@ class Compressed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload."""
-        return sum(part.nbytes for part in self.payload)
+        """Bytes of the payload; what it repeats by a stride of 0 counts once."""
+        return sum(map(_nbytes, self.payload))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Compressed:
         """The same stored form on another device."""
@@ -67,3 +67,21 @@ class Compressed:
     def __repr__(self) -> str:
         shape = tuple(self.layout.shape)
         return f"Compressed({self.codec!r}, shape={shape}, dtype={self.dtype}, nbytes={self.nbytes})"
+
+
+# What a sparse tensor is made of; its own nbytes is undefined, or that of a dense tensor of its shape.
+_COMPONENTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _nbytes(part: Tensor) -> int:
+    if part.layout is torch.strided:
+        return Layout.of(part).stored_numel * part.itemsize
+    if components := _COMPONENTS.get(part.layout):
+        return sum(getattr(part, component)().nbytes for component in components)
+    return part.nbytes

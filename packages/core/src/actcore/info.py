@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from actcore import _library, _native, reference
+import actcore._native as _native
+from actcore import _library, reference
 from actcore._version import __version__
 from actcore.ops import OPERATORS
 

@@ -21,7 +21,7 @@ class Layout:
 
     Attributes:
         shape: sizes, outermost first.
-        strides: steps in memory, one per dimension.
+        strides: steps in memory, one per dimension; empty for a tensor that has none (sparse, jagged).
     """
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()))
+        return cls(tuple(tensor.shape), tuple(tensor.stride()) if tensor.layout is torch.strided else ())
 
     @property
     def distinct_shape(self) -> tuple[int, ...]:
@@ -70,9 +70,15 @@ def _gap_or_overlap(shape: Sequence[int], strides: Sequence[int]) -> int:
     """0 for dimensions that lie end to end, 1 for gaps between them, -1 where elements may overlap."""
     if math.prod(shape) == 0:
         return 0
+    left = [(step, size) for size, step in zip(shape, strides, strict=True) if size > 1]
     gap = 0
     end = 1
-    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
+    while left:
+        at = 0  # of the smallest step: torch.compile does not trace a sort of symbolic sizes
+        for i in range(1, len(left)):
+            if left[i][0] < left[at][0]:
+                at = i
+        step, size = left.pop(at)
         if step < end:
             return -1
         if step > end:

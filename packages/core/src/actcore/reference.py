@@ -63,7 +63,8 @@ def group_affine_compress(
 
     levels = 2**bits - 1
     scale, origin, width = _scaled(bounds[:, 0], bounds[:, 1])
-    per_unit = (levels * 256.0 if stochastic else float(levels)) / width
+    # A tensor, because number / tensor is number * (1 / tensor) in PyTorch, which rounds twice.
+    per_unit = width.new_tensor(levels * 256.0 if stochastic else float(levels)) / width
     factor = per_unit.where(width > 0, 0.0)
     offset = (compute * scale[:, None] - origin[:, None]).where(finite[:, None], 0.0)
     steps = torch.round(offset * factor[:, None]).long().reshape(-1)[:numel]

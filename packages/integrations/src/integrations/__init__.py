@@ -1,10 +1,10 @@
 """integrations: compressed training for any PyTorch model, the training loop unchanged.
 
-    from integrations.pyg import compress_model
+from integrations.pyg import compress_model
 
-    model = compress_model(model, level="L1")
-    ...train as before...
-    print(integrations.compression(model).report())
+model = compress_model(model, level="L1")
+...train as before...
+print(integrations.compression(model).report())
 """
 
 from integrations.attach import compress, compress_model, compression, restore_model

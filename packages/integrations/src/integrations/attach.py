@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations.compression import Compression, CompressedForward
+from integrations.compression import CompressedForward, Compression
 from integrations.levels import resolve_level
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -23,7 +23,8 @@ def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
     Args:
         model: any module.
         level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits.
-        **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``group_size``, ``min_bytes``, ``seed``.
+        **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``group_size``,
+            ``min_bytes``, ``seed``.
 
     Returns:
         The same object.

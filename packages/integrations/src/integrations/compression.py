@@ -25,8 +25,8 @@ _STATE_VERSION = 1
 class Compression:
     """How one model's saved tensors are stored.
 
-    Made by ``compress_model`` and ``compress``; found again by ``compression(model)``. A deep copy or an unpickled model
-    has one of its own, with the same level and step and no shared state.
+    Made by ``compress_model`` and ``compress``; found again by ``compression(model)``. A deep copy or an unpickled
+    model has one of its own, with the same level and step and no shared state.
 
     Attributes:
         level_name: the level's name.

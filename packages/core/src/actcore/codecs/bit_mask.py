@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from actcore.codec import require_dtype, require_payload, require_strided
+from actcore.codec import require_dtype, require_layout, require_payload, require_strided
 from actcore.compressed import Compressed
 from actcore.layout import Layout
 from actcore.ops import packed_bytes
@@ -31,7 +31,9 @@ class BitMask:
     values: tuple[float, float] = (0, 1)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values, tuple) or len(self.values) != 2 or not all(map(math.isfinite, self.values)):
+        if not isinstance(self.values, tuple) or not all(isinstance(value, int | float) for value in self.values):
+            raise TypeError(f"values must be a tuple of two numbers, got {self.values!r}")
+        if len(self.values) != 2 or not all(abs(value) <= sys.float_info.max for value in self.values):
             raise ValueError(f"values must be two finite numbers, got {self.values!r}")
 
     def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
@@ -42,12 +44,12 @@ class BitMask:
         """
         require_strided(self, tensor)
         require_dtype(self, tensor, (torch.bool, *_INTEGERS, *_FLOATS), "keep it as it is: actcore.Raw()")
-        for value in self.values:
-            if torch.tensor(value, dtype=torch.float64).to(tensor.dtype).item() != value:
-                raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {value} is not")
+        if (strange := _inexact(self.values, tensor.dtype)) is not None:
+            raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
         layout = Layout.of(tensor)
         mask, misfit = torch.ops.actcore.bit_mask_compress(layout.flatten(tensor.detach()), *self.values)
-        require_fit(misfit, f"{self!r} stores two values, and an element is neither; use actcore.Raw()")
+        name = f"BitMask(values={self.values})"
+        require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
         return Compressed(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -77,15 +79,25 @@ class Positive:
 
 
 def require_fit(misfit: Tensor, message: str) -> None:
-    """Raises ``ValueError`` if the flag is set; on CUDA asserts it on the device, without waiting."""
-    if misfit.device.type == "cpu":
-        if not torch.compiler.is_compiling() and misfit.item():
+    """Raises ``ValueError`` if the flag is set; on CUDA and in compiled code asserts it, without waiting."""
+    if misfit.device.type == "cpu" and not torch.compiler.is_compiling():
+        if misfit.item():
             raise ValueError(message)
     elif misfit.device.type != "meta":
         torch._assert_async(misfit == 0, message)
 
 
+@torch.compiler.assume_constant_result
+def _inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
+    """The first value that ``dtype`` cannot hold, if any."""
+    for value in values:
+        if torch.tensor(value, dtype=torch.float64).to(dtype).item() != value:
+            return value
+    return None
+
+
 def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
+    require_layout(compressed)
     layout = compressed.layout
     numel = layout.stored_numel
     require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import as_int64, require_dtype, require_payload, require_strided
+from actcore.codec import as_int64, require_dtype, require_layout, require_payload, require_strided
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
@@ -72,7 +72,7 @@ class GroupAffine:
         layout = Layout.of(tensor)
         numel = layout.stored_numel
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
-            return Raw().compress(tensor.clone())
+            return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
         codes, bounds = torch.ops.actcore.group_affine_compress(
             layout.flatten(tensor), self.bits, self.group_size, self.rounding == "stochastic", seed, stream
         )
@@ -80,6 +80,7 @@ class GroupAffine:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""
+        require_layout(compressed)
         layout, dtype = compressed.layout, compressed.dtype
         numel = layout.stored_numel
         require_payload(

@@ -22,4 +22,10 @@ class Raw:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor that was given."""
+        found = [(tuple(part.shape), part.dtype) for part in compressed.payload]
+        if found != [(compressed.layout.shape, compressed.dtype)]:
+            raise ValueError(
+                f"the payload of {compressed!r} must be one tensor of that shape and dtype, got {found}; "
+                "it is damaged or truncated: store the tensor again"
+            )
         return compressed.payload[0]

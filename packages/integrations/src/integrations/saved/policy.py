@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from actcore import BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
 
+from actcore import BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
 

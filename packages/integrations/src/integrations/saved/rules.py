@@ -55,37 +55,41 @@ _DROPOUT = Rule(internal=Need.MASK, why="dropout needs only its mask")
 _INDEX = Rule(why="indices are exact")
 _EXPONENTIAL = Rule(why="exp() and division amplify an error without bound")
 
-RULES = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("linear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "dot", "vdot", "inner"), _LINEAR
-        ),
-        **dict.fromkeys(("outer", "ger", "addr", "einsum", "tensordot", "chain_matmul", "kron"), _LINEAR),
-        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _LINEAR),
-        **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _LINEAR),
-        **dict.fromkeys(("sparse_mm", "spmm", "sspaddmm", "hspmm", "smm"), _LINEAR),
-        **dict.fromkeys(("mul", "multiply", "addcmul"), _PRODUCT),
-        **dict.fromkeys(("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"), _NORM),
-        **dict.fromkeys(("relu", "leaky_relu"), _SIGN),
-        **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"), _DROPOUT),
-        **dict.fromkeys(
-            ("index_select", "gather", "getitem", "take", "take_along_dim", "index_add", "scatter", "scatter_add"), _INDEX
-        ),
-        **dict.fromkeys(("embedding", "embedding_bag"), _INDEX),
-        **dict.fromkeys(("softmax", "log_softmax", "exp", "cross_entropy", "nll_loss", "div", "true_divide"), _EXPONENTIAL),
-    }
+_OPERATORS = (
+    (_LINEAR, "linear matmul mm bmm mv addmm addmv addbmm baddbmm dot vdot inner outer ger addr einsum tensordot kron"),
+    (_LINEAR, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (_LINEAR, "sparse_mm spmm sspaddmm hspmm smm chain_matmul"),
+    (_PRODUCT, "mul multiply addcmul"),
+    (_NORM, "batch_norm layer_norm group_norm instance_norm rms_norm"),
+    (_SIGN, "relu leaky_relu"),
+    (_DROPOUT, "dropout dropout1d dropout2d dropout3d feature_dropout"),
+    (_INDEX, "index_select gather getitem take take_along_dim index_add scatter scatter_add embedding embedding_bag"),
+    (_EXPONENTIAL, "softmax log_softmax exp cross_entropy nll_loss div true_divide"),
 )
+
+RULES = MappingProxyType({name: rule for rule, names in _OPERATORS for name in names.split()})
 """Rules by operator name (see ``operator_name``)."""
 
 
 def operator_name(function: object) -> str:
     """The name under which a call is looked up: ``torch.relu_``, ``Tensor.relu`` and ``F.relu`` are all ``"relu"``.
 
-    In-place and reflected forms drop their marks: ``__rmul__``, ``__imul__`` and ``mul_`` are ``"mul"``.
+    In-place and reflected forms drop their marks: ``__rmul__``, ``__imul__`` and ``mul_`` are ``"mul"``. What is not
+    torch's keeps the name of its library, so that ``mylib::relu`` is not taken for ``relu``.
     """
     name = str(getattr(function, "__name__", "") or type(function).__name__).split(".")[0]
+    library = _library(function)
+    if library:
+        return f"{library}::{name}"
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
         if name not in RULES and name[:1] in ("r", "i") and name[1:] in RULES:
             name = name[1:]
     return name.strip("_")
+
+
+def _library(function: object) -> str:
+    """Whose function it is: a custom operator's namespace, a Python package; empty for torch's own."""
+    module = str(getattr(function, "__module__", None) or "torch").split(".")
+    library = module[2] if module[:2] == ["torch", "_ops"] and len(module) > 2 else module[0]
+    return "" if library in ("torch", "aten", "builtins") else library

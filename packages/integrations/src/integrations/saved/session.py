@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from actcore import BitMask, Codec, Raw, SavedTensor
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from actcore import BitMask, Codec, Raw, SavedTensor
 from integrations.levels import Level
 from integrations.saved.calls import CallTracker, storage_of
 from integrations.saved.noise import stream_of
@@ -84,7 +84,8 @@ class Session:
         codec = _codec_for(tensor, decision, record)
         if isinstance(codec, Raw):
             return self._storages.keep(tensor, record)
-        stream = stream_of(f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}", self._step, self._rank)
+        identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
+        stream = stream_of(identity, self._step, self._rank)
         try:
             return self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
         except ValueError as refusal:  # a mask that has a third value

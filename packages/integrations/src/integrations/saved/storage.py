@@ -13,10 +13,10 @@ import weakref
 from dataclasses import dataclass
 
 import torch
-from actcore import Codec, Compressed, GroupAffine, Layout, Positive, compress
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from actcore import Codec, Compressed, GroupAffine, Layout, Positive, compress
 from integrations.saved.calls import StorageSet
 from integrations.saved.records import Record
 
@@ -76,7 +76,7 @@ class Region:
             return False
         offset = tensor.storage_offset()
         last = offset + sum((size - 1) * step for size, step in zip(layout.shape, layout.strides, strict=True))
-        return self.start <= offset and last < self.start + self.numel
+        return bool(self.start <= offset and last < self.start + self.numel)
 
     def _source(self, tensor: Tensor) -> Tensor:
         """This region's elements, through any tensor of its storage."""
@@ -194,7 +194,7 @@ class Storages:
             regions.append(region)
         region.store(tensor, codec, record, seed=seed, stream=stream)
         self._remember(storage, regions)
-        return View(region, layout, tensor.storage_offset(), isinstance(codec, Positive))
+        return View(region, layout, int(tensor.storage_offset()), isinstance(codec, Positive))
 
     def _alive(self, storage: torch.UntypedStorage) -> list[Region]:
         references = self._regions.get(storage._cdata, [])
