@@ -97,8 +97,7 @@ cudaError_t unpack(const Rule& rule, const uint8_t* packed, int64_t numel, void*
 
 cudaError_t pack_bits(const uint8_t* codes, int64_t numel, int bits, uint8_t* packed, int32_t* excess,
                       cudaStream_t stream) {
-  return with_bits(
-      bits, [&]<int width>() { return pack(ByteCode<width>{}, codes, numel, packed, excess, stream); });
+  return with_bits(bits, [&]<int width>() { return pack(ByteCode<width>{}, codes, numel, packed, excess, stream); });
 }
 
 cudaError_t unpack_bits(const uint8_t* packed, int64_t numel, int bits, uint8_t* codes, cudaStream_t stream) {

@@ -2,6 +2,8 @@
 // is group_size / 32 threads.
 #include "codec/group_affine.h"
 
+#include <bit>
+
 #include "codec/philox.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
@@ -96,9 +98,9 @@ struct Encoder {
   }
 };
 
-// Groups of 1, 2, 4, ..., 32 rows: a tile holds whole groups, and is read once.
+// Groups of 1, 2, 4, ..., 32 rows: a tile holds whole groups, and is read once. `log2_rows` is that number's.
 template <class E, int bits>
-__global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(GroupAffineCompress args) {
+__global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(GroupAffineCompress args, int log2_rows) {
   __shared__ WarpTile<E> tiles[kWarps];
   WarpTile<E>& tile = tiles[warp_index()];
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
@@ -107,15 +109,15 @@ __global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(GroupAffineComp
 
   const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
   auto bounds = row_bounds(row);
-  bounds.merge_lanes(static_cast<int>(args.group_size) / kRow);
+  const int rows = 1 << log2_rows;
+  bounds.merge_lanes(rows);
   const Encoder<E, bits> encoder(bounds, args.stochastic);
 
-  const int begin = lane_index() * kRow;  // of this thread's row in the tile
-  if (begin % static_cast<int>(args.group_size) == 0 && begin < count) {
-    encoder.store_bounds(static_cast<E*>(args.bounds) + 2 * ((first + begin) / args.group_size));
+  const int64_t begin = first + lane_index() * kRow;  // of this thread's row
+  if ((lane_index() & (rows - 1)) == 0 && begin < args.numel) {
+    encoder.store_bounds(static_cast<E*>(args.bounds) + 2 * (begin / kRow >> log2_rows));
   }
-  store_codes(tile, encoder(row, args.seed, args.stream, first + begin), args.codes + packed_bytes(first, bits),
-              count);
+  store_codes(tile, encoder(row, args.seed, args.stream, begin), args.codes + packed_bytes(first, bits), count);
 }
 
 // Groups of any number of rows: a block takes one group, and reads it twice, the second time from cache.
@@ -147,8 +149,8 @@ __global__ void __launch_bounds__(kGroupWarps<E>* kWarp) compress_group_kernel(G
   for (int64_t i = mine; i < end; i += stride) {
     const int count = tile_count(end - i);
     const Row<E> row = load_row(tile, input + i, count);
-    store_codes(tile, encoder(row, args.seed, args.stream, i + lane_index() * kRow),
-                args.codes + packed_bytes(i, bits), count);
+    store_codes(tile, encoder(row, args.seed, args.stream, i + lane_index() * kRow), args.codes + packed_bytes(i, bits),
+                count);
   }
 }
 
@@ -162,26 +164,32 @@ __global__ void __launch_bounds__(kWarps* kWarp) decompress_kernel(GroupAffineDe
   const int count = tile_count(args.numel - first);
   if (count <= 0) return;
 
-  auto codes = load_codes<bits>(tile, args.codes + packed_bytes(first, bits), count);
+  const auto codes = load_codes<bits>(tile, args.codes + packed_bytes(first, bits), count);
   const int begin = lane_index() * kRow;
   const int64_t known = first + (begin < count ? begin : 0);  // rows beyond the end have no group
   const E* bounds = static_cast<const E*>(args.bounds) + 2 * (known / args.group_size);
-  const GroupScale<T> group = group_scale(load(bounds[0]), load(bounds[1]));
+  const E high = bounds[1];
+  const GroupScale<T> group = group_scale(load(bounds[0]), load(high));
   const T step = decode_step(group, levels);
-  // A NaN that arithmetic makes has other bits here than on the CPU: the top code is the stored one.
-  if (group.high != group.high) codes.fill(0xFFFFFFFFu);
 
   Row<E> row;
+  if (group.high == group.high) {
 #pragma unroll
-  for (int i = 0; i < kRow; ++i) store(&row[i], decode(static_cast<int>(codes.get(i)), group, step, levels));
+    for (int i = 0; i < kRow; ++i) store(&row[i], decode(static_cast<int>(codes.get(i)), group, step, levels));
+  } else {
+    // Copied: a NaN out of arithmetic has other bits here than on the CPU.
+#pragma unroll
+    for (int i = 0; i < kRow; ++i) row[i] = high;
+  }
   store_row(tile, row, static_cast<E*>(args.output) + first, count);
 }
 
 template <class E, int bits>
 cudaError_t compress(const GroupAffineCompress& args, cudaStream_t stream) {
   const int64_t rows = args.group_size / kRow;
-  if (rows <= kWarp && (rows & (rows - 1)) == 0) {
-    return launch(compress_kernel<E, bits>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args);
+  if (rows <= kWarp && std::has_single_bit(static_cast<uint64_t>(rows))) {
+    return launch(compress_kernel<E, bits>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args,
+                  std::countr_zero(static_cast<uint64_t>(rows)));
   }
   const int64_t tiles = blocks_for(args.group_size, kTile);
   const int warps = tiles < kGroupWarps<E> ? static_cast<int>(tiles) : kGroupWarps<E>;

@@ -31,14 +31,12 @@ struct Row {
   Cell<E> cell[kCells];
 
   __device__ E& operator[](int i) { return cell[i / Cell<E>::kElements].element[i % Cell<E>::kElements]; }
-  __device__ const E& operator[](int i) const {
-    return cell[i / Cell<E>::kElements].element[i % Cell<E>::kElements];
-  }
+  __device__ const E& operator[](int i) const { return cell[i / Cell<E>::kElements].element[i % Cell<E>::kElements]; }
 };
 
-// One thread's 32 codes, in registers like Row. Aligned as the start of every row's codes is in shared memory.
+// One thread's 32 codes, in registers like Row. Aligned as all of them are where they lie end to end.
 template <int bits>
-struct alignas(bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4) PackedRow {
+struct alignas(bits % 4 == 0 ? 16 : 4 * (bits & -bits)) PackedRow {
   uint32_t word[bits];
 
   // Sets code `i`, below 2^bits, in words that start as zeros.
@@ -54,11 +52,6 @@ struct alignas(bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4) PackedRow {
     if (at % 32 + bits > 32) code |= word[at / 32 + 1] << (32 - at % 32);
     return code & ((1u << bits) - 1u);
   }
-
-  __device__ void fill(uint32_t value) {
-#pragma unroll
-    for (int w = 0; w < bits; ++w) word[w] = value;
-  }
 };
 
 // A warp's shared memory: elements, or codes, never both at a time.
@@ -68,20 +61,20 @@ union WarpTile {
   Cell<E> cells[kCells];
   uint32_t words[kWarp * kMaxBits];
 
-  // Where a cell lies. Its low three bits choose the banks: they are mixed with the row's so that eight threads
-  // reading the same column of eight rows, like eight reading consecutive cells, meet eight different ones.
-  __device__ static int place(int cell) {
-    constexpr int columns = Row<E>::kCells;
+  // Where a cell lies. The low three bits of its place choose the banks; mixed with its row, they differ among the
+  // eight threads that one access serves, be they reading one column of eight rows or consecutive cells.
+  __device__ static unsigned place(unsigned cell) {
+    constexpr unsigned columns = Row<E>::kCells;
     return cell ^ (cell / (columns < 8 ? 8 : columns) % (columns < 8 ? columns : 8));
   }
 
   __device__ E& element(int i) { return cells[place(i / Cell<E>::kElements)].element[i % Cell<E>::kElements]; }
 };
 
-__device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
+__device__ inline int lane_index() { return static_cast<int>(threadIdx.x % kWarp); }
+__device__ inline int warp_index() { return static_cast<int>(threadIdx.x / kWarp); }
 
-// Elements of a tile that has `left` before the end; 0 or less for a tile beyond it.
+// Elements of a tile that starts `left` before the end; 0 or less for one that starts beyond it.
 __device__ inline int tile_count(int64_t left) { return static_cast<int>(left < kTile ? left : kTile); }
 
 __device__ inline bool is_aligned(const void* pointer, int bytes) {
@@ -90,13 +83,13 @@ __device__ inline bool is_aligned(const void* pointer, int bytes) {
 
 // The functions below are called by whole warps, with the warp's own tile and 1 <= count <= kTile.
 
-// Reads `count` elements; each thread gets its row. The places after the last element repeat it: they change neither
-// its group's bounds nor whether the group is finite.
+// Reads `count` elements; each thread gets its row. What follows the last element repeats it, which changes neither its
+// group's bounds nor whether the group is finite.
 template <class E>
 __device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
   const int lane = lane_index();
   Row<E> row;
-  __syncwarp();  // the tile's last use is over
+  __syncwarp();  // until here others may still read what the tile held
   if (count == kTile && is_aligned(from, sizeof(Cell<E>))) {
     const Cell<E>* cells = reinterpret_cast<const Cell<E>*>(from);
 #pragma unroll
@@ -125,6 +118,7 @@ __device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count
 #pragma unroll
     for (int i = 0; i < Row<E>::kCells; ++i) cells[i * kWarp + lane] = tile.cells[tile.place(i * kWarp + lane)];
   } else {
+#pragma unroll 1
     for (int i = lane; i < count; i += kWarp) to[i] = tile.element(i);
   }
 }
@@ -142,6 +136,7 @@ __device__ PackedRow<bits> load_codes(WarpTile<E>& tile, const uint8_t* from, in
     const int i = w * kWarp + lane;
     if (i < words) tile.words[i] = reinterpret_cast<const uint32_t*>(from)[i];
   }
+#pragma unroll 1
   for (int i = 4 * words + lane; i < size; i += kWarp) bytes[i] = from[i];
   __syncwarp();
   return reinterpret_cast<const PackedRow<bits>*>(tile.words)[lane];
@@ -168,6 +163,7 @@ __device__ void store_codes(WarpTile<E>& tile, PackedRow<bits> codes, uint8_t* t
     const int i = w * kWarp + lane;
     if (i < words) reinterpret_cast<uint32_t*>(to)[i] = tile.words[i];
   }
+#pragma unroll 1
   for (int i = 4 * words + lane; i < size; i += kWarp) to[i] = bytes[i];
 }
 

@@ -71,7 +71,7 @@ class Compression:
             if not isinstance(module, torch.jit.ScriptModule):
                 note = _ModuleNote(self, path)
                 self._handles.append(module.register_forward_pre_hook(note.enter, with_kwargs=True))
-                self._handles.append(module.register_forward_hook(note.leave))
+                self._handles.append(module.register_forward_hook(note.leave, always_call=True))
 
     def untrack_modules(self) -> None:
         for handle in self._handles:

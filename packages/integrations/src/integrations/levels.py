@@ -41,6 +41,8 @@ class Level:
     def __post_init__(self) -> None:
         for name in ("product_bits", "norm_bits", "group_size", "min_bytes", "seed"):
             _require_int(name, getattr(self, name))
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, got {self.min_bytes}; 0 compresses every tensor")
         if self.bits is not None:
@@ -65,8 +67,11 @@ def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
     """The level of that name with some fields replaced.
 
     Raises:
+        TypeError: the name is not a string, or an option has the wrong type.
         ValueError: the name or an option is unknown, or a value is out of range. The message lists the valid ones.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"level must be a string, one of {', '.join(LEVELS)}, got {name!r}")
     if name not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {name!r}")
     valid = [field.name for field in fields(Level)]

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from integrations.levels import LEVELS
 from integrations.saved.records import Record
 
 
@@ -111,8 +112,10 @@ class Report:
         return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
 
     def _caption(self) -> str:
+        if not self.rows and LEVELS[self.level].bits is None:
+            return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:
-            return "No forward has been compressed yet: train a step (model.train(), gradients enabled), then report."
+            return "No forward has been compressed yet: train a step (model.train(), gradients on, not compiled), then report."
         owners: dict[str, int] = {}
         for row in self.rows:
             if row.owner:

@@ -62,7 +62,8 @@ class Positive:
     """Stores whether each element is positive, in one bit: all that the gradient of ReLU or leaky ReLU needs.
 
     Decompresses to 1 where the element is positive or NaN and to 0 elsewhere. ReLU's backward passes the gradient in
-    exactly those places, so the gradient is exact (``threshold_backward`` passes it at NaN too).
+    exactly those places, so the gradient is exact (``threshold_backward`` passes it at NaN too; leaky ReLU's backward
+    takes a NaN for negative, the one input where its gradient differs).
     """
 
     def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:

@@ -31,7 +31,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """The tensor's storage; ``None`` for one that has none to ask for: sparse, jagged, a wrapper subclass."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     try:
         return tensor.untyped_storage()
@@ -125,7 +125,7 @@ class CallTracker(TorchFunctionMode):
 
     def leave_module(self, path: str) -> None:
         """Leaves the module, and any inside it whose forward ended in an exception that was caught."""
-        while self._modules:
+        while path in self._modules:
             if self._modules.pop() == path:
                 return
 

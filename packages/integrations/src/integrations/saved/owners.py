@@ -46,16 +46,20 @@ class Owners:
         """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
         root = tensor._base if tensor._base is not None else tensor
         cast = root.grad_fn
-        if cast is not None and cast.name() == "ToCopyBackward0":
-            leaf = getattr(cast.next_functions[0][0], "variable", None)
-            return leaf is not None and _in(leaf, self._parameters)
-        if cast is not None or call is None:
-            return False
+        weights = [argument for argument in call.arguments if _in(argument, self._parameters)] if call else []
+        if cast is not None:
+            if cast.name() != "ToCopyBackward0":
+                return False
+            source = cast.next_functions[0][0]
+            leaf = getattr(source, "variable", None)
+            if leaf is not None:
+                return _in(leaf, self._parameters)
+            return any(source is weight.grad_fn for weight in weights)  # a view of a weight, such as weight.t()
         return any(
-            _in(argument, self._parameters)
-            and argument.dtype != tensor.dtype
-            and sorted(argument.shape) == sorted(tensor.shape)
-            for argument in call.arguments
+            not weight.requires_grad  # a trained one's copy has a history
+            and weight.dtype != tensor.dtype
+            and sorted(weight.shape) == sorted(tensor.shape)
+            for weight in weights
         )
 
 

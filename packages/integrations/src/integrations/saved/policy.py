@@ -35,12 +35,12 @@ class FixedBits:
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
+            return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
         if saved.dtype is torch.bool:
             return Decision(BitMask(), Need.MASK.value)
         if saved.dtype not in _FLOATS:
             return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly")
-        if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
-            return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
         if not saved.operator:
             return Decision(Raw(), "the operator that saves it is unknown")
         rule = RULES.get(saved.operator)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -45,7 +47,7 @@ class Session:
     def __enter__(self) -> Self:
         with ExitStack() as contexts:
             contexts.enter_context(self.tracker)
-            contexts.enter_context(saved_tensors_hooks(self._pack, _unpack))
+            contexts.enter_context(saved_tensors_hooks(_eager(self._pack), _eager(_unpack)))
             self._contexts = contexts.pop_all()
         return self
 
@@ -81,14 +83,16 @@ class Session:
         decision = self._policy.decide(saved)
         record = Record(saved, "kept", decision.why, "", self._storages.original_bytes(storage))
         self.records.append(record)
-        codec = _codec_for(tensor, decision, record)
-        if isinstance(codec, Raw):
-            return self._storages.keep(tensor, record)
         identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         stream = stream_of(identity, self._step, self._rank)
         try:
+            codec = _codec_for(tensor, decision, record)
+            if isinstance(codec, Raw):
+                return self._storages.keep(tensor, record)
             return self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
         except ValueError as refusal:  # a mask that has a third value
+            if decision.codec is not None:
+                raise
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, record)
 
@@ -100,14 +104,22 @@ class Session:
         return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
 
 
+def _eager(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook, shielded from ``torch.compile``, which would trace it when a submodule is compiled.
+
+    Nobody who does not compile pays for importing the compiler.
+    """
+    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
+
+
 def _unpack(packed: Exact | View) -> Tensor:
     return packed.unpack()
 
 
 def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
     """The decision's codec; for a mask of unknown values, the one that its data show."""
-    if tensor.is_neg():
-        record.why = "a lazily negated view: kept exactly"
+    if tensor.is_neg() or tensor._is_zerotensor():
+        record.why = "its elements are not in memory as they are (lazily negated, or zeros of forward-mode AD): kept exactly"
         return Raw()
     if decision.codec is not None:
         return decision.codec

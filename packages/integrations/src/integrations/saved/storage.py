@@ -68,7 +68,7 @@ class Region:
 
     def covers(self, tensor: Tensor, layout: Layout) -> bool:
         """Whether the tensor, of the same storage, can be rebuilt from this region."""
-        if tensor.dtype != self.dtype or tensor._version != self.version:
+        if not self.shares_elements(tensor):
             return False
         if layout == self.layout and tensor.storage_offset() == self.start:
             return True
@@ -77,6 +77,11 @@ class Region:
         offset = tensor.storage_offset()
         last = offset + sum((size - 1) * step for size, step in zip(layout.shape, layout.strides, strict=True))
         return bool(self.start <= offset and last < self.start + self.numel)
+
+    def shares_elements(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the same storage means by its elements what this region does: not so for another
+        version, a view as another dtype, or a lazily negated view."""
+        return tensor.dtype == self.dtype and tensor._version == self.version and not tensor.is_neg()
 
     def _source(self, tensor: Tensor) -> Tensor:
         """This region's elements, through any tensor of its storage."""
@@ -101,6 +106,8 @@ class Region:
         elif isinstance(codec, Positive):
             if self.sign is None:
                 self.sign, self._sign_record = self._compress(tensor, codec, record, seed, stream), record
+            else:
+                record.codec, record.why = str(self.sign.codec), "shares the copy that is stored already"
         elif self.value is None or _bits(codec) > _bits(self.value.codec):
             self.value = self._compress(tensor, codec, record, seed, stream)
             if self._value_record is not None:
@@ -173,7 +180,7 @@ class Storages:
         if all(region.kept is None for region in regions):
             record.stored_bytes = storage.nbytes()
         for region in regions:
-            if region.kept is None and region.version == tensor._version:
+            if region.kept is None and region.shares_elements(tensor):
                 region.keep(tensor)
         region = Region(tensor, Layout.of(tensor))
         region.keep(tensor)

@@ -1,0 +1,98 @@
+"""Every command a developer needs; `nox -l` lists them.
+
+`nox -s tests` works on a fresh machine: it makes the environment, installs torch, builds the packages and runs.
+`nox -R -s tests` starts at once with what is installed already. It sees edits to integrations, bench and tests;
+after an edit to csrc or packages/core/src, leave the -R off.
+
+ACTCORE_TORCH chooses the torch in pip's words, for example ACTCORE_TORCH="torch==2.13.*".
+"""
+
+import functools
+import os
+import shlex
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"  # for `requires=`
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests", "lint", "types"]
+
+ROOT = Path(__file__).parent
+GROUPS = functools.partial(nox.project.dependency_groups, nox.project.load_toml("pyproject.toml"))
+CORE = nox.project.load_toml("packages/core/pyproject.toml")
+
+
+@nox.session(tags=["setup"])
+def environment(session: nox.Session) -> None:
+    """Make the one environment that the sessions with torch share: with its CUDA libraries it takes 6 GB."""
+    if torch := os.environ.get("ACTCORE_TORCH"):
+        session.install(*shlex.split(torch), silent=False)
+    session.install(*CORE["build-system"]["requires"], *GROUPS("build"), silent=False)
+    # Without isolation the build uses this torch instead of downloading its own. Its output says which operators are
+    # built and which are skipped.
+    session.install("--verbose", "--no-build-isolation", "--no-deps", "./packages/core", silent=False)
+    session.install("-e", "./packages/integrations", "-e", "./packages/bench")
+    session.install(*GROUPS("test", "types", "docs", "wheel"))
+
+
+# Nox cannot share an environment between sessions, so these have none: `environment` runs first, and they use its.
+shared_session = functools.partial(nox.session, venv_backend="none", requires=["environment"])
+
+
+def run_python(session: nox.Session, *args: str | Path, **env: str) -> None:
+    python = ROOT / session.cache_dir.parent / "environment" / "bin" / "python"
+    session.run(str(python), *map(str, args), env=env, external=True)
+
+
+@shared_session(tags=["check"])
+def tests(session: nox.Session) -> None:
+    """Run every test of the three packages. What follows `--` goes to pytest."""
+    run_python(session, "-m", "pytest", *session.posargs)
+
+
+@nox.session(tags=["check"])
+def lint(session: nox.Session) -> None:
+    """Run the pre-commit hooks (ruff, clang-format, typos) on every tracked file; they mend what they can."""
+    session.install(*GROUPS("lint"))
+    session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure", *session.posargs)
+
+
+@shared_session(tags=["check"])
+def types(session: nox.Session) -> None:
+    """Check the three packages with mypy --strict."""
+    run_python(session, "-m", "mypy", *session.posargs)
+
+
+@shared_session(tags=["release"])
+def docs(session: nox.Session) -> None:
+    """Build the documentation into docs/_build; a warning is an error."""
+    run_python(session, "-m", "sphinx", "--fail-on-warning", "--keep-going", "docs", "docs/_build")
+
+
+@shared_session(tags=["release"])
+def wheel(session: nox.Session) -> None:
+    """Build actcore's sdist into dist/, from it alone the wheel, and run that wheel's self-check."""
+    shutil.rmtree("dist", ignore_errors=True)
+    run_python(session, "-m", "build", "--no-isolation", "--outdir", "dist", "packages/core")
+    [sdist] = Path("dist").glob("*.tar.gz")
+    [wheel] = Path("dist").resolve().glob("*.whl")
+
+    with tarfile.open(sdist) as archive:
+        carried = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {path.as_posix() for path in Path("csrc").rglob("*") if path.is_file()}
+    if missing := sources - carried:  # a wheel for CPU builds without the .cu files, so look for each of them
+        session.error(f"{sdist} lacks {', '.join(sorted(missing))}")
+
+    with tempfile.TemporaryDirectory() as empty, session.chdir(empty):
+        run_python(session, "-m", "pip", "install", "--quiet", "--no-deps", "--target", "site", wheel)
+        run_python(session, "-m", "actcore", PYTHONPATH="site")  # comes before the environment's own actcore
+
+
+@shared_session(tags=["bench"])
+def bench_gnn(session: nox.Session) -> None:
+    """Train GNNs with compressed activations. What follows `--` goes to `python -m bench gnn`."""
+    run_python(session, "-m", "bench", "gnn", *session.posargs)
