@@ -1,7 +1,7 @@
 // Elements to codes of a few bits and back, without arithmetic: packed bytes, masks of two values, signs. One kernel
 // packs and one unpacks; a functor says what an element's code is, or a code's element.
 #include "codec/bits.h"
-
+#include "codec/dispatch.h"
 #include "codec/group_affine.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
@@ -105,14 +105,14 @@ cudaError_t unpack_bits(const uint8_t* packed, int64_t numel, int bits, uint8_t*
 }
 
 cudaError_t bit_mask_compress(const BitMaskCompress& args, int32_t* mismatch, cudaStream_t stream) {
-  return with_size(args.element_size, [&]<class E>() {
+  return with_word(args.element_size, [&]<class E>() {
     const TwoValues<E> values{static_cast<E>(args.low), static_cast<E>(args.high)};
     return pack(values, args.input, args.numel, args.mask, mismatch, stream);
   });
 }
 
 cudaError_t bit_mask_decompress(const BitMaskDecompress& args, cudaStream_t stream) {
-  return with_size(args.element_size, [&]<class E>() {
+  return with_word(args.element_size, [&]<class E>() {
     const TwoValues<E> values{static_cast<E>(args.low), static_cast<E>(args.high)};
     return unpack(values, args.mask, args.numel, args.output, stream);
   });

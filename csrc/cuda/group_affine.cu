@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "codec/dispatch.h"
 #include "codec/philox.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
