@@ -15,6 +15,7 @@ from samples import BITS, DTYPES, NUMELS, as_bytes, hard_ranges, normal, not_fin
 from actcore import build_info
 
 ops = torch.ops.actcore
+torch.set_num_threads(1)
 
 
 def show(case, *tensors):

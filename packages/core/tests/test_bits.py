@@ -19,13 +19,22 @@ def codes_of(numel, bits):
 
 
 @every_width
-@pytest.mark.parametrize("numel", [*NUMELS, 100_003])
+@pytest.mark.parametrize("numel", NUMELS)
 def test_packs_as_the_reference_and_back(bits, numel):
-    """100,003 codes are shared among threads."""
     codes = codes_of(numel, bits)
     packed = actcore.pack_bits(codes, bits)
     assert same_bits(packed, reference.pack_bits(codes, bits))
     assert same_bits(actcore.unpack_bits(packed, bits, numel), codes)
+
+
+@every_width
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads_share_100_003_codes(set_threads, bits, threads):
+    set_threads(threads)
+    codes = codes_of(100_003, bits)
+    packed = actcore.pack_bits(codes, bits)
+    assert same_bits(packed, reference.pack_bits(codes, bits))
+    assert same_bits(actcore.unpack_bits(packed, bits, 100_003), codes)
 
 
 @settings(deadline=None)
@@ -58,7 +67,9 @@ def test_unused_bits_are_zero_and_are_not_read(bits):
 
 @pytest.mark.parametrize("bits", range(1, 8))
 @pytest.mark.parametrize("numel", [1, 7, 8, 127, 129, 100_003])
-def test_a_code_too_large_raises_wherever_it_stands(bits, numel):
+def test_a_code_too_large_raises_wherever_it_stands(set_threads, bits, numel):
+    """100,003 codes are shared by threads, one of which finds it."""
+    set_threads(4)
     for place in {0, numel // 2, numel - 1}:
         for excess in (2**bits, 255):
             codes = codes_of(numel, bits)

@@ -156,6 +156,7 @@ def test_a_codec_of_ones_own():
     assert same_bits(copy.deepcopy(c).decompress(), x)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS[RC] tensor support:UserWarning")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc], ids=name_of)
 def test_raw_keeps_a_sparse_tensor_and_counts_its_components(layout):
     dense = torch.diag(normal(5))

@@ -6,7 +6,7 @@ kernel's arithmetic may add is derived once, here, with u = 2**-24, half of floa
 * ``noise``: 2**-9 step. A random byte decides, so a fraction of a step is first rounded to a multiple of 2**-8.
 * ``arithmetic``: 6 * levels * u step. Encoding rounds the offset, the range, the factor and their product; decoding
   rounds the range and the step: six relative errors of at most u, of an offset of at most ``levels`` steps. The
-  float64 of the tests themselves, sums of 1024 values included, is far below 2**-40 step.
+  float64 of the tests themselves, sums of 512 values included, is far below 2**-40 step.
 * ``output``: half an ulp of the dtype at the group's largest magnitude, for the value itself, and for 16-bit dtypes
   u times that magnitude, for the float32 value before.
 
@@ -83,7 +83,7 @@ class Steps:
 @every_width
 def test_unbiased(dtype, bits):
     """The mean over streams is the element, for every element, and for the group as a whole to a tighter bound."""
-    draws = 1024
+    draws = 512
     for name, x in samples_of(dtype).items():
         steps = Steps(x, bits)
         error = steps(draw(x, actcore.GroupAffine(bits), draws)).mean(0) - steps.position
@@ -96,7 +96,7 @@ def test_unbiased(dtype, bits):
 @every_width
 def test_variance_is_the_predicted_one(dtype, bits):
     """An element that lies f of a step above a level has variance f (1 - f) step**2, which is at most step**2 / 4."""
-    draws = 1024
+    draws = 512
     for name, x in samples_of(dtype).items():
         steps = Steps(x, bits)
         variance = steps(draw(x, actcore.GroupAffine(bits), draws)).var(0, correction=0)
@@ -180,7 +180,7 @@ def test_midpoints_go_up_half_of_the_time(dtype):
     assert abs(up.mean() - 0.5) <= Z * 0.5 / math.sqrt(len(up))
 
 
-def directions(seed, stream, n=65536):
+def directions(seed, stream, n=32768):
     """+-1 for each of n elements: which way half a step was rounded."""
     x = torch.full((n,), 0.5)
     x[::256], x[1::256] = 0, 1

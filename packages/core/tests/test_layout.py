@@ -79,9 +79,8 @@ def test_every_element_comes_back_to_its_own_place(x):
 def test_group_affine_values_are_near_their_elements(x):
     y = actcore.decompress(actcore.compress(x, actcore.GroupAffine(8)))
     span = (x.max() - x.min()).item() if x.numel() else 0.0
-    # No group's range is above the tensor's, and stochastic rounding moves no element by a step or more, plus half an
-    # ulp of float32 below 4.
-    assert torch.all((y - x).abs() <= span / 255 + 2**-23)
+    # No group's range is above the tensor's, and stochastic rounding moves no element by a whole step of it.
+    assert torch.all((y - x).abs() <= span / 255)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -91,15 +90,15 @@ def test_every_dtype_keeps_channels_last(dtype):
         assert_same_layout(actcore.decompress(actcore.compress(x, codec)), x)
 
 
-@pytest.mark.parametrize("name", ["transposed", "permuted", "channels last", "channels last, 3d", "view from the middle"])
-def test_dense_tensors_are_stored_in_memory_order(name):
+@pytest.mark.parametrize("codec", [actcore.GroupAffine(4), actcore.Positive()], ids=repr)
+def test_dense_tensors_are_stored_in_memory_order(codec):
     """So that no copy is made, and a group is a stretch of memory: the payload is that of the flat memory."""
-    x = LAYOUTS[name]
-    memory = x.as_strided((x.numel(),), (1,))
-    for codec in (actcore.GroupAffine(4), actcore.Positive()):
+    for name in ("transposed", "permuted", "channels last", "channels last, 3d", "view from the middle"):
+        x = LAYOUTS[name]
+        memory = x.as_strided((x.numel(),), (1,))
         of_tensor, of_memory = (actcore.compress(t, codec, seed=1).payload for t in (x, memory))
         for one, other in zip(of_tensor, of_memory, strict=True):
-            assert same_bits(one, other)
+            assert same_bits(one, other), name
 
 
 def test_tensors_with_gaps_are_stored_as_their_contiguous_copy():
@@ -161,10 +160,9 @@ def strided_tensors(draw):
 @settings(deadline=None, max_examples=300)
 @given(strided_tensors())
 def test_any_view_comes_back(x):
-    """Every element of ``x`` is a number of its own, so its bit is 1 in one place of a two-valued tensor."""
-    halves = x.remainder(2).float().as_strided(x.shape, x.stride()) if False else x
-    layout = actcore.Layout.of(halves)
-    restored = layout.restore(layout.flatten(halves).clone())
+    """Through the layout alone, where every element is a number of its own."""
+    layout = actcore.Layout.of(x)
+    restored = layout.restore(layout.flatten(x).clone())
     assert_same_layout(restored, x)
     assert torch.equal(restored, x)
     assert layout.stored_numel == len(set(x.reshape(-1).tolist()))

@@ -13,7 +13,7 @@ from .samples import DTYPES, NUMELS, name_of, normal, same_bits
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 every_float = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-every_dtype = pytest.mark.parametrize("dtype", (torch.bool, *INTEGERS, *DTYPES), ids=name_of)
+every_dtype = pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS, *DTYPES], ids=name_of)
 
 
 def one_of_two(numel, dtype, low, high):
@@ -37,11 +37,24 @@ def value_pairs(dtype):
 @every_dtype
 def test_two_values_come_back_exactly_in_one_bit_each(dtype):
     for values in value_pairs(dtype):
-        for numel in (*NUMELS, 100_003):
+        for numel in NUMELS:
             x = one_of_two(numel, dtype, *values)
             c = actcore.compress(x, actcore.BitMask(values))
             assert c.nbytes == (numel + 7) // 8
             assert same_bits(actcore.decompress(c), x), (values, numel)
+
+
+@every_dtype
+def test_threads_share_100_003_elements(set_threads, dtype):
+    x = one_of_two(100_003, dtype, 0, 1)
+    expected = reference.pack_bits(x.to(torch.uint8), 1)
+    for threads in (2, 4):
+        set_threads(threads)
+        c = actcore.compress(x, actcore.BitMask())
+        assert same_bits(c.payload[0], expected)
+        assert same_bits(c.decompress(), x)
+        if dtype in DTYPES:
+            assert same_bits(actcore.compress(x, actcore.Positive()).payload[0], expected)
 
 
 @every_dtype
@@ -53,13 +66,17 @@ def test_a_set_bit_means_the_second_value(dtype):
     assert mask.tolist() == [0b1011_1110, 0b0]
 
 
-@pytest.mark.parametrize("dtype", (*INTEGERS, *DTYPES), ids=name_of)
-def test_a_third_value_raises_wherever_it_stands(dtype):
+@pytest.mark.parametrize("dtype", [*INTEGERS, *DTYPES], ids=name_of)
+def test_a_third_value_raises_wherever_it_stands(set_threads, dtype):
+    """100,003 elements are shared by threads, one of which finds it."""
+    set_threads(4)
     for numel in (1, 8, 127, 128, 129, 100_003):
         for place in {0, numel // 2, numel - 1}:
             x = one_of_two(numel, dtype, 0, 1)
             x[place] = 2
-            with pytest.raises(ValueError, match=r"BitMask\(values=\(0, 1\)\) stores two values, and an element is neithe"):
+            with pytest.raises(
+                ValueError, match=r"BitMask\(values=\(0, 1\)\) stores two values, and an element is neithe"
+            ):
                 actcore.compress(x, actcore.BitMask())
 
 

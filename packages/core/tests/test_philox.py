@@ -49,7 +49,7 @@ def test_reference_equals_native_everywhere():
 @pytest.mark.parametrize("seed", [0, 1, 1 << 40, -1])
 @pytest.mark.parametrize("stream", [0, 3, 1 << 40, -(1 << 62)])
 def test_element_e_takes_byte_e_of_the_sequence(seed, stream):
-    """The operator's choices, foretold from the generator alone: half a step rounds up where the byte is 128 or more."""
+    """The operator's choices, foretold from the generator alone: half a step goes up where the byte is above 127."""
     x = torch.full((1000,), 0.5)
     x[::32], x[1::32] = 0.0, 1.0
     y = actcore.decompress(actcore.compress(x, actcore.GroupAffine(1, group_size=32), seed=seed, stream=stream))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -12,6 +13,9 @@ from integrations.compression import CompressedForward, Compression
 from integrations.levels import resolve_level
 
 Model = TypeVar("Model", bound=nn.Module)
+
+# Blocks that a model has been through. Each has a handle of its own, and its noise goes on from the last one's.
+_block_steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
@@ -45,8 +49,10 @@ def compression(model: nn.Module) -> Compression:
     """The handle of a compressed model.
 
     Raises:
+        TypeError: ``model`` is not a module.
         ValueError: the model is not compressed.
     """
+    _require_module(model)
     forward = model.__dict__.get("forward")
     if not isinstance(forward, CompressedForward):
         raise ValueError(f"{type(model).__name__} is not compressed; call compress_model(model, level='L1') first")
@@ -57,6 +63,7 @@ def restore_model(model: Model) -> Model:
     """Undoes ``compress_model`` completely and returns the same object.
 
     Raises:
+        TypeError: ``model`` is not a module.
         ValueError: the model is not compressed.
     """
     handle = compression(model)
@@ -86,16 +93,22 @@ def compress(model: nn.Module, level: str = "L1", **options: Any) -> Iterator[Co
     if not handle.active:
         yield handle
         return
+    handle.step = _block_steps.get(model, 0)
     handle.track_modules()
     try:
         with handle.session():
             yield handle
     finally:
         handle.untrack_modules()
+        _block_steps[model] = handle.step
+
+
+def _require_module(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def _require_free(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    _require_module(model)
     if isinstance(model.__dict__.get("forward"), CompressedForward):
         raise ValueError(f"{type(model).__name__} is compressed already; call integrations.restore_model(model) first")

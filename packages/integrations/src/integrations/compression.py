@@ -52,8 +52,10 @@ class Compression:
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression. Inside a running forward, in ``eval()``, under ``no_grad`` and while
-        ``torch.compile`` traces, it is the plain call."""
-        if torch.compiler.is_compiling() or not self.active or threading.get_ident() in self._sessions:
+        ``torch.compile`` or ``torch.jit`` traces, it is the plain call."""
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not self.active:
+            return forward(*args, **kwargs)
+        if threading.get_ident() in self._sessions:
             return forward(*args, **kwargs)
         with self.session() as session:
             session.owners.add_inputs(tensors_in((args, kwargs)))
@@ -100,9 +102,12 @@ class Compression:
             raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"state must be of version {_STATE_VERSION}, got {state['version']!r}")
+        step = state["step"]
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"the state's step must be an int, 0 or more, got {step!r}")
         self.level = resolve_level(state["level"], state["options"])
         self.level_name = state["level"]
-        self.step = int(state["step"])
+        self.step = step
 
     def __repr__(self) -> str:
         return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"
@@ -138,15 +143,19 @@ class _ModuleNote:
         self._handle = handle
         self._path = path
 
+    def _session(self) -> Session | None:
+        # A compiled region is left whole: what it saves is packed as one call's.
+        return None if torch.compiler.is_compiling() else self._handle._sessions.get(threading.get_ident())
+
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        session = self._handle._sessions.get(threading.get_ident())
+        session = self._session()
         if session is not None:
             if module is self._handle.model:
                 session.owners.add_inputs(tensors_in((args, kwargs)))
             session.tracker.enter_module(self._path)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        session = self._handle._sessions.get(threading.get_ident())
+        session = self._session()
         if session is not None:
             session.tracker.leave_module(self._path)
 

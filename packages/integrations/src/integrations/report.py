@@ -9,6 +9,7 @@ from io import StringIO
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from integrations.levels import LEVELS
 from integrations.saved.records import Record
@@ -96,7 +97,7 @@ class Report:
         for row in self.rows:
             if not row.owner:
                 table.add_row(
-                    row.module or "(model)",
+                    Text(row.module or "(model)"),  # a name may have brackets, which are markup in a string
                     f"{row.operator or 'unknown'} {row.role}",
                     "x".join(map(str, row.shape)) or "scalar",
                     str(row.dtype).removeprefix("torch."),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from integrations.saved.rules import operator_name
 
@@ -30,13 +31,36 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The tensor's storage; ``None`` for one that has none to ask for: sparse, jagged, a wrapper subclass."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    """The tensor's storage; ``None`` for one that has none to ask for: sparse, nested, a wrapper subclass."""
+    if tensor.layout is not torch.strided or tensor.is_nested or is_traceable_wrapper_subclass(tensor):
         return None
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """The storages that hold a tensor's elements: its own, or those of the tensors that it is made of."""
+    storage = storage_of(tensor)
+    if storage is not None:
+        return [storage]
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return [storage for part in _components(tensor) for storage in storages_of(part)]
+
+
+def _components(tensor: Any) -> list[Tensor]:
+    """What a tensor without a storage is made of; nothing where that cannot be told."""
+    if is_traceable_wrapper_subclass(tensor):
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [part for part in parts if isinstance(part, Tensor)]  # DTensor names its mesh there, too
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.values()] if tensor.is_nested else []
 
 
 class StorageSet:
@@ -101,17 +125,18 @@ class CallTracker(TorchFunctionMode):
         finally:
             self.call = outer
         for output in tensors_in(result):
-            storage = storage_of(output)
-            if storage is not None and storage not in self.foreign:
-                self._born.add(storage)
+            for storage in storages_of(output):
+                if storage not in self.foreign:
+                    self._born.add(storage)
         return result
 
     def _meet(self, argument: Tensor) -> None:
         """Marks an argument that no call of this forward made. One with a history is left: some operator that the mode
         does not see, such as a custom autograd Function, may have made it."""
-        storage = storage_of(argument)
-        if storage is not None and argument.grad_fn is None and storage not in self._born:
-            self.foreign.add(storage)
+        if argument.grad_fn is None:
+            for storage in storages_of(argument):
+                if storage not in self._born:
+                    self.foreign.add(storage)
 
     # ---- module paths ----
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from integrations.saved.calls import Call, StorageSet, storage_of
+from integrations.saved.calls import Call, StorageSet, storage_of, storages_of
 
 
 class Owners:
@@ -24,23 +24,25 @@ class Owners:
     def add_inputs(self, tensors: Iterable[Tensor]) -> None:
         """Declares what the caller gave to the model."""
         for tensor in tensors:
-            storage = storage_of(tensor)
-            if storage is not None:
+            for storage in storages_of(tensor):
                 self._inputs.add(storage)
 
-    def owner(self, tensor: Tensor, storage: torch.UntypedStorage, foreign: StorageSet, call: Call | None) -> str:
-        """Who keeps the tensor alive, in words; empty if only autograd does."""
+    def holder(self, storage: torch.UntypedStorage, foreign: StorageSet) -> str:
+        """Who holds a storage, in words; empty if only autograd does."""
         if storage in self._parameters:
             return "parameter"
         if storage in self._buffers:
             return "buffer"
         if storage in self._inputs:
             return "input of the model"
-        if storage in foreign:
-            return "made before the forward"
-        if self._is_cast_of_parameter(tensor, call):
+        return "made before the forward" if storage in foreign else ""
+
+    def owner(self, tensor: Tensor, storage: torch.UntypedStorage, foreign: StorageSet, call: Call | None) -> str:
+        """Who keeps the tensor alive, in words; empty if only autograd does."""
+        holder = self.holder(storage, foreign)
+        if not holder and self._is_cast_of_parameter(tensor, call):
             return "parameter, cast by autocast"
-        return ""
+        return holder
 
     def _is_cast_of_parameter(self, tensor: Tensor, call: Call | None) -> bool:
         """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
@@ -66,8 +68,7 @@ class Owners:
 def _storages(tensors: Iterable[Tensor]) -> StorageSet:
     found = StorageSet()
     for tensor in tensors:
-        storage = storage_of(tensor)
-        if storage is not None:
+        for storage in storages_of(tensor):
             found.add(storage)
     return found
 

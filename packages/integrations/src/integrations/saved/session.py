@@ -12,11 +12,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from actcore import BitMask, Codec, Raw, SavedTensor
 from integrations.levels import Level
-from integrations.saved.calls import CallTracker, storage_of
+from integrations.saved.calls import CallTracker, storage_of, storages_of
 from integrations.saved.noise import stream_of
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision, FixedBits
@@ -71,10 +70,8 @@ class Session:
     def _pack_one(self, tensor: Tensor) -> Exact | View:
         saved = self._describe(tensor)
         storage = storage_of(tensor)
-        if storage is None or is_traceable_wrapper_subclass(tensor):
-            nbytes = _component_bytes(tensor)
-            why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
-            self.records.append(Record(saved, "kept", why, "", nbytes, nbytes))
+        if storage is None:
+            self.records.append(self._record_of_compound(tensor, saved))
             return Exact(Kept.of(tensor))
         owner = self.owners.owner(tensor, storage, self.tracker.foreign, self.tracker.call)
         if owner:
@@ -96,11 +93,25 @@ class Session:
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, record)
 
+    def _record_of_compound(self, tensor: Tensor, saved: SavedTensor) -> Record:
+        """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
+        storages = storages_of(tensor)
+        holders = [self.owners.holder(storage, self.tracker.foreign) for storage in storages]
+        if holders and all(holders):
+            return Record(saved, "kept", f"{holders[0]}: alive anyway", holders[0])
+        free = [storage for storage, holder in zip(storages, holders, strict=True) if not holder]
+        nbytes = sum(self._storages.original_bytes(storage) for storage in free)
+        why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
+        return Record(saved, "kept", why, "", nbytes, nbytes)
+
     def _describe(self, tensor: Tensor) -> SavedTensor:
         call, module = self.tracker.call, self.tracker.module
         operator, role = (call.operator, call.role(tensor)) if call else ("", "")
         occurrence = self._occurrences[module, operator, role]
         self._occurrences[module, operator, role] += 1
+        if tensor.is_nested and tensor.layout is torch.strided:  # has neither shape nor strides to ask for
+            shape = torch.Size((tensor.size(0),))
+            return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
         return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
 
 
@@ -119,7 +130,7 @@ def _unpack(packed: Exact | View) -> Tensor:
 def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
     """The decision's codec; for a mask of unknown values, the one that its data show."""
     if tensor.is_neg() or tensor._is_zerotensor():
-        record.why = "its elements are not in memory as they are (lazily negated, or zeros of forward-mode AD): kept exactly"
+        record.why = "lazily negated, or zeros without memory: kept exactly"
         return Raw()
     if decision.codec is not None:
         return decision.codec
@@ -127,18 +138,3 @@ def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
         record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
         return Raw()
     return BitMask((0.0, tensor.max().item()))
-
-
-def _component_bytes(tensor: Any) -> int:
-    """Bytes of a tensor that keeps its elements in other tensors; 0 where they cannot be told."""
-    if tensor.layout is torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    elif tensor.layout is torch.jagged:
-        parts = [tensor.values(), tensor.offsets()]
-    else:
-        parts = []
-    return sum(part.nbytes for part in parts)

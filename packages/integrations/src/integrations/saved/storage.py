@@ -122,6 +122,11 @@ class Region:
         record.codec, record.stored_bytes = str(compressed.codec), compressed.nbytes
         return compressed
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored besides the memory itself."""
+        return sum(stored.nbytes for stored in (self.value, self.sign) if stored is not None)
+
     def elements(self, sign: bool) -> Tensor:
         """The region's elements, as good as they are stored."""
         if self.kept is not None:
@@ -177,18 +182,19 @@ class Storages:
         """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too."""
         storage = tensor.untyped_storage()
         regions = self._alive(storage)
-        if all(region.kept is None for region in regions):
-            record.stored_bytes = storage.nbytes()
+        counted = any(region.kept is not None for region in regions)
         for region in regions:
             if region.kept is None and region.shares_elements(tensor):
                 region.keep(tensor)
+        if not counted:
+            record.stored_bytes = storage.nbytes()
         region = Region(tensor, Layout.of(tensor))
         region.keep(tensor)
         regions.append(region)
         self._remember(storage, regions)
         return Exact(Kept.of(tensor), region)
 
-    def store(self, tensor: Tensor, codec: Codec, record: Record, *, seed: int, stream: int) -> View:
+    def store(self, tensor: Tensor, codec: Codec, record: Record, *, seed: int, stream: int) -> View | Exact:
         """Stores a tensor, or finds it stored."""
         storage = tensor.untyped_storage()
         layout = Layout.of(tensor)
@@ -201,6 +207,10 @@ class Storages:
             regions.append(region)
         region.store(tensor, codec, record, seed=seed, stream=stream)
         self._remember(storage, regions)
+        if region.kept is None and sum(found.nbytes for found in regions) > storage.nbytes():
+            kept = self.keep(tensor, record)
+            record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
+            return kept
         return View(region, layout, int(tensor.storage_offset()), isinstance(codec, Positive))
 
     def _alive(self, storage: torch.UntypedStorage) -> list[Region]:

@@ -1,0 +1,96 @@
+"""``torch.compile``: no graph break, and the bytes of eager."""
+
+import pytest
+import torch
+
+import actcore
+
+from .samples import DTYPES, name_of, normal, same_bits
+
+LAYOUTS = {
+    "contiguous": normal(1200).view(30, 40),
+    "transposed": normal(1200).view(30, 40).t(),
+    "columns": normal(1200).view(30, 40)[:, 5:30],
+    "expanded": normal(1200).view(1, 1200).expand(3, 1200),
+    "channels last": normal(2 * 6 * 10 * 10).view(2, 6, 10, 10).contiguous(memory_format=torch.channels_last),
+    "tiny": normal(2),
+}
+CODECS = [actcore.GroupAffine(3), actcore.GroupAffine(4, 64, "nearest"), actcore.Positive()]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(function, **options):
+    return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_compress_and_decompress(codec, dynamic):
+    """Every layout through one compiled function: from the second on, its sizes and strides are symbols."""
+
+    def round_trip(x):
+        c = actcore.compress(x, codec, seed=3, stream=4)
+        return actcore.decompress(c), *c.payload
+
+    function = compiled(round_trip, dynamic=dynamic)
+    for name, x in LAYOUTS.items():
+        for got, expected in zip(function(x), round_trip(x), strict=True):
+            assert same_bits(got, expected), name
+            assert got.stride() == expected.stride(), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_the_operators(dtype):
+    """What graph-module hooks are made of: the raw calls, on every dtype."""
+
+    def through_operators(x):
+        codes, bounds = torch.ops.actcore.group_affine_compress(x, 4, 256, True, 1, 2)
+        value = torch.ops.actcore.group_affine_decompress(codes, bounds, x.numel(), 4, 256)
+        mask = torch.ops.actcore.positive_mask(x)
+        sign = torch.ops.actcore.bit_mask_decompress(mask, x.numel(), x.dtype, 0.0, 1.0)
+        again, misfit = torch.ops.actcore.bit_mask_compress(sign, 0.0, 1.0)
+        unpacked = torch.ops.actcore.unpack_bits(again, 1, x.numel())
+        packed, misfit = torch.ops.actcore.pack_bits(unpacked, 1)
+        return codes, bounds, value, mask, sign, again, unpacked, packed, misfit
+
+    x = normal(1000, dtype)
+    for got, expected in zip(compiled(through_operators)(x), through_operators(x), strict=True):
+        assert same_bits(got, expected)
+
+
+def test_pack_and_unpack():
+    codes = torch.arange(100).remainder(8).to(torch.uint8)
+    packed = compiled(actcore.pack_bits)(codes, 3)
+    assert same_bits(packed, actcore.pack_bits(codes, 3))
+    assert same_bits(compiled(actcore.unpack_bits)(packed, 3, 100), codes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=name_of)
+def test_bit_mask(dtype):
+    mask = (normal(1000) > 0).to(dtype)
+    round_trip = compiled(lambda x: actcore.decompress(actcore.compress(x, actcore.BitMask())))
+    assert same_bits(round_trip(mask), mask)
+
+
+def test_a_third_value_raises_in_compiled_code_too():
+    """There it is asserted beside the graph, so it is a RuntimeError, with the same text."""
+    store = compiled(lambda x: actcore.compress(x, actcore.BitMask()).payload[0])
+    with pytest.raises(RuntimeError, match="stores two values, and an element is neither"):
+        store(torch.full((100,), 2.0))
+    pack = compiled(actcore.pack_bits)
+    with pytest.raises(RuntimeError, match="codes must be below"):
+        pack(torch.full((100,), 8, dtype=torch.uint8), 3)
+
+
+def test_a_compressed_crosses_the_border_of_a_compiled_region():
+    x = normal(1200).view(30, 40)
+    c = compiled(lambda x: actcore.compress(x, actcore.GroupAffine(4), seed=1))(x)
+    expected = actcore.compress(x, actcore.GroupAffine(4), seed=1)
+    assert (c.codec, c.layout, c.dtype) == (expected.codec, expected.layout, expected.dtype)
+    assert same_bits(compiled(actcore.decompress)(c), expected.decompress())

@@ -1,0 +1,195 @@
+"""CUDA gives the bits that the CPU gives, on torch's current stream and the input's device."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import actcore
+from actcore import info
+
+from .samples import BITS, DTYPES, GROUP_SIZES, NUMELS, as_bytes, hard_ranges, name_of, normal, not_finite
+
+if actcore.build_info()["cuda_missing"]:
+    pytest.skip(f"no CUDA operators: {actcore.build_info()['cuda_missing']}", allow_module_level=True)
+if not torch.cuda.is_available():
+    pytest.skip("torch finds no GPU", allow_module_level=True)
+
+ops = torch.ops.actcore
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+every_width = pytest.mark.parametrize("bits", BITS)
+both_roundings = pytest.mark.parametrize("stochastic", [True, False], ids=["stochastic", "nearest"])
+
+
+def assert_same_bytes(got, expected, case=""):
+    """Every bit, those of NaN included: the same seed gives the same bytes on both devices."""
+    assert got.device.type == "cuda", case
+    assert got.shape == expected.shape, case
+    assert got.dtype == expected.dtype, case
+    assert torch.equal(as_bytes(got.cpu()), as_bytes(expected)), case
+
+
+def assert_as_on_cpu(x, bits, group_size, stochastic, on_gpu=None):
+    case = f"bits={bits} group_size={group_size} numel={x.numel()}"
+    options = (bits, group_size, stochastic, 0x0123_4567_89AB_CDEF, -3)
+    codes, bounds = ops.group_affine_compress(x, *options)
+    got = ops.group_affine_compress(x.cuda() if on_gpu is None else on_gpu, *options)
+    assert_same_bytes(got[0], codes, case)
+    assert_same_bytes(got[1], bounds, case)
+    value = ops.group_affine_decompress(codes, bounds, x.numel(), bits, group_size)
+    assert_same_bytes(ops.group_affine_decompress(*got, x.numel(), bits, group_size), value, case)
+
+
+@every_dtype
+@every_width
+@both_roundings
+def test_group_affine(dtype, bits, stochastic):
+    """2048 and 4096 take the kernel in which a block shares a group; 20,000 elements take several blocks."""
+    for group_size in (*GROUP_SIZES, 160, 2048, 4096, 32 * 1025):
+        for numel in (*NUMELS, 20_000):
+            assert_as_on_cpu(normal(numel, dtype), bits, group_size, stochastic)
+
+
+@every_dtype
+@both_roundings
+def test_hard_ranges_and_groups_that_are_not_finite(dtype, stochastic):
+    for x in (hard_ranges(dtype) | not_finite(dtype)).values():
+        for bits in (1, 2, 4, 8):
+            for group_size in (96, 256):
+                assert_as_on_cpu(x, bits, group_size, stochastic)
+
+
+@every_dtype
+def test_misaligned_input(dtype):
+    """A view may start at any element, where a wide load would fault."""
+    memory = normal(4000, dtype)
+    on_gpu = memory.cuda()
+    for start in (1, 2, 3, 5, 7, 9):
+        part = slice(start, start + 3000)
+        for group_size in (96, 256):
+            assert_as_on_cpu(memory[part], 4, group_size, stochastic=True, on_gpu=on_gpu[part])
+        assert_same_bytes(ops.positive_mask(on_gpu[part]), ops.positive_mask(memory[part]))
+
+
+@every_width
+def test_misaligned_codes(bits):
+    codes = torch.arange(4000).remainder(2**bits).to(torch.uint8)
+    packed, _ = ops.pack_bits(codes, bits)
+    padded = torch.cat([packed, packed]).cuda()
+    for start in (1, 2, 3):
+        padded[start : start + len(packed)] = packed.cuda()
+        assert_same_bytes(ops.unpack_bits(padded[start : start + len(packed)], bits, 4000), codes)
+        assert_same_bytes(ops.pack_bits(codes.cuda()[start:], bits)[0], ops.pack_bits(codes[start:], bits)[0])
+
+
+@every_width
+@pytest.mark.parametrize("numel", [*NUMELS, 100_003])
+def test_packing(bits, numel):
+    codes = torch.arange(numel).remainder(2**bits).to(torch.uint8)
+    packed = actcore.pack_bits(codes.cuda(), bits)
+    assert_same_bytes(packed, actcore.pack_bits(codes, bits))
+    assert_same_bytes(actcore.unpack_bits(packed, bits, numel), codes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS, *DTYPES], ids=name_of)
+def test_masks(dtype):
+    for numel in (*NUMELS, 100_003):
+        mask = (normal(numel) > 0).to(dtype)
+        c = actcore.compress(mask.cuda(), actcore.BitMask())
+        assert_same_bytes(c.payload[0], actcore.compress(mask, actcore.BitMask()).payload[0])
+        assert_same_bytes(c.decompress(), mask)
+    if dtype in DTYPES:
+        for x in (hard_ranges(dtype) | not_finite(dtype)).values():
+            assert_same_bytes(ops.positive_mask(x.cuda()), ops.positive_mask(x))
+
+
+def test_the_built_in_check_passes():
+    assert all(agrees for _, agrees in info.check_operators(torch.device("cuda")))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=name_of)
+def test_layout_device_and_moving(memory_format):
+    x = normal(4 * 8 * 6 * 10).view(4, 8, 6, 10).contiguous(memory_format=memory_format)
+    on_cpu = actcore.compress(x, actcore.GroupAffine(4), seed=1)
+    on_gpu = actcore.compress(x.cuda(), actcore.GroupAffine(4), seed=1)
+    assert on_gpu.device.type == "cuda"
+    assert on_gpu.decompress().stride() == x.stride()
+    for c in (on_gpu, on_cpu.to("cuda")):
+        assert_same_bytes(c.decompress(), on_cpu.decompress())
+    assert torch.equal(on_gpu.to("cpu").decompress(), on_cpu.decompress())
+
+
+def test_torchs_generator_is_neither_used_nor_moved():
+    state = torch.cuda.get_rng_state()
+    actcore.decompress(actcore.compress(torch.ones(1000, device="cuda"), actcore.GroupAffine(4)))
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_kernels_run_on_the_current_stream():
+    """Queued behind a long wait on their stream, they see what was written there after they were called elsewhere."""
+    expected = actcore.compress(torch.ones(100_000), actcore.GroupAffine(4)).payload[1]
+    x = torch.zeros(100_000, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        actcore.compress(x, actcore.GroupAffine(4))  # loads the kernel and allocates, both of which may wait
+        stream.synchronize()
+        torch.cuda._sleep(1_000_000_000)  # about half a second
+        x.fill_(1)
+        c = actcore.compress(x, actcore.GroupAffine(4))
+    assert not stream.query()  # it did not wait for the stream
+    stream.synchronize()
+    assert_same_bytes(c.payload[1], expected)
+
+
+def test_a_cuda_graph_replays_with_new_input():
+    x = torch.zeros(10_000, device="cuda")
+    codec = actcore.GroupAffine(4)
+    actcore.decompress(actcore.compress(x, codec))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = actcore.decompress(actcore.compress(x, codec, seed=1))
+    for seed in (0, 1):
+        new = normal(10_000, seed=seed)
+        x.copy_(new)
+        graph.replay()
+        assert_same_bytes(y, actcore.decompress(actcore.compress(new, codec, seed=1)))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_kernels_run_on_the_inputs_device():
+    x = normal(10_000)
+    with torch.cuda.device(0):
+        c = actcore.compress(x.to("cuda:1"), actcore.GroupAffine(4))
+        assert c.device == torch.device("cuda:1")
+        assert_same_bytes(c.decompress(), actcore.decompress(actcore.compress(x, actcore.GroupAffine(4))))
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_opcheck(dtype):
+    x = normal(1000, dtype).cuda()
+    torch.library.opcheck(ops.group_affine_compress.default, (x, 4, 256, True, 1, 2))
+    codes, bounds = ops.group_affine_compress(x, 4, 256, True, 1, 2)
+    torch.library.opcheck(ops.group_affine_decompress.default, (codes, bounds, 1000, 4, 256))
+    torch.library.opcheck(ops.positive_mask.default, (x,))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "actcore.compress(torch.full((99,), 2.0).cuda(), actcore.BitMask())",
+        "actcore.pack_bits(torch.full((99,), 8, dtype=torch.uint8).cuda(), 3)",
+    ],
+    ids=["bit_mask", "pack_bits"],
+)
+def test_a_value_that_does_not_fit_fails_at_the_next_synchronisation(call):
+    """In a process of its own: an assertion on the device leaves the process's GPU unusable."""
+    script = f"import torch, actcore; {call}; print('no wait', flush=True); torch.cuda.synchronize()"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
+    assert result.stdout.startswith("no wait\n"), result.stderr
+    assert result.returncode != 0
+    assert "device-side assert triggered" in result.stderr

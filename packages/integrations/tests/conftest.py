@@ -1,0 +1,46 @@
+import gc
+import weakref
+
+import pytest
+import torch
+
+from .nets import assert_nothing_active
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """The tensors are small: threads would only wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_active():
+    """Whatever a test does, hooks and modes are balanced after it."""
+    yield
+    assert_nothing_active()
+
+
+@pytest.fixture
+def payloads(monkeypatch):
+    """Weak references to every tensor in which something was stored, in order."""
+    import integrations.saved.storage as storage
+
+    made = []
+    compress = storage.compress
+
+    def noting(*args, **kwargs):
+        compressed = compress(*args, **kwargs)
+        made.extend(weakref.ref(part) for part in compressed.payload)
+        return compressed
+
+    monkeypatch.setattr(storage, "compress", noting)
+    return made
+
+
+@pytest.fixture
+def no_garbage_collection():
+    """Reference counting alone has to free what is dropped."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -1,0 +1,149 @@
+"""Activations without a storage of their own: sparse, nested, wrapper subclasses. Kept exactly, reported, never an error.
+
+What they are made of is asked for its owner and its bytes, and counted once, whatever number of layers saves it.
+"""
+
+import pytest
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+import integrations
+
+from .nets import EIGHT_BITS, Net, assert_same, mlp, normal, plain_and_compressed, relative_error, rows
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR) tensor support is in beta"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
+
+X = normal(64, 32)
+W = normal(32, 32, seed=1) / 6
+WEIGHTS = {"w": W, "v": normal(32, 32, seed=2) / 6}
+ADJACENCY = normal(64, 64, seed=3).relu().where(normal(64, 64, seed=4) > 0.5, 0.0)
+
+SPARSE = {
+    "coo": torch.Tensor.to_sparse,
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+}
+
+
+def propagate(self, adjacency, x):
+    h = torch.sparse.mm(adjacency, F.linear(x, self.w))
+    return adjacency @ F.linear(h.relu(), self.v)
+
+
+@pytest.mark.parametrize("layout", SPARSE)
+def test_the_callers_sparse_adjacency_counts_nothing(layout):
+    adjacency = SPARSE[layout](ADJACENCY)
+    plain, compressed, model = plain_and_compressed(Net(propagate, **WEIGHTS), adjacency, X, level="L1.1")
+    assert relative_error(plain, compressed) < EIGHT_BITS
+    assert torch.equal(plain["w"], compressed["w"])
+    saved = [row for row in rows(model, owned=True) if row.shape == (64, 64)]
+    assert [row.owner for row in saved] == ["input of the model"] * len(saved)
+    assert len(saved) >= 2
+    assert (64, 64) not in [row.shape for row in rows(model)]
+
+
+@pytest.mark.parametrize("layout", SPARSE)
+def test_a_sparse_tensor_that_the_forward_makes_is_counted_once(layout):
+    def forward(self, x):
+        return propagate(self, SPARSE[layout](ADJACENCY * 2), x)
+
+    plain, compressed, model = plain_and_compressed(Net(forward, **WEIGHTS), X, level="L1.1")
+    assert torch.equal(plain["w"], compressed["w"])
+    saved = [row for row in rows(model) if row.shape == (64, 64)]
+    assert len(saved) >= 2
+    assert {row.codec for row in saved} == {"kept"}
+    assert all("has no storage of its own: kept exactly" in row.why for row in saved)
+    parts = sum(row.original_bytes for row in saved)
+    nonzero = int((ADJACENCY != 0).sum())
+    assert nonzero * (4 + 8) <= parts == sum(row.stored_bytes for row in saved)
+    assert parts <= nonzero * (4 + 16) + 65 * 8  # values, one or two indices each, row pointers
+
+
+def test_trained_sparse_values():
+    """Gradients reach the values, so that both factors of the product are saved."""
+    index = ADJACENCY.to_sparse().indices()
+
+    def forward(self, x):
+        adjacency = torch.sparse_coo_tensor(index, self.values, (64, 64))
+        return torch.sparse.mm(adjacency, F.linear(x, self.w))
+
+    net = Net(forward, values=normal(index.shape[1]), w=W)
+    plain, compressed, _ = plain_and_compressed(net, X, level="L1.1", loss=torch.sum)
+    assert_same({"w": plain["w"]}, {"w": compressed["w"]})
+    assert relative_error(plain, compressed) < EIGHT_BITS
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=["jagged", "strided"])
+@pytest.mark.parametrize("made_by", ["caller", "forward"])
+def test_nested_tensors(layout, made_by):
+    parts = [normal(5, 32, seed=5), normal(90, 32, seed=6)]
+
+    def forward(self, *nested):
+        x = nested[0] if nested else torch.nested.as_nested_tensor([part * 2 for part in parts], layout=layout)
+        h = F.linear(F.relu(F.linear(x, self.w)), self.v)
+        return sum(part.square().sum() for part in h.unbind())
+
+    inputs = [torch.nested.nested_tensor(parts, layout=layout)] if made_by == "caller" else []
+    plain, compressed, model = plain_and_compressed(Net(forward, **WEIGHTS), *inputs, loss=torch.sum)
+    assert_same(plain, compressed)
+    [relu] = rows(model, "relu")
+    assert relu.codec == "kept"
+    assert 95 * 32 * 4 <= relu.stored_bytes <= 95 * 32 * 4 + 64  # the elements, and jagged's offsets
+    first = rows(model, "linear", owned=True)[0]
+    assert first.owner == ("input of the model" if made_by == "caller" else "parameter")
+
+
+@pytest.mark.parametrize("made_by", ["caller", "forward"])
+def test_wrapper_subclasses(made_by):
+    """Both halves go through the net; each must get the gradients that it would get alone."""
+
+    def forward(self, x):
+        x = x if isinstance(x, TwoTensor) else TwoTensor(x, x * 3)
+        h = F.dropout(F.relu(F.linear(x, self.w)), 0.0)
+        return F.layer_norm(F.linear(h, self.v), (32,)).square()
+
+    model = integrations.compress_model(Net(forward, **WEIGHTS))
+    model(TwoTensor(X, X * 3) if made_by == "caller" else X).sum().backward()
+    for half, factor in (("a", 1), ("b", 3)):
+        alone = Net(forward, **WEIGHTS)
+        alone.function = lambda self, x: F.layer_norm(F.linear(F.relu(F.linear(x, self.w)), self.v), (32,)).square()
+        alone(X * factor).sum().backward()
+        for name, parameter in alone.named_parameters():
+            assert torch.equal(getattr(model.get_parameter(name).grad, half), parameter.grad)
+    relu = rows(model, "relu")[0]
+    assert (relu.codec, relu.stored_bytes) == ("kept", 2 * X.numel() * 4)
+    if made_by == "caller":
+        assert rows(model, "linear", owned=True)[0].owner == "input of the model"
+    else:  # one half is the caller's tensor, the other the forward's
+        assert rows(model, "linear")[0].original_bytes == X.numel() * 4
+
+
+@pytest.fixture
+def mesh():
+    if not torch.distributed.is_available():
+        pytest.skip("torch was built without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_tensors(mesh):
+    from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+
+    plain = mlp(32, 2)
+    plain(X).square().sum().backward()
+    model = integrations.compress_model(distribute_module(mlp(32, 2), mesh))
+    model(distribute_tensor(X, mesh, [Shard(0)])).square().sum().backward()
+    for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(expected.grad, found.grad.full_tensor())
+    assert [row.owner for row in rows(model, "linear", owned=True)] == ["input of the model", "parameter"]
+    assert {row.codec for row in rows(model)} == {"kept"}
+    assert [row.stored_bytes for row in rows(model, "relu")] == [X.numel() * 4] * 2

@@ -1,0 +1,154 @@
+"""The report: one row a saved tensor, sums that add up, a table that can be read."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import integrations
+from integrations.report import format_bytes
+
+from .nets import mlp, normal
+
+X = normal(48, 64)
+N = X.numel()
+
+
+def classifier():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(), nn.Dropout(), nn.Sequential(nn.Linear(64, 64), nn.GELU()), nn.Linear(64, 10)
+    )
+
+
+@pytest.fixture
+def report():
+    model = integrations.compress_model(classifier())
+    model(X).sum().backward()
+    return integrations.compression(model).report()
+
+
+def test_a_row_says_everything(report):
+    found = [row for row in report.rows if row.module == "2"]
+    assert found == [
+        integrations.Row(
+            module="2",
+            operator="relu",
+            role="result",
+            shape=(48, 64),
+            dtype=torch.float32,
+            codec="Positive()",
+            original_bytes=4 * N,
+            stored_bytes=N // 8,
+            why="backward asks only whether it is positive: one exact bit",
+            owner="",
+        )
+    ]
+
+
+def test_rows_are_in_the_order_of_saving(report):
+    assert [(row.module, row.operator) for row in report.rows if not row.owner] == [
+        ("1", "layer_norm"),
+        ("1", "layer_norm"),
+        ("1", "layer_norm"),
+        ("2", "relu"),
+        ("3", "dropout"),
+        ("4.0", "linear"),
+        ("4.1", "gelu"),
+        ("5", "linear"),
+    ]
+
+
+def test_sums_are_those_of_the_rows(report):
+    """Values of b bits take b bits an element and eight bytes a group of 256; nothing else is counted."""
+    groups = 8 * N // 256
+    assert report.original_bytes == sum(row.original_bytes for row in report.rows) == 6 * 4 * N + 2 * 48 * 4
+    stored = (N + groups) + 2 * 48 * 4 + N // 8 + N // 8 + (N // 2 + groups) + 4 * N + (N // 2 + groups)
+    assert report.stored_bytes == sum(row.stored_bytes for row in report.rows) == stored
+    assert report.ratio == report.original_bytes / report.stored_bytes
+
+
+def test_what_somebody_else_keeps_alive_counts_nothing(report):
+    owned = [row for row in report.rows if row.owner]
+    assert {row.owner for row in owned} == {"parameter", "input of the model"}
+    assert all((row.original_bytes, row.stored_bytes, row.codec) == (0, 0, "kept") for row in owned)
+
+
+def test_every_row_has_a_reason(report):
+    assert all(row.why for row in report.rows)
+    kept = {(row.operator, row.why) for row in report.rows if row.codec == "kept" and not row.owner}
+    assert ("gelu", "no rule for gelu: kept exactly") in kept
+
+
+def test_the_table(report):
+    text = str(report)
+    lines = text.splitlines()
+    assert lines[0].strip() == "Saved tensors at L1: 72.4 KiB -> 19.4 KiB (3.7x)"
+    for word in ("module", "operator", "shape", "dtype", "codec", "before", "after", "why", "48x64", "float32", "12.0 KiB"):
+        assert word in text, word
+    assert "Left alone, because somebody else keeps them alive: 1 x input of the model," in text
+    assert max(map(len, lines)) <= 160
+    assert "input of the model" not in "\n".join(lines[3:-1])  # owned tensors are not listed one by one
+
+
+def test_before_the_first_step():
+    report = integrations.compression(integrations.compress_model(mlp())).report()
+    assert (list(report.rows), report.original_bytes, report.stored_bytes, report.ratio) == ([], 0, 0, 1.0)
+    assert "No forward has been compressed yet: train a step (model.train()" in " ".join(str(report).split())
+
+
+def test_before_the_first_training_step():
+    model = integrations.compress_model(mlp()).eval()
+    model(X)
+    assert "No forward has been compressed yet" in " ".join(str(integrations.compression(model).report()).split())
+
+
+def test_the_report_is_of_the_last_forward():
+    model = integrations.compress_model(mlp())
+    handle = integrations.compression(model)
+    for batch in (X, X[:24]):
+        model(batch).sum().backward()
+    assert {row.shape[0] for row in handle.report().rows if not row.owner} == {24}
+    model.eval()(X)
+    assert {row.shape[0] for row in handle.report().rows if not row.owner} == {24}
+
+
+def test_a_report_does_not_change_with_the_next_forward(report):
+    model = integrations.compress_model(mlp())
+    model(X).sum().backward()
+    first = integrations.compression(model).report()
+    rows = list(first.rows)
+    model(X[:8]).sum().backward()
+    assert list(first.rows) == rows
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rows[0].module = "other"
+
+
+def test_a_block_reports_its_loss():
+    model, labels = mlp(), torch.arange(48)
+    with integrations.compress(model) as handle:
+        F.cross_entropy(model(X), labels).backward()
+    last = handle.report().rows[-1]
+    assert (last.module, last.operator) == ("", "cross_entropy")
+    assert "exp() and division amplify an error without bound" in [row.why for row in handle.report().rows]
+    assert "(model)" in str(handle.report())
+
+
+def test_names_with_brackets_are_not_markup():
+    """rich would read ``[red]`` as a colour and drop it."""
+    model = nn.Module()
+    model.add_module("[red]", mlp())
+    model.forward = model._modules["[red]"].forward
+    integrations.compress_model(model)
+    model(X).sum().backward()
+    assert "[red]" in str(integrations.compression(model).report())
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1 << 20, "1.0 MiB"), (5 << 29, "2.50 GiB")],
+)
+def test_bytes_in_words(count, text):
+    assert format_bytes(count) == text
