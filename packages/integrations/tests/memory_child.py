@@ -14,14 +14,12 @@ from torch import nn
 
 import integrations
 
-ROWS, WIDTH = 1024, 256  # 1 MiB a tensor
+ROWS, WIDTH = 768, 256  # 768 KiB a tensor
 
 
 class Mallinfo2(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    _names = "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 def live_bytes():
@@ -46,14 +44,30 @@ class Attention(nn.Module):
 
 NETS = {
     "mlp": lambda: nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.LeakyReLU(),
-        nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH),
-    ),  # fmt: skip
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.LayerNorm(WIDTH),
+        nn.LeakyReLU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.GELU(),
+        nn.Linear(WIDTH, WIDTH),
+    ),
     "convolutions": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 16, 16)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10),
-    ),  # fmt: skip
+        nn.Unflatten(1, (1, 16, 16)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 36, 10),
+    ),
     "attention": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Attention(), Attention(), nn.Linear(WIDTH, 8)),
 }
 

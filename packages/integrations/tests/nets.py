@@ -7,11 +7,10 @@ from torch import nn
 
 import integrations
 
-
-# How far a gradient may be off with its operator's inputs in 8 bits. A group of 256 near-normal elements spans at most 8
-# standard deviations, so a rounding's standard deviation, at most half a step, is 8 / 255 / 2 = 1.6 % of the elements'.
-# A weight gradient sums these errors with the coefficients with which it sums the elements, so where those have random
-# signs its own relative error is that; where they have not, the sum of the elements grows faster, and it is less.
+# How far a gradient may be off with its operator's inputs in 8 bits. A group of 256 near-normal elements spans at most
+# 8 standard deviations, so a rounding's standard deviation, at most half a step, is 8 / 255 / 2 = 1.6 % of the
+# elements'. A weight gradient sums these errors with the coefficients with which it sums the elements, so where those
+# have random signs its own relative error is that; where they have not, the elements' sum grows faster, and it is less.
 EIGHT_BITS = 0.02
 
 

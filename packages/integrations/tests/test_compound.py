@@ -1,4 +1,4 @@
-"""Activations without a storage of their own: sparse, nested, wrapper subclasses. Kept exactly, reported, never an error.
+"""Activations without a storage of their own: sparse, nested, wrapper subclasses. Kept exactly and reported.
 
 What they are made of is asked for its owner and its bytes, and counted once, whatever number of layers saves it.
 """

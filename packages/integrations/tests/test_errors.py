@@ -64,7 +64,9 @@ def test_what_is_no_model(enter, model):
 def test_compressing_twice(enter):
     model = integrations.compress_model(mlp())
     handle = integrations.compression(model)
-    with pytest.raises(ValueError, match="Sequential is compressed already; call integrations.restore_model") as raised:
+    with pytest.raises(
+        ValueError, match=r"Sequential is compressed already; call integrations\.restore_model"
+    ) as raised:
         enter(model, "L1.2")
     assert "first" in str(raised.value)
     assert integrations.compression(model) is handle
@@ -79,7 +81,7 @@ def test_a_model_that_is_not_compressed(function):
 
 @pytest.mark.parametrize("function", [integrations.compression, integrations.restore_model])
 def test_asking_what_is_no_model(function):
-    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got NoneType"):
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got NoneType"):
         function(None)
 
 

@@ -1,4 +1,4 @@
-"""What each kind of tensor gets: masks one exact bit, integers and statistics themselves, floats their operator's bits."""
+"""What each kind of tensor gets: masks one exact bit, integers and statistics themselves, floats what is asked."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_small_tensors_are_kept():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_never_hidden(bad):
-    """A group with NaN or infinity comes back as NaN: the weight's gradient is NaN where the exact one is not finite."""
+    """A group with NaN or infinity comes back as NaN: where the exact gradient is not finite, ours is NaN."""
     x = X.clone()
     x[3, 5] = bad
     net = Net(lambda self, x: F.linear(x * 1, self.w), w=W)

@@ -19,7 +19,14 @@ def net():
     """Everything that is stored in some way: signs, masks, values of 4 and 8 bits, kept inputs and kept results."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.LayerNorm(64),
+        nn.Linear(64, 64),
+        nn.GELU(),
     )
 
 

@@ -19,7 +19,12 @@ N = X.numel()
 def classifier():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(), nn.Dropout(), nn.Sequential(nn.Linear(64, 64), nn.GELU()), nn.Linear(64, 10)
+        nn.Linear(64, 64),
+        nn.LayerNorm(64),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Sequential(nn.Linear(64, 64), nn.GELU()),
+        nn.Linear(64, 10),
     )
 
 
@@ -86,7 +91,19 @@ def test_the_table(report):
     text = str(report)
     lines = text.splitlines()
     assert lines[0].strip() == "Saved tensors at L1: 72.4 KiB -> 19.4 KiB (3.7x)"
-    for word in ("module", "operator", "shape", "dtype", "codec", "before", "after", "why", "48x64", "float32", "12.0 KiB"):
+    for word in (
+        "module",
+        "operator",
+        "shape",
+        "dtype",
+        "codec",
+        "before",
+        "after",
+        "why",
+        "48x64",
+        "float32",
+        "12.0 KiB",
+    ):
         assert word in text, word
     assert "Left alone, because somebody else keeps them alive: 1 x input of the model," in text
     assert max(map(len, lines)) <= 160

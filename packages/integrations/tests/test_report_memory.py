@@ -28,9 +28,9 @@ def measured():
     return json.loads(child.stdout)
 
 
-# What is alive besides the tensors' own bytes: graph nodes, Python objects and the report's records, a few hundred of at
-# most 200 bytes, and a header of 16 to 64 bytes or the rest of a 4 KiB page for each of some 30 blocks. That is below
-# 128 KiB, and that below the 5 % which the report promises of what is freed.
+# What is alive besides the tensors' own bytes: graph nodes, Python objects and the report's records, a few hundred of
+# at most 200 bytes, and a header of 16 to 64 bytes or the rest of a 4 KiB page for each of some 30 blocks. That is
+# below 128 KiB. The report promises 5 % of what is freed.
 BESIDES = 128 * 1024
 PROMISE = 0.05
 
@@ -53,5 +53,5 @@ def test_what_is_left(measured, net, level):
 
 
 def test_the_nets_are_worth_measuring(measured):
-    assert all(found["plain"] > 8 * 2**20 for found in measured.values())
+    assert all(found["plain"] > 6 * 2**20 for found in measured.values())
     assert measured["mlp L1.2"]["compressed"] < measured["mlp L1"]["compressed"] < measured["mlp L1"]["plain"] / 4

@@ -12,7 +12,7 @@ from torch import nn
 import integrations
 from integrations.saved.noise import stream_of
 
-from .nets import Net, assert_same, gradients, mlp, normal
+from .nets import Net, gradients, mlp, normal
 
 X = normal(48, 64)
 TARGET = normal(48, 64, seed=1)
@@ -59,7 +59,9 @@ def test_the_same_seed_gives_the_same_losses():
 
 
 def test_another_seed_gives_other_noise():
-    found = [gradients(integrations.compress_model(mlp(), "L1.2", seed=seed), X) for seed in (0, 1, -1, 2**63, 2**64 - 2)]
+    found = [
+        gradients(integrations.compress_model(mlp(), "L1.2", seed=seed), X) for seed in (0, 1, -1, 2**63, 2**64 - 2)
+    ]
     for i, one in enumerate(found):
         for other in found[:i]:
             assert not torch.equal(one["2.weight"], other["2.weight"])

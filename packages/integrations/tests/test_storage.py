@@ -30,7 +30,9 @@ def stored(forward, payloads, level="L1", **options):
     payloads.clear()
     loss = model(X).sum()
     kept = sum(row.stored_bytes for row in rows(model) if row.codec == "kept")
-    assert sum(row.stored_bytes for row in rows(model)) - kept == live_bytes(payloads), "the report is not what is stored"
+    assert sum(row.stored_bytes for row in rows(model)) - kept == live_bytes(payloads), (
+        "the report is not what is stored"
+    )
     del loss
     return sum(row.stored_bytes for row in rows(model)), kept
 

@@ -12,7 +12,7 @@ import integrations
 from .nets import assert_nothing_active, normal
 
 CLASSES = 4
-STEPS = 120
+STEPS = 100
 
 
 class Block(nn.Module):
@@ -29,13 +29,16 @@ class Block(nn.Module):
 
 MODELS = {
     "mlp": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)
+        nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.ReLU(),
+        nn.Linear(64, CLASSES),
     ),
     "convolutions": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 16)), nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
         nn.Conv2d(8, 16, 3), nn.GroupNorm(4, 16), nn.LeakyReLU(0.1), nn.Flatten(), nn.Linear(400, CLASSES),
     ),
-    "transformer": lambda: nn.Sequential(nn.Linear(16, 32), Block(32), nn.LayerNorm(32), nn.Flatten(), nn.Linear(512, CLASSES)),
+    "transformer": lambda: nn.Sequential(
+        nn.Linear(16, 32), Block(32), nn.LayerNorm(32), nn.Flatten(), nn.Linear(512, CLASSES)
+    ),
     "recurrent": lambda: Last(nn.GRU(16, 32, batch_first=True), nn.Linear(32, CLASSES)),
 }  # fmt: skip
 
@@ -73,16 +76,16 @@ def train(model):
 @pytest.mark.parametrize("level", ["L1", "L1.2"])
 @pytest.mark.parametrize("name", MODELS)
 def test_learns_as_its_untouched_twin_does(name, level):
-    """Both begin at ln 4 and end near zero. The band is the twin's own: the mean loss of the last 40 steps, within four
-    of its standard errors, or within 0.05, a twenty-eighth of the way down, where the twin is at zero already."""
+    """Both begin near ln 4. Over the last 40 steps the mean losses agree within four of the twin's standard errors,
+    which noise of the twin's own size would exceed once in 200 cases, or within 0.01 where both are near zero."""
     torch.manual_seed(0)
     model = MODELS[name]()
     twin = copy.deepcopy(model)
     expected = train(twin)
     found = train(integrations.compress_model(model, level, min_bytes=0))
     assert abs(found[0] - expected[0]) < 1e-6  # the first forward is before any rounding
-    assert expected[-40:].mean() < 0.35 * expected[0]
-    band = max(4 * expected[-40:].std() / 40**0.5, 0.05)
+    assert expected[-40:].mean() < 0.5 * expected[0]
+    band = max(4 * expected[-40:].std() / 40**0.5, 0.01)
     assert abs(found[-40:].mean() - expected[-40:].mean()) < band
     assert integrations.compression(model).step == STEPS
     assert integrations.compression(model).report().ratio > 1
@@ -101,4 +104,4 @@ def test_a_block_around_the_whole_step_learns_too():
             loss.backward()
             optimizer.step()
         losses.append(loss.item())
-    assert sum(losses[-40:]) / 40 < 0.35 * losses[0]
+    assert sum(losses[-40:]) / 40 < 0.5 * losses[0]

@@ -11,7 +11,17 @@ from torch import nn
 import integrations
 from integrations.saved.rules import RULES, operator_name
 
-from .nets import EIGHT_BITS, Net, assert_nothing_active, assert_same, gradients, mlp, normal, plain_and_compressed, relative_error
+from .nets import (
+    EIGHT_BITS,
+    Net,
+    assert_nothing_active,
+    assert_same,
+    gradients,
+    mlp,
+    normal,
+    plain_and_compressed,
+    relative_error,
+)
 
 X = normal(48, 64)
 WEIGHTS = {"w": normal(64, 64, seed=1) / 8, "v": normal(64, 64, seed=2) / 8}

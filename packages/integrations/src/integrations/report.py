@@ -116,7 +116,10 @@ class Report:
         if not self.rows and LEVELS[self.level].bits is None:
             return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:
-            return "No forward has been compressed yet: train a step (model.train(), gradients on, not compiled), then report."
+            return (
+                "No forward has been compressed yet: "
+                "train a step (model.train(), gradients on, not compiled), then report."
+            )
         owners: dict[str, int] = {}
         for row in self.rows:
             if row.owner:

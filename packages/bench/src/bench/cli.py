@@ -1,0 +1,167 @@
+"""The command line: ``python -m bench gnn | kernels | show``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from bench import gnn, kernels
+from bench.chart import require_drawable, save_chart
+from bench.data import DATASETS
+from bench.errors import BenchError
+from bench.models import MODELS
+from bench.results import Results
+from bench.summary import REFERENCE
+from bench.table import console, kernel_table, render
+from integrations import LEVELS
+
+_LEVELS = ("L1", "L1.1", "L1.2")
+_SEEDS, _EPOCHS = 3, 100
+_QUICK_SEEDS, _QUICK_EPOCHS = 1, 10
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns 0, or 1 after one line on stderr that says what is wrong."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], None] = options.command
+    try:
+        command(options)
+    except BenchError as error:
+        print(f"python -m bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m bench", description="What compressed activations save and cost, measured.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("gnn", help="train GNNs at full precision and compressed; accuracy, memory and time")
+    train.set_defaults(command=_gnn)
+    train.add_argument("--model", action="append", choices=MODELS, help="repeatable; default: all")
+    train.add_argument(
+        "--level",
+        action="append",
+        choices=LEVELS,
+        help=f"repeatable; default: {', '.join(_LEVELS)}; full precision, L0, is always run",
+    )
+    train.add_argument(
+        "--dataset", default="auto", choices=DATASETS, help="auto: Cora at hand or downloaded, otherwise digits"
+    )
+    train.add_argument(
+        "--data-root",
+        type=Path,
+        metavar="DIR",
+        help="folder with planetoid/Cora/raw/...; default: ACTCORE_DATA, then torch-geometric's cache (PYG_HOME)",
+    )
+    train.add_argument("--seeds", type=_positive, help=f"paired runs; default: {_SEEDS}")
+    train.add_argument("--epochs", type=_positive, help=f"of each run; default: {_EPOCHS}")
+    train.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{_QUICK_SEEDS} seed, {_QUICK_EPOCHS} epochs, no kernels: shows that it works, not how accurate it is",
+    )
+    _add_shared(train, threads=torch.get_num_threads())
+    _add_chart(train)
+
+    time = commands.add_parser("kernels", help="time compress and decompress against copies")
+    time.set_defaults(command=_kernels)
+    time.add_argument("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: 4, 8, 2, 1")
+    time.add_argument(
+        "--mebibytes", type=_positive, default=kernels.MEBIBYTES, help="size of the tensor; default: %(default)s"
+    )
+    time.add_argument("--rounds", type=_positive, default=kernels.ROUNDS, help="default: %(default)s")
+    _add_shared(time, threads=gnn.KERNEL_THREADS)
+
+    show = commands.add_parser("show", help="print, and draw, results that were recorded with --json")
+    show.set_defaults(command=_show)
+    show.add_argument("results", type=Path, metavar="FILE")
+    _add_chart(show)
+    return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser, threads: int) -> None:
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: %(default)s")
+    parser.add_argument("--threads", type=_positive, default=threads, help="of torch's operators; default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
+
+
+def _add_chart(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw a chart, as PNG, SVG or PDF by its name")
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
+    return value
+
+
+def _gnn(options: argparse.Namespace) -> None:
+    levels = list(dict.fromkeys(options.level or _LEVELS))
+    _require_folder(options.json, options.chart)
+    if options.chart is not None:
+        require_drawable(options.chart)
+        if levels == [REFERENCE]:
+            raise BenchError("a chart compares levels with full precision; name another level, such as --level L1")
+    results = gnn.run(
+        gnn.Options(
+            models=list(dict.fromkeys(options.model or MODELS)),
+            levels=levels,
+            dataset=options.dataset,
+            data_root=options.data_root,
+            device=torch.device(options.device),
+            seeds=options.seeds or (_QUICK_SEEDS if options.quick else _SEEDS),
+            epochs=options.epochs or (_QUICK_EPOCHS if options.quick else _EPOCHS),
+            threads=options.threads,
+            with_kernels=not options.quick,
+        )
+    )
+    if options.json is not None:
+        results.save(options.json)
+    console().print(render(results))
+    if options.chart is not None:
+        save_chart(results, options.chart)
+
+
+def _kernels(options: argparse.Namespace) -> None:
+    _require_folder(options.json)
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
+    bits = options.bits or kernels.BITS
+    times = kernels.time_kernels(device, options.threads, bits, options.mebibytes, options.rounds)
+    console().print(kernel_table(times))
+    if options.json is not None:
+        options.json.write_text(json.dumps([dataclasses.asdict(time) for time in times]) + "\n")
+
+
+def _show(options: argparse.Namespace) -> None:
+    results = Results.load(options.results)
+    console().print(render(results))
+    if options.chart is not None:
+        save_chart(results, options.chart)
+
+
+def _require_folder(*files: Path | None) -> None:
+    """Before minutes of work, that their results can be written."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise BenchError(f"{file} cannot be written: there is no folder {file.parent}")

@@ -1,0 +1,86 @@
+"""Where and with what results were made: machine, versions, commit, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+_PACKAGES = ("torch", "torch-geometric", "actcore", "actcore-integrations")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a reader of results needs to repeat them.
+
+    Attributes:
+        processor: name of the CPU, or of the GPU trained on.
+        threads: of torch's operators.
+        system: operating system and Python.
+        versions: of the packages that matter.
+        commit: of this repository; empty when installed without it.
+        dirty: whether files differed from the commit.
+        command: as typed, the interpreter's path left out.
+        date: UTC, to the minute.
+    """
+
+    processor: str
+    threads: int
+    system: str
+    versions: dict[str, str]
+    commit: str
+    dirty: bool
+    command: str
+    date: str
+
+    @classmethod
+    def here(cls, device: torch.device, threads: int) -> Machine:
+        """This machine, now."""
+        commit, dirty = _commit()
+        return cls(
+            processor=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+            threads=threads,
+            system=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+            versions={package: version(package) for package in _PACKAGES},
+            commit=commit,
+            dirty=dirty,
+            command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        )
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{package} {number}" for package, number in self.versions.items())
+        commit = f"commit {self.commit[:10]}{' with changes' if self.dirty else ''}" if self.commit else "no commit"
+        return f"{self.processor}, {self.threads} threads, {self.system}; {versions}; {commit}; {self.date}"
+
+
+def _cpu_name() -> str:
+    cores = os.cpu_count()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name} ({cores} cores)"
+
+
+def _commit() -> tuple[str, bool]:
+    """The commit that this file belongs to, and whether the repository differs from it."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit, bool(_git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return "", False
+
+
+def _git(*arguments: str) -> str:
+    folder = Path(__file__).parent
+    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,110 @@
+"""Memory of this process, as the C library and the kernel count it, or as CUDA's allocator does. Never estimated.
+
+On Linux with glibc: live bytes are ``mallinfo2``'s ``uordblks + hblkhd`` (heap blocks in use and mapped blocks); the
+peak is ``VmHWM`` of ``/proc/self/status``, reset by writing ``5`` to ``/proc/self/clear_refs``. The peak means
+something only in a process that was started with ``ENVIRONMENT``, so that freed blocks go back to the kernel at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # bytes from which a block is mapped for itself
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class Counters(Protocol):
+    """Two counters of bytes."""
+
+    def live(self) -> int:
+        """Bytes that are allocated now."""
+        ...
+
+    def start_peak(self) -> int:
+        """Forgets the peak so far; returns the bytes that it starts from."""
+        ...
+
+    def peak(self) -> int:
+        """The most bytes since ``start_peak``."""
+        ...
+
+
+class CudaCounters:
+    """The caching allocator's counters of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def live(self) -> int:
+        """Bytes in tensors now."""
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.memory_allocated(self._device)
+
+    def start_peak(self) -> int:
+        """Forgets the peak so far; returns the bytes in tensors."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return self.live()
+
+    def peak(self) -> int:
+        """The most bytes in tensors since ``start_peak``."""
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+class ProcessCounters:
+    """glibc's and the Linux kernel's counters of this process."""
+
+    def __init__(self) -> None:
+        self._mallinfo2 = ctypes.CDLL(None).mallinfo2
+        self._mallinfo2.restype = _Mallinfo2
+        self._trim = ctypes.CDLL(None).malloc_trim
+
+    def live(self) -> int:
+        """Bytes in the C library's blocks that are in use."""
+        info = self._mallinfo2()
+        return int(info.uordblks + info.hblkhd)
+
+    def start_peak(self) -> int:
+        """Gives free memory back, forgets the peak so far; returns the resident bytes."""
+        self._trim(0)
+        _CLEAR_REFS.write_text("5")
+        return _status_bytes("VmRSS")
+
+    def peak(self) -> int:
+        """The most resident bytes since ``start_peak``."""
+        return _status_bytes("VmHWM")
+
+
+class _Mallinfo2(ctypes.Structure):
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
+
+
+def counters(device: torch.device) -> Counters | str:
+    """The counters for a device's memory, or the reason why there are none."""
+    if device.type == "cuda":
+        return CudaCounters(device)
+    if platform.system() != "Linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        return f"needs Linux with glibc 2.33 or later, got {platform.system()} {' '.join(platform.libc_ver())}".strip()
+    if not os.access(_CLEAR_REFS, os.W_OK) or "VmHWM" not in _STATUS.read_text():
+        return "the kernel does not let a process reset its peak (/proc/self/clear_refs)"
+    wrong = {name: os.environ.get(name) for name, value in ENVIRONMENT.items() if os.environ.get(name) != value}
+    if wrong:
+        return f"the process must be started with {' '.join(f'{name}={ENVIRONMENT[name]}' for name in wrong)}"
+    return ProcessCounters()
+
+
+def _status_bytes(key: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024  # the kernel writes kB and means KiB
+    raise OSError(f"{_STATUS} has no line {key}")

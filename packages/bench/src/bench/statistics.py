@@ -1,0 +1,54 @@
+"""Paired comparison with full precision: the mean difference over seeds and its 95 % interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean of paired differences.
+
+    Attributes:
+        mean: of the differences.
+        low, high: Student's t interval of the mean at ``CONFIDENCE``; ``None`` for a single pair, which has none.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    def meets(self, margin: float) -> bool | None:
+        """Whether the interval overlaps ``-margin .. margin``; ``None`` where there is no interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= margin and self.high >= -margin
+
+
+def paired_difference(values: Sequence[float], references: Sequence[float]) -> Difference:
+    """The mean of ``values[i] - references[i]`` and its interval.
+
+    Raises:
+        ValueError: there are no pairs, or the numbers of values differ.
+    """
+    if len(values) != len(references) or not values:
+        raise ValueError(f"values and references must be as many, and some, got {len(values)} and {len(references)}")
+    differences = np.subtract(values, references)
+    mean = float(differences.mean())
+    if len(differences) == 1:
+        return Difference(mean, None, None)
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)) * error
+    return Difference(mean, mean - half, mean + half)
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """The sample standard deviation; ``None`` for a single value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

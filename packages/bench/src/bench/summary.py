@@ -1,0 +1,154 @@
+"""From raw results to the rows of the table, and whether each number reaches what was set out to be reached.
+
+Targets are printed, never asserted: a slow machine or an unlucky seed is no defect.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from bench.memory import Memory
+from bench.results import Results
+from bench.statistics import Difference, paired_difference, spread
+from bench.training import Curve
+
+REFERENCE = "L0"
+
+MARGINS = MappingProxyType({"L1": 1.0, "L1.1": 1.0, "L1.2": 2.0})
+"""Points of accuracy either side of full precision that the interval should overlap."""
+
+LOSS_MARGIN = 0.03
+"""By how much of itself the final training loss may differ."""
+
+RATIOS = MappingProxyType(
+    {(model, level): ratio for model in ("gcn", "sage") for level, ratio in (("L1", 5), ("L1.2", 8))}
+)
+"""How many times smaller the saved activations should be, on Cora."""
+
+AGREEMENT = 0.05
+"""By how much the measured saving of live bytes may differ from the reported one."""
+
+FULL_PRECISION_ACCURACY = MappingProxyType({("Cora", "gcn"): 80.0})
+"""Test accuracy in percent that the untouched model should reach."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model at one level, over all seeds.
+
+    Attributes:
+        model, level: which.
+        accuracies: test accuracies in percent, in the order of the seeds.
+        difference: of accuracy against full precision, in points.
+        loss_ratio: mean over seeds of final training loss over full precision's.
+        time_ratio: median over rounds of seconds per epoch over full precision's in the same round.
+        epoch_seconds: median seconds per epoch.
+        memory: what was measured of this level.
+        plain_memory: what was measured of the untouched model.
+        dataset: name of the graph.
+    """
+
+    model: str
+    level: str
+    accuracies: list[float]
+    difference: Difference
+    loss_ratio: float
+    time_ratio: float
+    epoch_seconds: float
+    memory: Memory
+    plain_memory: Memory
+    dataset: str
+
+    @property
+    def accuracy(self) -> float:
+        """Mean test accuracy in percent."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def accuracy_spread(self) -> float | None:
+        """Standard deviation of the accuracies over seeds; ``None`` for one seed."""
+        return spread(self.accuracies)
+
+    @property
+    def ratio(self) -> float | None:
+        """Reported bytes of saved activations, before over after; ``None`` for the untouched model."""
+        if self.memory.original_bytes is None or not self.memory.stored_bytes:
+            return None
+        return self.memory.original_bytes / self.memory.stored_bytes
+
+    @property
+    def agreement(self) -> float | None:
+        """Measured saving of live bytes over the reported saving; ``None`` where either is missing."""
+        memory, plain = self.memory, self.plain_memory
+        if memory.live_bytes is None or plain.live_bytes is None:
+            return None
+        if memory.original_bytes is None or memory.stored_bytes is None or memory.original_bytes == memory.stored_bytes:
+            return None
+        return (plain.live_bytes - memory.live_bytes) / (memory.original_bytes - memory.stored_bytes)
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """Measured activation peak of the untouched model over this one's; ``None`` where not measured."""
+        if self.memory.peak_bytes is None or self.plain_memory.peak_bytes is None:
+            return None
+        return self.plain_memory.peak_bytes / self.memory.peak_bytes
+
+    # ---- verdicts: True, False, or None where there is no target or nothing to judge by ----
+
+    @property
+    def accuracy_reached(self) -> bool | None:
+        """Full precision's own accuracy, or the interval of the difference from it."""
+        if self.level == REFERENCE:
+            target = FULL_PRECISION_ACCURACY.get((self.dataset, self.model))
+            return None if target is None else self.accuracy >= target
+        margin = MARGINS.get(self.level)
+        return None if margin is None else self.difference.meets(margin)
+
+    @property
+    def loss_reached(self) -> bool | None:
+        """The final training loss is full precision's, within ``LOSS_MARGIN``."""
+        return None if self.level == REFERENCE else abs(self.loss_ratio - 1) <= LOSS_MARGIN
+
+    @property
+    def ratio_reached(self) -> bool | None:
+        """Saved activations are as many times smaller as they should be."""
+        target = RATIOS.get((self.model, self.level)) if self.dataset == "Cora" else None
+        return None if target is None or self.ratio is None else self.ratio >= target
+
+    @property
+    def agreement_reached(self) -> bool | None:
+        """The measured saving is the reported one, within ``AGREEMENT``."""
+        return None if self.agreement is None else abs(self.agreement - 1) <= AGREEMENT
+
+
+def rows(results: Results) -> Iterator[Row]:
+    """One row for each model and level, in the order they ran."""
+    memories = {(memory.model, memory.level): memory for memory in results.memories}
+    runs: dict[tuple[str, str], list[Curve]] = {}
+    for curve in results.curves:
+        runs.setdefault((curve.model, curve.level), []).append(curve)
+    for (model, level), curves in runs.items():
+        references = runs[model, REFERENCE]
+        yield Row(
+            model=model,
+            level=level,
+            accuracies=[curve.test_accuracy for curve in curves],
+            difference=paired_difference(
+                [curve.test_accuracy for curve in curves], [curve.test_accuracy for curve in references]
+            ),
+            loss_ratio=statistics.fmean(
+                curve.final_loss / reference.final_loss for curve, reference in zip(curves, references, strict=True)
+            ),
+            time_ratio=statistics.median(
+                seconds / reference
+                for curve, plain in zip(curves, references, strict=True)
+                for seconds, reference in zip(curve.block_seconds, plain.block_seconds, strict=True)
+            ),
+            epoch_seconds=statistics.median(seconds for curve in curves for seconds in curve.epoch_seconds),
+            memory=memories[model, level],
+            plain_memory=memories[model, REFERENCE],
+            dataset=results.dataset,
+        )

@@ -1,0 +1,59 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.data import Graph, digits
+from bench.machine import Machine
+from bench.memory import Memory
+from bench.results import Results
+from bench.training import Curve
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """The graphs are small: threads would only wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def cora_root() -> Path:
+    """A folder with ``planetoid/Cora/raw``: ``ACTCORE_DATA``, or ``../shared/data`` beside the repository."""
+    repository = Path(__file__).parents[3]
+    root = Path(os.environ.get("ACTCORE_DATA") or repository.parent / "shared" / "data")
+    if not (root / "planetoid" / "Cora" / "raw").is_dir():
+        pytest.skip(f"no planetoid/Cora/raw in {root}; name a folder that has it with ACTCORE_DATA")
+    return root
+
+
+@pytest.fixture(scope="session")
+def graph() -> Graph:
+    return digits()
+
+
+@pytest.fixture
+def results() -> Results:
+    """Two seeds of a GCN at full precision and L1, with round numbers."""
+
+    def curve(level: str, seed: int, accuracy: float, loss: float, seconds: float) -> Curve:
+        return Curve("gcn", level, seed, [loss, loss], [50.0, 70.0], [40.0, accuracy], [seconds])
+
+    mib = 2**20
+    return Results(
+        machine=Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", True, "python", "today"),
+        dataset="Cora",
+        data="Cora (2,708 nodes)",
+        recipe={"epochs": 2, "final loss over epochs": 1},
+        curves=[
+            curve("L0", 0, 80.0, 0.10, 1.0),
+            curve("L0", 1, 82.0, 0.20, 2.0),
+            curve("L1", 0, 81.0, 0.11, 1.5),
+            curve("L1", 1, 82.0, 0.20, 3.0),
+        ],
+        memories=[
+            Memory("gcn", "L0", 17 * mib, 40 * mib),
+            Memory("gcn", "L1", 2 * mib, 20 * mib, original_bytes=16 * mib, stored_bytes=mib),
+        ],
+        seconds=90.0,
+    )

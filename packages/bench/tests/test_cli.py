@@ -1,0 +1,125 @@
+import json
+import subprocess
+
+import pytest
+
+from bench import cli, gnn
+from bench.memory import Memory
+from bench.results import Results
+
+
+def error_of(capsys, *arguments):
+    """The one line on stderr with which a command ends."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2)
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("gnn", "--level", "L9"), ("--level", "'L9'", "L0", "L1.2")),
+        (("gnn", "--model", "mlp"), ("--model", "'mlp'", "gcn", "sage", "gat")),
+        (("gnn", "--dataset", "pubmed"), ("--dataset", "'pubmed'", "auto", "cora", "citeseer", "digits")),
+        (("gnn", "--device", "tpu"), ("--device", "'tpu'", "cpu", "cuda")),
+        (("gnn", "--seeds", "0"), ("--seeds", "must be a whole number from 1", "'0'")),
+        (("gnn", "--epochs", "ten"), ("--epochs", "must be a whole number from 1", "'ten'")),
+        (("gnn", "--data-root", "/nowhere"), ("--data-root must name a folder", "there is no folder /nowhere")),
+        (("gnn", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
+        (("gnn", "--chart", "chart.xyz"), ("must end in .png, .svg or .pdf", "chart.xyz")),
+        (("gnn", "--level", "L0", "--chart", "chart.png"), ("a chart compares levels", "--level L1")),
+        (("kernels", "--bits", "9"), ("--bits", "9")),
+        (("show", "/nowhere/out.json"), ("/nowhere/out.json", "No such file")),
+        (("train",), ("'train'", "gnn", "kernels", "show")),
+        ((), ("COMMAND",)),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(capsys, arguments, parts):
+    line = error_of(capsys, *arguments)
+    for part in parts:
+        assert part in line
+
+
+def test_a_gpu_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for command in ("gnn", "kernels"):
+        assert "torch finds no usable GPU; use --device cpu" in error_of(capsys, command, "--device", "cuda")
+
+
+def test_a_refused_download_by_name(capsys, monkeypatch, tmp_path):
+    def refuse(url, timeout):
+        raise TimeoutError("timed out")
+
+    monkeypatch.delenv("ACTCORE_DATA", raising=False)
+    monkeypatch.setenv("PYG_HOME", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    line = error_of(capsys, "gnn", "--dataset", "cora")
+    assert "could not be downloaded" in line
+    assert "(timed out)" in line
+    assert "--dataset digits" in line
+
+
+@pytest.fixture
+def asked(monkeypatch, results):
+    """The options of the run that was asked for, in place of the run."""
+    seen = []
+    monkeypatch.setattr(gnn, "run", lambda options: seen.append(options) or results)
+    return seen
+
+
+def test_defaults(asked):
+    assert cli.main(["gnn"]) == 0
+    [options] = asked
+    assert options.models == ["gcn", "sage", "gat"]
+    assert options.levels == ["L1", "L1.1", "L1.2"]
+    assert (options.dataset, options.device.type, options.seeds, options.epochs) == ("auto", "cpu", 3, 100)
+    assert options.with_kernels
+
+
+def test_quick_gives_way_to_what_is_said(asked):
+    assert cli.main(["gnn", "--quick", "--epochs", "7", "--model", "gat", "--model", "gcn", "--model", "gat"]) == 0
+    [options] = asked
+    assert (options.seeds, options.epochs, options.models) == (1, 7, ["gat", "gcn"])
+    assert not options.with_kernels
+
+
+def test_a_run_from_end_to_end(capsys, tmp_path):
+    json_file, chart = tmp_path / "out.json", tmp_path / "out.png"
+    command = "gnn --model gcn --level L1 --dataset digits --quick --epochs 6 --threads 1"
+    assert cli.main([*command.split(), "--json", str(json_file), "--chart", str(chart)]) == 0
+    shown = capsys.readouterr().out
+    assert "digits (1,797 nodes" in shown
+    assert chart.stat().st_size > 10_000
+    results = Results.load(json_file)
+    assert [(curve.level, len(curve.losses)) for curve in results.curves] == [("L0", 6), ("L1", 6)]
+    assert [type(memory) for memory in results.memories] == [Memory, Memory]
+    assert results.machine.threads == 1
+
+    assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
+    assert capsys.readouterr().out == shown
+    assert (tmp_path / "again.png").read_bytes() == chart.read_bytes()
+
+
+def test_kernels(capsys, tmp_path):
+    command = "kernels --bits 4 --mebibytes 1 --rounds 2 --json"
+    assert cli.main([*command.split(), str(tmp_path / "k.json")]) == 0
+    assert "1 MiB of float32, 2 threads, 2 rounds in turn" in capsys.readouterr().out
+    [time] = json.loads((tmp_path / "k.json").read_text())
+    assert time["bits"] == 4
+    assert len(time["copy"]) == 2
+
+
+def test_the_commit_is_the_repository_s():
+    from bench.machine import Machine
+
+    try:
+        expected = subprocess.run(
+            ["git", "-C", __file__.rpartition("/")[0], "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("the tests run outside of a git repository")
+    assert Machine.here(gnn.torch.device("cpu"), 1).commit == expected

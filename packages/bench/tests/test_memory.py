@@ -1,0 +1,85 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bench import process_memory
+from bench.errors import BenchError
+from bench.memory import measure
+from bench.process_memory import ENVIRONMENT, counters
+from bench.summary import AGREEMENT
+
+CPU = torch.device("cpu")
+
+# 64 MiB stay, 96 MiB more are there for a moment.
+KNOWN_ALLOCATION = """
+import torch
+from bench.process_memory import counters
+count = counters(torch.device("cpu"))
+if isinstance(count, str):
+    print(count)
+else:
+    torch.ones(1000).sum()
+    live, start = count.live(), count.start_peak()
+    kept = torch.ones(64 * 2**18)
+    torch.ones(96 * 2**18)
+    print(count.live() - live, count.peak() - start)
+"""
+
+
+def run_child(code, **environment):
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout.strip()
+
+
+def test_the_counters_agree_with_arithmetic_on_a_known_allocation():
+    found = run_child(KNOWN_ALLOCATION, **ENVIRONMENT)
+    if not found[0].isdigit():
+        pytest.skip(f"memory cannot be measured here: {found}")
+    live, peak = map(int, found.split())
+    assert live == pytest.approx(64 * 2**20, abs=64 * 2**10)
+    assert peak == pytest.approx(160 * 2**20, rel=0.01)
+
+
+def test_without_the_allocator_s_setting_nothing_is_measured(monkeypatch):
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    if process_memory.platform.system() == "Linux" and os.access("/proc/self/clear_refs", os.W_OK):
+        assert counters(CPU) == "the process must be started with MALLOC_MMAP_THRESHOLD_=65536"
+    else:
+        assert isinstance(counters(CPU), str)
+
+
+def test_on_another_system_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(process_memory.platform, "system", lambda: "Darwin")
+    assert str(counters(CPU)).startswith("needs Linux with glibc 2.33 or later, got Darwin")
+
+
+@pytest.fixture(scope="module")
+def memories():
+    return measure(["gcn"], [None, "L0", "L1"], "digits", None, CPU, threads=1)
+
+
+def test_the_reported_saving_is_what_the_process_frees(memories):
+    plain, _, compressed = memories
+    if plain.not_measured:
+        pytest.skip(f"memory cannot be measured here: {plain.not_measured}")
+    saved = plain.live_bytes - compressed.live_bytes
+    assert saved == pytest.approx(compressed.original_bytes - compressed.stored_bytes, rel=AGREEMENT)
+    assert compressed.peak_bytes < plain.peak_bytes
+
+
+def test_at_l0_memory_is_that_of_the_untouched_model(memories):
+    plain, off, _ = memories
+    if plain.not_measured:
+        pytest.skip(f"memory cannot be measured here: {plain.not_measured}")
+    assert off.live_bytes == pytest.approx(plain.live_bytes, abs=64 * 2**10)
+
+
+def test_a_child_that_fails_says_why():
+    with pytest.raises(BenchError, match=r"measures memory ended with code 1: .*level must be one of .*got 'L9'"):
+        measure(["gcn"], ["L9"], "digits", None, CPU, threads=1)

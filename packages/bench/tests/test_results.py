@@ -1,0 +1,94 @@
+import dataclasses
+import json
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from bench.chart import save_chart
+from bench.errors import BenchError
+from bench.kernels import KernelTime
+from bench.results import Results
+from bench.table import console, render
+
+
+def text_of(results):
+    file = StringIO()
+    Console(file=file, width=126).print(render(results))
+    return file.getvalue()
+
+
+def test_json_comes_back_as_it_was(results, tmp_path):
+    third = 1 / 3
+    curves = [dataclasses.replace(results.curves[0], losses=[third, 1e-300, 5.0])]
+    kernels = [KernelTime(4, 256, 2, [0.1], [0.2], [third], [0.4])]
+    results = dataclasses.replace(results, curves=curves, kernels=kernels)
+    file = tmp_path / "results.json"
+    results.save(file)
+    assert Results.load(file) == results
+    assert '"losses": [0.3333333333333333, 1e-300, 5.0]' in file.read_text()  # one line a list
+
+
+def test_json_says_where_it_was_made(results, tmp_path):
+    results.save(tmp_path / "results.json")
+    machine = json.loads((tmp_path / "results.json").read_text())["machine"]
+    assert machine["commit"] == "0123456789abcdef"
+    assert machine["dirty"] is True
+    assert machine["versions"] == {"torch": "2.15.0"}
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "machine": {}}'])
+def test_a_file_that_holds_something_else_is_named(content, tmp_path):
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    with pytest.raises(BenchError, match=r"other\.json holds no results of `python -m bench gnn --json`"):
+        Results.load(file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(BenchError, match=r"cannot be read from .*nothing\.json \(No such file"):
+        Results.load(tmp_path / "nothing.json")
+
+
+def test_the_table_names_data_machine_versions_and_commit(results):
+    text = text_of(results)
+    for part in ("Cora (2,708 nodes)", "a processor, 2 threads", "torch 2.15.0", "commit 0123456789 with changes"):
+        assert part in text
+    assert "81.0 ± 1.4" in text
+    assert "+0.50 [-5.85, +6.85] ✓" in text
+    assert "1.050 ✗" in text
+    assert "16.0 → 1.0" in text
+
+
+def test_the_table_loses_nothing_in_a_narrow_terminal(results, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    console().print(render(results))
+    shown = capsys.readouterr().out
+    assert "+0.50 [-5.85, +6.85] ✓" in shown
+    assert "…" not in shown
+
+
+def test_the_table_says_why_nothing_was_measured(results):
+    memories = [
+        dataclasses.replace(memory, live_bytes=None, peak_bytes=None, not_measured="needs Linux")
+        for memory in results.memories
+    ]
+    text = text_of(dataclasses.replace(results, memories=memories))
+    assert "memory not measured: needs Linux" in text
+    assert text.count("not measured") >= 3
+
+
+def test_the_chart_is_an_image(results, tmp_path):
+    save_chart(results, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_chart_needs_something_to_compare(results, tmp_path):
+    plain = dataclasses.replace(results, curves=results.curves[:2])
+    with pytest.raises(BenchError, match="compares levels with full precision"):
+        save_chart(plain, tmp_path / "chart.png")
+
+
+def test_a_chart_s_type_is_known(results, tmp_path):
+    with pytest.raises(BenchError, match=r"must end in \.png, \.svg or \.pdf, got .*chart\.xyz"):
+        save_chart(results, tmp_path / "chart.xyz")

@@ -1,0 +1,49 @@
+import dataclasses
+
+import pytest
+
+from bench.summary import rows
+
+
+def test_rows_against_values_computed_by_hand(results):
+    plain, compressed = rows(results)
+    assert (plain.level, compressed.level) == ("L0", "L1")
+    assert plain.accuracy == 81.0
+    assert plain.ratio is None
+    assert compressed.difference.mean == pytest.approx(0.5)
+    assert compressed.loss_ratio == pytest.approx((1.1 + 1.0) / 2)
+    assert compressed.time_ratio == pytest.approx(1.5)
+    assert compressed.ratio == 16.0
+    assert compressed.agreement == 1.0  # 17 - 2 MiB measured, 16 - 1 MiB reported
+    assert compressed.peak_ratio == 2.0
+
+
+def test_verdicts(results):
+    plain, compressed = rows(results)
+    assert plain.accuracy_reached is True
+    assert plain.loss_reached is None
+    assert compressed.accuracy_reached is True
+    assert compressed.loss_reached is False  # 5 % more
+    assert compressed.ratio_reached is True
+    assert compressed.agreement_reached is True
+
+
+def test_other_data_have_no_target_for_accuracy_and_ratio(results):
+    plain, compressed = rows(dataclasses.replace(results, dataset="digits"))
+    assert plain.accuracy_reached is None
+    assert compressed.ratio_reached is None
+
+
+def test_what_was_not_measured_is_not_judged(results):
+    memories = [dataclasses.replace(memory, live_bytes=None, peak_bytes=None) for memory in results.memories]
+    _, compressed = rows(dataclasses.replace(results, memories=memories))
+    assert compressed.agreement is None
+    assert compressed.agreement_reached is None
+    assert compressed.peak_ratio is None
+
+
+def test_a_report_that_is_wrong_by_ten_percent_is_seen(results):
+    plain, compressed = results.memories
+    wrong = dataclasses.replace(compressed, original_bytes=round(compressed.original_bytes * 1.1))
+    _, row = rows(dataclasses.replace(results, memories=[plain, wrong]))
+    assert row.agreement_reached is False
