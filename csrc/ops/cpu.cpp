@@ -21,6 +21,7 @@ constexpr int64_t kGrain = 32768;
 template <class Work>
 void share(int64_t count, int64_t unit, int64_t grain, const Work& work) {
   const int64_t units = count / unit + (count % unit != 0);
+  cpu::kernels();  // chosen here, where a wrong ACTCORE_CPU can say so: parallel_for hides what is thrown inside
   torch::stable::parallel_for(0, units, std::max<int64_t>(1, grain / unit),
                               [&](int64_t begin, int64_t end) { work(begin * unit, std::min(end * unit, count)); });
 }
