@@ -75,7 +75,7 @@ def test_the_table_says_why_nothing_was_measured(results):
     ]
     text = text_of(dataclasses.replace(results, memories=memories))
     assert "memory not measured: needs Linux" in text
-    assert text.count("not measured") >= 3
+    assert "20.0" not in text  # the peak
 
 
 def test_the_chart_is_an_image(results, tmp_path):

@@ -123,7 +123,7 @@ def _draw_memory(axes: Axes, compared: list[Row], places: list[float]) -> None:
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
     axes.set_xlabel("MiB kept for backward")
-    axes.set_title("Saved activations: full precision (grey), stored (colour)", loc="left", fontsize=11, weight="bold")
+    axes.set_title("Saved activations, before (grey) and after", loc="left", fontsize=11, weight="bold")
 
 
 def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None:
@@ -141,4 +141,4 @@ def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None
     axes.axvline(0, color=_INK, linewidth=1)
     axes.set_xlim(-1.1 * reach, 1.1 * reach)
     axes.set_xlabel("points of test accuracy; line: 95 % interval, band: target")
-    axes.set_title("Difference from full precision, paired seeds", loc="left", fontsize=11, weight="bold")
+    axes.set_title("Accuracy against full precision, paired seeds", loc="left", fontsize=11, weight="bold")

@@ -48,7 +48,7 @@ class Results:
             BenchError: the file cannot be written.
         """
         text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
-        text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: " ".join(numbers.group().split()), text)
+        text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: f"[{' '.join(numbers.group()[1:-1].split())}]", text)
         try:
             path.write_text(text + "\n")
         except OSError as error:
