@@ -1,39 +1,11 @@
-// The operators on CUDA: kernels on torch's current stream, on the device of their input. A library of its own,
-// loaded only where torch has CUDA: the symbols below are missing from a CPU-only torch.
-#include <cuda_runtime_api.h>
-#include <torch/csrc/stable/accelerator.h>
-
+// The bit-storing operators on CUDA.
 #include <tuple>
 
-#include "cuda/kernels.h"
-#include "ops/calls.h"
+#include "ops/bits.h"
+#include "ops/cuda/launch.h"
 
 namespace actcore::ops {
 namespace {
-
-// Makes the tensor's device current, launches on torch's stream there, and reports a launch that failed.
-template <class Launch>
-void launch_on(const Tensor& tensor, const Launch& launch) {
-  const int32_t device = tensor.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  STD_CUDA_CHECK(launch(static_cast<cudaStream_t>(stream)));
-}
-
-std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
-                                                 int64_t seed, int64_t stream) {
-  const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
-  launch_on(input, [&](cudaStream_t s) { return cuda::group_affine_compress(call.args, s); });
-  return {call.codes, call.bounds};
-}
-
-Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_t numel, int64_t bits,
-                               int64_t group_size) {
-  const auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size);
-  launch_on(codes, [&](cudaStream_t s) { return cuda::group_affine_decompress(call.args, s); });
-  return call.output;
-}
 
 int32_t* flag(const Tensor& misfit) { return static_cast<int32_t*>(misfit.mutable_data_ptr()); }
 
@@ -78,8 +50,6 @@ Tensor positive_mask(const Tensor& input) {
 
 STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
   using namespace actcore::ops;
-  m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress));
-  m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
   m.impl("pack_bits", TORCH_BOX(&pack_bits));
   m.impl("unpack_bits", TORCH_BOX(&unpack_bits));
   m.impl("bit_mask_compress", TORCH_BOX(&bit_mask_compress));

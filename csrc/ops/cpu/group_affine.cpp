@@ -1,0 +1,35 @@
+// The group-affine operators on the CPU: kernels shared among torch's threads.
+#include <tuple>
+
+#include "ops/cpu/share.h"
+#include "ops/group_affine.h"
+
+namespace actcore::ops {
+namespace {
+
+std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
+                                                 int64_t seed, int64_t stream) {
+  const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
+  expect_all_written(call.codes, call.codes.numel());
+  share_groups(call.groups, group_size,
+               [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_compress(call.args, begin, end); });
+  return {call.codes, call.bounds};
+}
+
+Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_t numel, int64_t bits,
+                               int64_t group_size) {
+  const auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size);
+  expect_all_written(call.output, numel * static_cast<int64_t>(call.output.element_size()));
+  share_groups(call.groups, group_size,
+               [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_decompress(call.args, begin, end); });
+  return call.output;
+}
+
+}  // namespace
+}  // namespace actcore::ops
+
+STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
+  using namespace actcore::ops;
+  m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress));
+  m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
+}

@@ -1,0 +1,23 @@
+// How the CUDA operators launch: on torch's current stream, on the device of their input. They are a library of their
+// own, loaded only where torch has CUDA: the symbols below are missing from a CPU-only torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "cuda/kernels.h"
+#include "ops/checks.h"
+
+namespace actcore::ops {
+
+// Makes the tensor's device current, launches on torch's stream there, and reports a launch that failed.
+template <class Launch>
+void launch_on(const Tensor& tensor, const Launch& launch) {
+  const int32_t device = tensor.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  STD_CUDA_CHECK(launch(static_cast<cudaStream_t>(stream)));
+}
+
+}  // namespace actcore::ops

@@ -1,0 +1,61 @@
+// The group-affine operators: checks, output tensors, and what the kernels are told.
+#pragma once
+
+#include "ops/checks.h"
+
+namespace actcore::ops {
+
+struct GroupAffineCompressCall {
+  GroupAffineCompress args;
+  Tensor codes;
+  Tensor bounds;
+  int64_t groups;
+};
+
+inline GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
+                                                          bool stochastic, int64_t seed, int64_t stream) {
+  const char* op = "group_affine_compress";
+  require_bits(op, bits);
+  require_group_size(op, group_size);
+  require_contiguous(op, "input", input);
+  const ElementType type = element_type(op, "input", input.scalar_type());
+  const int64_t numel = input.numel();
+  const int64_t groups = numel / group_size + (numel % group_size != 0);
+  const int width = static_cast<int>(bits);
+  Tensor codes = new_bytes(input, packed_bytes(numel, width));
+  Tensor bounds = torch::stable::new_empty(input, {groups, 2});
+  return {{input.const_data_ptr(), type, numel, group_size, width, stochastic, static_cast<uint64_t>(seed),
+           static_cast<uint64_t>(stream), static_cast<uint8_t*>(codes.mutable_data_ptr()), bounds.mutable_data_ptr()},
+          codes,
+          bounds,
+          groups};
+}
+
+struct GroupAffineDecompressCall {
+  GroupAffineDecompress args;
+  Tensor output;
+  int64_t groups;
+};
+
+inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& codes, const Tensor& bounds, int64_t numel,
+                                                              int64_t bits, int64_t group_size) {
+  const char* op = "group_affine_decompress";
+  require_bits(op, bits);
+  require_group_size(op, group_size);
+  require(numel >= 0, op, "numel must not be negative, got ", numel);
+  const int width = static_cast<int>(bits);
+  require_bytes(op, "codes", codes, packed_bytes(numel, width));
+  require_contiguous(op, "bounds", bounds);
+  const ElementType type = element_type(op, "bounds", bounds.scalar_type());
+  const int64_t groups = numel / group_size + (numel % group_size != 0);
+  require(bounds.numel() == 2 * groups, op, "bounds must hold ", groups, " pairs, got ", bounds.numel(),
+          " values; the stored form is damaged or belongs to another tensor");
+  require(bounds.device() == codes.device(), op, "codes and bounds must be on one device");
+  Tensor output = torch::stable::new_empty(bounds, {numel});
+  return {{static_cast<const uint8_t*>(codes.const_data_ptr()), bounds.const_data_ptr(), type, numel, group_size, width,
+           output.mutable_data_ptr()},
+          output,
+          groups};
+}
+
+}  // namespace actcore::ops
