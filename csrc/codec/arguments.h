@@ -35,6 +35,7 @@ struct GroupAffineDecompress {
 struct BitMaskCompress {
   const void* input;
   int element_size;
+  bool boolean;  // every byte but 0 is true, as torch reads it, and is compared as 1
   int64_t numel;
   uint64_t low;
   uint64_t high;

@@ -92,7 +92,7 @@ void unpack_codes(const uint8_t* packed, uint8_t* codes, int64_t begin, int64_t 
 }
 
 // Word is the unsigned integer as wide as an element. Returns whether every element was low or high.
-template <class Word>
+template <class Word, bool boolean>
 bool mask_two_values(const BitMaskCompress& args, int64_t begin, int64_t end) {
   const Word low = static_cast<Word>(args.low), high = static_cast<Word>(args.high);
   const Word* x = static_cast<const Word*>(args.input);
@@ -101,7 +101,7 @@ bool mask_two_values(const BitMaskCompress& args, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kTile) {
     const int64_t count = tile_at(i, end);
     for (int64_t j = 0; j < count; ++j) {
-      const Word value = x[i + j];
+      const Word value = boolean ? x[i + j] != 0 : x[i + j];
       tile[j] = value == high;
       strange |= static_cast<Word>((value != high) & (value != low));
     }

@@ -28,7 +28,8 @@ void unpack_bits(const uint8_t* packed, int bits, uint8_t* codes, int64_t begin,
 }
 
 bool bit_mask_compress(const BitMaskCompress& args, int64_t begin, int64_t end) {
-  return with_word(args.element_size, [&]<class W>() { return mask_two_values<W>(args, begin, end); });
+  if (args.boolean) return mask_two_values<uint8_t, true>(args, begin, end);
+  return with_word(args.element_size, [&]<class W>() { return mask_two_values<W, false>(args, begin, end); });
 }
 
 void bit_mask_decompress(const BitMaskDecompress& args, int64_t begin, int64_t end) {

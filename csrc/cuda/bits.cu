@@ -32,6 +32,16 @@ struct TwoValues {
   __device__ E element(uint32_t code) const { return code != 0 ? high : low; }
 };
 
+// Every byte but 0 is true, as torch reads it.
+struct Truth {
+  using Element = uint8_t;
+  static constexpr int bits = 1;
+  uint8_t low;
+  uint8_t high;
+  __device__ bool fits(uint8_t value) const { return (value != 0) == low || (value != 0) == high; }
+  __device__ uint32_t code(uint8_t value) const { return (value != 0) == high ? 1u : 0u; }
+};
+
 template <class E>
 struct PositiveOrNan {
   using Element = E;
@@ -105,6 +115,10 @@ cudaError_t unpack_bits(const uint8_t* packed, int64_t numel, int bits, uint8_t*
 }
 
 cudaError_t bit_mask_compress(const BitMaskCompress& args, int32_t* mismatch, cudaStream_t stream) {
+  if (args.boolean) {
+    const Truth truth{static_cast<uint8_t>(args.low), static_cast<uint8_t>(args.high)};
+    return pack(truth, args.input, args.numel, args.mask, mismatch, stream);
+  }
   return with_word(args.element_size, [&]<class E>() {
     const TwoValues<E> values{static_cast<E>(args.low), static_cast<E>(args.high)};
     return pack(values, args.input, args.numel, args.mask, mismatch, stream);

@@ -58,8 +58,8 @@ inline BitMaskCompressCall bit_mask_compress_call(const Tensor& input, double lo
   const int size = element_size(op, "input", type);
   Tensor mask = new_bytes(input, packed_bytes(input.numel(), 1));
   Tensor misfit = torch::stable::new_zeros(input, {1}, ScalarType::Int);
-  return {{input.const_data_ptr(), size, input.numel(), pattern(low, type), pattern(high, type),
-           static_cast<uint8_t*>(mask.mutable_data_ptr())},
+  return {{input.const_data_ptr(), size, type == ScalarType::Bool, input.numel(), pattern(low, type),
+           pattern(high, type), static_cast<uint8_t*>(mask.mutable_data_ptr())},
           mask,
           misfit};
 }

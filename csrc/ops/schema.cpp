@@ -14,7 +14,8 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def("pack_bits(Tensor codes, int bits) -> (Tensor packed, Tensor misfit)");
   m.def("unpack_bits(Tensor packed, int bits, int numel) -> Tensor");
 
-  // One bit an element, 1 for `high`; misfit: int32 (1), not 0 where an element was neither low nor high.
+  // One bit an element, 1 for `high`; misfit: int32 (1), not 0 where an element was neither low nor high. Every byte of a
+  // bool tensor but 0 is true.
   m.def("bit_mask_compress(Tensor input, float low, float high) -> (Tensor mask, Tensor misfit)");
   m.def("bit_mask_decompress(Tensor mask, int numel, ScalarType dtype, float low, float high) -> Tensor");
 

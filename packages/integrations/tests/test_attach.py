@@ -146,12 +146,12 @@ def test_levels_are_immutable():
     assert list(integrations.LEVELS)[:4] == ["L0", "L1", "L1.1", "L1.2"]
 
 
-def test_modules_added_later_belong_to_their_parent():
-    """A module that was not there has no path of its own; what it saves is compressed all the same."""
+def test_modules_added_later_are_found():
+    """A module that was not there when the model was compressed."""
     model = integrations.compress_model(nn.Sequential(nn.Sequential(nn.Linear(64, 64))))
     model[0].append(nn.Linear(64, 64))
     model(X).sum().backward()
-    assert [(row.module, row.codec[12:18]) for row in rows(model)] == [("0", "bits=4")]
+    assert [(row.module, row.codec[12:18]) for row in rows(model)] == [("0.1", "bits=4")]
 
 
 def test_a_model_moved_and_cast_after_compression():

@@ -8,6 +8,7 @@ The raw operators are ``torch.ops.actcore.*``; ``python -m actcore`` prints what
 
 import torch as _torch
 
+from actcore._library import missing_on
 from actcore._version import __version__
 from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
@@ -31,6 +32,7 @@ __all__ = [
     "build_info",
     "compress",
     "decompress",
+    "missing_on",
     "pack_bits",
     "unpack_bits",
 ]

@@ -31,3 +31,10 @@ def _load() -> str:
 
 
 cuda_missing: str = _load()
+
+
+def missing_on(device: torch.device) -> str:
+    """Why there are no operators for tensors on a device; empty where there are."""
+    if device.type in ("cpu", "meta"):
+        return ""
+    return cuda_missing if device.type == "cuda" else f"actcore has no operators for {device.type}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -14,8 +15,12 @@ from integrations.levels import resolve_level
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# Blocks that a model has been through. Each has a handle of its own, and its noise goes on from the last one's.
-_block_steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_HANDLE = "_integrations_compression"
+
+# How many forwards a model has been through, and whose blocks are open: what one handle leaves to the next.
+_steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_blocks: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # by thread
+_lock = threading.Lock()
 
 
 def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
@@ -37,10 +42,9 @@ def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
         TypeError: ``model`` is not a module, or an option has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already.
     """
-    _require_free(model)
-    handle = Compression(model, level, resolve_level(level, options))
-    handle.track_modules()
-    # The instance's own dictionary: nn.Module would not take a callable that is no module for one anyway.
+    handle = _new_handle(model, level, options)
+    # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
+    model.__dict__[_HANDLE] = handle
     model.__dict__["forward"] = CompressedForward(handle, model.forward, "forward" in model.__dict__)
     return model
 
@@ -53,10 +57,12 @@ def compression(model: nn.Module) -> Compression:
         ValueError: the model is not compressed.
     """
     _require_module(model)
-    forward = model.__dict__.get("forward")
-    if not isinstance(forward, CompressedForward):
+    handle = model.__dict__.get(_HANDLE)
+    if not isinstance(handle, Compression):
         raise ValueError(f"{type(model).__name__} is not compressed; call compress_model(model, level='L1') first")
-    return forward.handle
+    if handle.model is not model:
+        raise ValueError(f"{type(model).__name__} is a shallow copy of a compressed model; use copy.deepcopy instead")
+    return handle
 
 
 def restore_model(model: Model) -> Model:
@@ -67,10 +73,14 @@ def restore_model(model: Model) -> Model:
         ValueError: the model is not compressed.
     """
     handle = compression(model)
-    handle.untrack_modules()
-    forward = model.__dict__.pop("forward")
-    if forward.replaced:
-        model.__dict__["forward"] = forward.forward
+    handle.closed = True
+    _steps[model] = handle.step
+    del model.__dict__[_HANDLE]
+    forward = model.__dict__.get("forward")
+    if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it, and calls through it from now on
+        del model.__dict__["forward"]
+        if forward.replaced:
+            model.__dict__["forward"] = forward.forward
     return model
 
 
@@ -86,29 +96,36 @@ def compress(model: nn.Module, level: str = "L1", **options: Any) -> Iterator[Co
         print(handle.report())
 
     Arguments and errors are those of ``compress_model``; the handle lives on for its report. In ``eval()`` and without
-    gradients the block runs as it is.
+    gradients the block runs as it is. A block is one step: open one for each step of a loop.
     """
-    _require_free(model)
-    handle = Compression(model, level, resolve_level(level, options))
+    handle = _new_handle(model, level, options)
     if not handle.active:
         yield handle
         return
-    handle.step = _block_steps.get(model, 0)
-    handle.track_modules()
+    here, open_in = threading.get_ident(), _blocks.setdefault(model, set())
+    open_in.add(here)
     try:
+        with _lock:
+            handle.step = _steps.get(model, 0)
+            _steps[model] = handle.step + 1
         with handle.session():
             yield handle
     finally:
-        handle.untrack_modules()
-        _block_steps[model] = handle.step
+        open_in.discard(here)
+
+
+def _new_handle(model: nn.Module, level: str, options: Mapping[str, Any]) -> Compression:
+    _require_module(model)
+    name = type(model).__name__
+    if _HANDLE in model.__dict__:
+        raise ValueError(f"{name} is compressed already; call integrations.restore_model(model) first")
+    if threading.get_ident() in _blocks.get(model, ()):
+        raise ValueError(f"{name} is in a block of integrations.compress already; leave it first")
+    handle = Compression(model, level, resolve_level(level, options))
+    handle.step = _steps.get(model, 0)
+    return handle
 
 
 def _require_module(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-
-
-def _require_free(model: nn.Module) -> None:
-    _require_module(model)
-    if isinstance(model.__dict__.get("forward"), CompressedForward):
-        raise ValueError(f"{type(model).__name__} is compressed already; call integrations.restore_model(model) first")

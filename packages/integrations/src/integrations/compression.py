@@ -5,21 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from integrations.levels import Level, resolve_level
 from integrations.report import Report, Row
 from integrations.saved.calls import tensors_in
+from integrations.saved.modules import ModulePaths, called_module
 from integrations.saved.noise import current_rank
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 
 _STATE_VERSION = 1
+_STEPS = threading.Lock()
 
 
 class Compression:
@@ -32,6 +34,7 @@ class Compression:
         level_name: the level's name.
         level: the level, options applied.
         step: forwards compressed so far; each draws noise of its own.
+        closed: whether the model was restored; a forward that somebody still holds is the plain one then.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level) -> None:
@@ -39,23 +42,24 @@ class Compression:
         self.level_name = level_name
         self.level = level
         self.step = 0
+        self.closed = False
         self._records: list[Record] = []
-        self._handles: list[RemovableHandle] = []
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
+        self._paths = ModulePaths(model)
 
     # ---- a forward ----
 
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
-        return self.level.bits is not None and torch.is_grad_enabled() and self.model.training
+        return self.level.bits is not None and torch.is_grad_enabled() and self.model.training and not self.closed
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls ``forward`` under compression. Inside a running forward, in ``eval()``, under ``no_grad`` and while
-        ``torch.compile`` or ``torch.jit`` traces, it is the plain call."""
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not self.active:
+        """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
+        if not self.active:
             return forward(*args, **kwargs)
-        if threading.get_ident() in self._sessions:
+        running = self._sessions.get(threading.get_ident())
+        if running is not None:
             return forward(*args, **kwargs)
         with self.session() as session:
             session.owners.add_inputs(tensors_in((args, kwargs)))
@@ -65,20 +69,12 @@ class Compression:
         """A context in which what autograd saves is compressed: a forward, or a whole step."""
         return _RunningSession(self)
 
-    # ---- attaching ----
-
-    def track_modules(self) -> None:
-        """Hooks every module, so that records know the path; ``untrack_modules`` undoes it."""
-        for path, module in self.model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                note = _ModuleNote(self, path)
-                self._handles.append(module.register_forward_pre_hook(note.enter, with_kwargs=True))
-                self._handles.append(module.register_forward_hook(note.leave, always_call=True))
-
-    def untrack_modules(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def _take_step(self) -> int:
+        """The number of a new forward; no two get the same, in whichever thread they start."""
+        with _STEPS:
+            step = self.step
+            self.step += 1
+        return step
 
     # ---- what the user asks ----
 
@@ -114,7 +110,13 @@ class Compression:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without what belongs to a running forward of this one.
-        return {**self.__dict__, "_records": [], "_sessions": {}}
+        state = {**self.__dict__, "_records": [], "_sessions": {}}
+        del state["_paths"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._paths = ModulePaths(self.model)
 
 
 class _RunningSession:
@@ -122,11 +124,10 @@ class _RunningSession:
 
     def __init__(self, handle: Compression) -> None:
         self._handle = handle
-        self._session = Session(handle.model, handle.level, handle.step, current_rank())
+        self._session = Session(handle.model, handle._paths, handle.level, handle._take_step(), current_rank())
 
     def __enter__(self) -> Session:
         self._session.__enter__()
-        self._handle.step += 1
         self._handle._sessions[threading.get_ident()] = self._session
         return self._session
 
@@ -134,30 +135,6 @@ class _RunningSession:
         self._handle._sessions.pop(threading.get_ident(), None)
         self._handle._records = self._session.records
         self._session.__exit__(*error)
-
-
-class _ModuleNote:
-    """Tells a running session which module is entered and left."""
-
-    def __init__(self, handle: Compression, path: str) -> None:
-        self._handle = handle
-        self._path = path
-
-    def _session(self) -> Session | None:
-        # A compiled region is left whole: what it saves is packed as one call's.
-        return None if torch.compiler.is_compiling() else self._handle._sessions.get(threading.get_ident())
-
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        session = self._session()
-        if session is not None:
-            if module is self._handle.model:
-                session.owners.add_inputs(tensors_in((args, kwargs)))
-            session.tracker.enter_module(self._path)
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        session = self._session()
-        if session is not None:
-            session.tracker.leave_module(self._path)
 
 
 class CompressedForward:
@@ -174,8 +151,28 @@ class CompressedForward:
         self.replaced = replaced  # whether the instance had a forward of its own before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return self.forward(*args, **kwargs)
+        module = called_module()
+        if module is not None and module is not self.handle.model and not self.replaced and _is_copy(module, self):
+            return self._run_copy(module, args, kwargs)
         return self.handle.run(self.forward, args, kwargs)
+
+    def _run_copy(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """For a shallow copy, such as ``nn.DataParallel``'s replicas: it has this object in its dictionary, too, but
+        its own parameters, which the handle does not know."""
+        warnings.warn(
+            f"a shallow copy of the compressed {type(module).__name__} (copy.copy, nn.DataParallel) runs uncompressed; "
+            "use copy.deepcopy, or DistributedDataParallel",
+            stacklevel=3,
+        )
+        return type(module).forward(module, *args, **kwargs)
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.forward)
+
+
+def _is_copy(module: nn.Module, forward: CompressedForward) -> bool:
+    """Whether the module carries this very forward: not so for one that wraps the model and calls its forward."""
+    return module.__dict__.get("forward") is forward

@@ -24,7 +24,7 @@ class Row:
         operator: the call that saved it.
         role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``.
         shape, dtype: of the tensor.
-        codec: how it is stored, or ``"kept"``.
+        codec: how it is stored; ``"kept"`` as it is, or ``"copied"`` exactly, so that a larger storage can go.
         original_bytes: what plain autograd keeps alive for it: its whole storage, in the first row that saves it.
         stored_bytes: what is kept instead; 0 where it shares what an earlier row counts.
         why: the reason for the codec.

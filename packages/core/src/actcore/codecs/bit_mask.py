@@ -39,6 +39,8 @@ class BitMask:
     def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
         """``Tensor["..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect.
 
+        Of a bool tensor every byte but 0 is true, as torch reads it.
+
         Raises:
             ValueError: a value of ``values`` is not exact in the dtype, or an element is neither of the two.
         """

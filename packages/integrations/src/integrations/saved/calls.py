@@ -1,8 +1,8 @@
-"""Which call saves a tensor, in which module, and what the tensor is to it.
+"""Which call saves a tensor, and what the tensor is to it.
 
-A pack hook is told none of this. While a forward runs, a ``TorchFunctionMode`` sees each call with its arguments before
-autograd saves anything for it, and forward hooks on the modules keep the path. Composites written in Python
-(``F.dropout``, ``F.cross_entropy``) are one call: the mode is off inside it.
+A pack hook is told neither. While a forward runs, a ``TorchFunctionMode`` sees each call with its arguments before
+autograd saves anything for it. Composites written in Python (``F.dropout``, ``F.cross_entropy``) are one call: the mode
+is off inside it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
     try:
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy module's parameter, not made yet
         return None
 
 
@@ -68,9 +68,13 @@ class StorageSet:
 
     def __init__(self) -> None:
         self._references: dict[int, StorageWeakRef] = {}
+        self._room = 1024
 
     def add(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata not in self._references:
+            if len(self._references) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
+                alive = {key: reference for key, reference in self._references.items() if not reference.expired()}
+                self._references, self._room = alive, max(1024, 2 * len(alive))
             self._references[storage._cdata] = StorageWeakRef(storage)
 
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
@@ -95,20 +99,36 @@ class Call:
         return "internal" if tensor.grad_fn is None else "result"
 
 
+# What lets somebody write to a tensor's memory without its version moving: ``.data`` and raw pointers.
+_EXPOSING = frozenset(
+    {
+        Tensor.data.__get__,  # type: ignore[attr-defined]
+        Tensor.data_ptr,
+        Tensor.numpy,
+        Tensor.__array__,
+        Tensor.__dlpack__,
+        Tensor.storage,
+        Tensor.untyped_storage,
+    }
+)
+
+
 class CallTracker(TorchFunctionMode):
     """Sees every torch function that a forward calls.
 
     Attributes:
         call: the call that is running, or ``None``.
         foreign: storages that were there before the forward: somebody else keeps them alive.
+        born: storages that calls of this forward made.
+        exposed: storages that may be written to without their version moving.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.call: Call | None = None
         self.foreign = StorageSet()
-        self._born = StorageSet()
-        self._modules: list[str] = []
+        self.born = StorageSet()
+        self.exposed = StorageSet()
 
     def __torch_function__(
         self,
@@ -117,17 +137,21 @@ class CallTracker(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if torch.compiler.is_compiling():  # nothing for torch.compile to trace: a compiled region stays one
+            return func(*args, **(kwargs or {}))
         outer, self.call = self.call, Call(func, args, kwargs or {})
         try:
             for argument in self.call.arguments:
                 self._meet(argument)
+                if func in _EXPOSING and (storage := storage_of(argument)) is not None:
+                    self.exposed.add(storage)
             result = func(*args, **(kwargs or {}))
         finally:
             self.call = outer
         for output in tensors_in(result):
             for storage in storages_of(output):
                 if storage not in self.foreign:
-                    self._born.add(storage)
+                    self.born.add(storage)
         return result
 
     def _meet(self, argument: Tensor) -> None:
@@ -135,24 +159,8 @@ class CallTracker(TorchFunctionMode):
         does not see, such as a custom autograd Function, may have made it."""
         if argument.grad_fn is None:
             for storage in storages_of(argument):
-                if storage not in self._born:
+                if storage not in self.born:
                     self.foreign.add(storage)
-
-    # ---- module paths ----
-
-    @property
-    def module(self) -> str:
-        """Path of the innermost module whose forward is running."""
-        return self._modules[-1] if self._modules else ""
-
-    def enter_module(self, path: str) -> None:
-        self._modules.append(path)
-
-    def leave_module(self, path: str) -> None:
-        """Leaves the module, and any inside it whose forward ended in an exception that was caught."""
-        while path in self._modules:
-            if self._modules.pop() == path:
-                return
 
 
 def _same_storage(tensor: Tensor, storage: torch.UntypedStorage) -> bool:

@@ -22,10 +22,12 @@ class Owners:
         self._inputs = StorageSet()
 
     def add_inputs(self, tensors: Iterable[Tensor]) -> None:
-        """Declares what the caller gave to the model."""
+        """Declares what the caller gave to the model, and so keeps alive. What the caller computed under autograd is
+        no such thing: it is one more activation, which callers seldom hold on to."""
         for tensor in tensors:
-            for storage in storages_of(tensor):
-                self._inputs.add(storage)
+            if tensor.grad_fn is None:
+                for storage in storages_of(tensor):
+                    self._inputs.add(storage)
 
     def holder(self, storage: torch.UntypedStorage, foreign: StorageSet) -> str:
         """Who holds a storage, in words; empty if only autograd does."""
@@ -40,9 +42,11 @@ class Owners:
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, foreign: StorageSet, call: Call | None) -> str:
         """Who keeps the tensor alive, in words; empty if only autograd does."""
         holder = self.holder(storage, foreign)
-        if not holder and self._is_cast_of_parameter(tensor, call):
-            return "parameter, cast by autocast"
-        return holder
+        if holder:
+            return holder
+        if _is_parameter(tensor):
+            return "parameter"
+        return "parameter, cast by autocast" if self._is_cast_of_parameter(tensor, call) else ""
 
     def _is_cast_of_parameter(self, tensor: Tensor, call: Call | None) -> bool:
         """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
@@ -63,6 +67,12 @@ class Owners:
             and sorted(weight.shape) == sorted(tensor.shape)
             for weight in weights
         )
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """Whether the tensor is a parameter, or a view of one, be it the model's or not: lazy modules make theirs in the
+    first forward, sharded ones put theirs in place for a moment."""
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
 
 
 def _storages(tensors: Iterable[Tensor]) -> StorageSet:

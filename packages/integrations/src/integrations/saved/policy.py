@@ -10,6 +10,8 @@ from actcore import BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
 
+# They normalise the last dimensions; the others take statistics over many rows.
+_ROW_NORMS = ("layer_norm", "rms_norm")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -29,9 +31,6 @@ class FixedBits:
     """A level's policy: a pure function of ``SavedTensor``, the same on every rank and at every step."""
 
     level: Level
-
-    def __call__(self, saved: SavedTensor) -> Codec:
-        return self.decide(saved).codec or BitMask()
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
@@ -56,12 +55,31 @@ class FixedBits:
         if need is Need.PRODUCT and level.bits is not None:
             return Decision(GroupAffine(max(level.bits, level.product_bits), level.group_size), need.value)
         if need is Need.NORM and level.bits is not None:
-            return Decision(GroupAffine(max(level.bits, level.norm_bits), level.group_size), need.value)
+            group_size = level.group_size
+            if saved.operator in _ROW_NORMS:
+                group_size = _row_group(saved, group_size)
+                if not group_size:
+                    return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
+            return Decision(GroupAffine(max(level.bits, level.norm_bits), group_size), need.value)
         if need is Need.SIGN:
             return Decision(Positive(), need.value)
         if need is Need.MASK:
             return Decision(None, need.value)
         return Decision(Raw(), rule.why or need.value)
+
+
+def _row_group(saved: SavedTensor, limit: int) -> int:
+    """The largest group of at most ``limit`` elements that no two rows share; 0 where there is none.
+
+    A row of small numbers that shared a group with one of large numbers would be rounded as coarsely, and its
+    normalisation would make that error as large as the others' values.
+    """
+    contiguous = (
+        saved.strides and saved.strides[-1] == 1 and all(step % saved.shape[-1] == 0 for step in saved.strides[:-1])
+    )
+    if not contiguous:
+        return 0
+    return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import BitMask, Codec, Raw, SavedTensor
+from actcore import BitMask, Codec, Raw, SavedTensor, missing_on
 from integrations.levels import Level
 from integrations.saved.calls import CallTracker, storage_of, storages_of
+from integrations.saved.modules import ModulePaths
 from integrations.saved.noise import stream_of
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision, FixedBits
@@ -28,13 +29,15 @@ class Session:
 
     Args:
         model: whose parameters, buffers and inputs belong to their owners.
+        paths: of the model's modules.
         level: decides the codecs.
         step: number of this forward, so that its noise is its own.
         rank: of this process.
     """
 
-    def __init__(self, model: nn.Module, level: Level, step: int, rank: int) -> None:
+    def __init__(self, model: nn.Module, paths: ModulePaths, level: Level, step: int, rank: int) -> None:
         self.tracker = CallTracker()
+        self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
         self._policy = FixedBits(level)
@@ -84,6 +87,8 @@ class Session:
         stream = stream_of(identity, self._step, self._rank)
         try:
             codec = _codec_for(tensor, decision, record)
+            if storage in self.tracker.exposed:
+                self._storages.forget(storage)
             if isinstance(codec, Raw):
                 return self._storages.keep(tensor, record)
             return self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
@@ -105,7 +110,7 @@ class Session:
         return Record(saved, "kept", why, "", nbytes, nbytes)
 
     def _describe(self, tensor: Tensor) -> SavedTensor:
-        call, module = self.tracker.call, self.tracker.module
+        call, module = self.tracker.call, self._paths.running()
         operator, role = (call.operator, call.role(tensor)) if call else ("", "")
         occurrence = self._occurrences[module, operator, role]
         self._occurrences[module, operator, role] += 1
@@ -131,6 +136,11 @@ def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
     """The decision's codec; for a mask of unknown values, the one that its data show."""
     if tensor.is_neg() or tensor._is_zerotensor():
         record.why = "lazily negated, or zeros without memory: kept exactly"
+        return Raw()
+    if isinstance(decision.codec, Raw):
+        return decision.codec
+    if missing := missing_on(tensor.device):
+        record.why = f"kept exactly: {missing}"
         return Raw()
     if decision.codec is not None:
         return decision.codec

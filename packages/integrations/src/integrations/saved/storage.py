@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actcore import Codec, Compressed, GroupAffine, Layout, Positive, compress
+from actcore import Codec, Compressed, GroupAffine, Layout, Positive, Raw, compress
 from integrations.saved.calls import StorageSet
 from integrations.saved.records import Record
 
@@ -49,6 +49,10 @@ class Kept:
         return self.tensor
 
 
+# A part of a storage that is this many times smaller is worth a copy, even if somebody unknown keeps the storage alive.
+_SMALL = 8
+
+
 class Region:
     """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them."""
 
@@ -59,6 +63,7 @@ class Region:
         self.numel = layout.stored_numel
         self.dtype = tensor.dtype
         self.version = tensor._version
+        self.lazy = _lazy(tensor)
         self.layout = Layout((self.numel,), (1,)) if layout.dense else layout
         self.value: Compressed | None = None
         self.sign: Compressed | None = None
@@ -80,8 +85,8 @@ class Region:
 
     def shares_elements(self, tensor: Tensor) -> bool:
         """Whether a tensor of the same storage means by its elements what this region does: not so for another
-        version, a view as another dtype, or a lazily negated view."""
-        return tensor.dtype == self.dtype and tensor._version == self.version and not tensor.is_neg()
+        version, a view as another dtype, or one that is lazily negated or conjugated where this is not."""
+        return tensor.dtype == self.dtype and tensor._version == self.version and _lazy(tensor) == self.lazy
 
     def _source(self, tensor: Tensor) -> Tensor:
         """This region's elements, through any tensor of its storage."""
@@ -107,19 +112,25 @@ class Region:
             if self.sign is None:
                 self.sign, self._sign_record = self._compress(tensor, codec, record, seed, stream), record
             else:
-                record.codec, record.why = str(self.sign.codec), "shares the copy that is stored already"
-        elif self.value is None or _bits(codec) > _bits(self.value.codec):
+                record.codec, record.why = _name(self.sign.codec), "shares the copy that is stored already"
+        elif self.value is None or _fineness(codec) > _fineness(self.value.codec):
             self.value = self._compress(tensor, codec, record, seed, stream)
             if self._value_record is not None:
                 self._value_record.stored_bytes = 0
                 self._value_record.codec, self._value_record.why = record.codec, "shares a copy with more bits"
             self._value_record = record
         else:
-            record.codec, record.why = str(self.value.codec), "shares the copy that is stored already"
+            record.codec, record.why = _name(self.value.codec), "shares the copy that is stored already"
 
     def _compress(self, tensor: Tensor, codec: Codec, record: Record, seed: int, stream: int) -> Compressed:
-        compressed = compress(self._source(tensor), codec, seed=seed, stream=stream)
-        record.codec, record.stored_bytes = str(compressed.codec), compressed.nbytes
+        source = self._source(tensor)
+        if isinstance(codec, Raw):
+            compressed = compress(source.clone(), codec)
+            record.codec, record.why = _name(codec), f"{record.why}; a copy, since its storage is larger"
+        else:
+            compressed = compress(source, codec, seed=seed, stream=stream)
+            record.codec = _name(compressed.codec)
+        record.stored_bytes = compressed.nbytes
         return compressed
 
     @property
@@ -169,6 +180,7 @@ class Storages:
 
     def __init__(self) -> None:
         self._regions: dict[int, list[weakref.ref[Region]]] = {}
+        self._room = 1024
         self._counted = StorageSet()
 
     def original_bytes(self, storage: torch.UntypedStorage) -> int:
@@ -178,17 +190,26 @@ class Storages:
         self._counted.add(storage)
         return storage.nbytes()
 
-    def keep(self, tensor: Tensor, record: Record) -> Exact:
-        """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too."""
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """Shares nothing that was stored so far with what is saved of this storage from now on."""
+        self._regions.pop(storage._cdata, None)
+
+    def keep(self, tensor: Tensor, record: Record, overlapping: bool = False) -> View | Exact:
+        """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too; unless it is
+        a small part of a storage that nothing else keeps, of which it is worth a copy."""
         storage = tensor.untyped_storage()
         regions = self._alive(storage)
         counted = any(region.kept is not None for region in regions)
+        layout = Layout.of(tensor)
+        small = _SMALL * layout.stored_numel * tensor.itemsize <= storage.nbytes()
+        if small and not counted and not overlapping and not any(_lazy(tensor)):
+            return self.store(tensor, Raw(), record, seed=0, stream=0)
         for region in regions:
             if region.kept is None and region.shares_elements(tensor):
                 region.keep(tensor)
         if not counted:
             record.stored_bytes = storage.nbytes()
-        region = Region(tensor, Layout.of(tensor))
+        region = Region(tensor, layout)
         region.keep(tensor)
         regions.append(region)
         self._remember(storage, regions)
@@ -208,7 +229,7 @@ class Storages:
         region.store(tensor, codec, record, seed=seed, stream=stream)
         self._remember(storage, regions)
         if region.kept is None and sum(found.nbytes for found in regions) > storage.nbytes():
-            kept = self.keep(tensor, record)
+            kept = self.keep(tensor, record, overlapping=True)
             record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
             return kept
         return View(region, layout, int(tensor.storage_offset()), isinstance(codec, Positive))
@@ -218,9 +239,21 @@ class Storages:
         return [region for reference in references if (region := reference()) is not None]
 
     def _remember(self, storage: torch.UntypedStorage, regions: list[Region]) -> None:
+        if len(self._regions) >= self._room:
+            alive = {key: found for key, found in self._regions.items() if any(reference() for reference in found)}
+            self._regions, self._room = alive, max(1024, 2 * len(alive))
         self._regions[storage._cdata] = [weakref.ref(region) for region in regions]
 
 
-def _bits(codec: Codec) -> int:
-    """How much a stored value keeps: bits an element, and more than any number of them for what is exact."""
-    return codec.bits if isinstance(codec, GroupAffine) else 64
+def _lazy(tensor: Tensor) -> tuple[bool, bool]:
+    """What torch does to the elements when they are read."""
+    return tensor.is_neg(), tensor.is_conj()
+
+
+def _name(codec: Codec) -> str:
+    return "copied" if isinstance(codec, Raw) else str(codec)
+
+
+def _fineness(codec: Codec) -> tuple[int, int]:
+    """How much a stored value keeps: bits an element, then how few share bounds; what is exact keeps most."""
+    return (codec.bits, -codec.group_size) if isinstance(codec, GroupAffine) else (64, 0)

@@ -1,0 +1,46 @@
+"""Which module's forward is running, read off the Python stack.
+
+Forward hooks would tell, too, but a module with hooks is slower in ``eval()``, loses torch's fused inference paths, and
+guards a compiled region. The stack is there anyway, and an exception cannot leave it wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+_CALL = nn.Module._call_impl.__code__  # runs a module's hooks and its forward
+
+
+class ModulePaths:
+    """The paths of a model's modules, from its root."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+    def running(self) -> str:
+        """Path of the innermost module of the model whose forward the caller is inside of; empty for the root."""
+        frame: FrameType | None = sys._getframe(1)
+        missing = False
+        while frame is not None:
+            if frame.f_code is _CALL:
+                module = frame.f_locals["self"]
+                path = self._paths.get(module)
+                if path is None and not missing:
+                    missing = True  # a module that is new, or none of the model's: look once
+                    self._paths.update((found, name) for name, found in self._model.named_modules())
+                    path = self._paths.get(module)
+                if path is not None:
+                    return path
+            frame = frame.f_back
+        return ""
+
+
+def called_module() -> nn.Module | None:
+    """The module whose ``forward`` was called in the frame below the caller's; ``None`` for a direct call."""
+    frame = sys._getframe(2)
+    return frame.f_locals["self"] if frame.f_code is _CALL else None
