@@ -11,7 +11,7 @@ from torch import Tensor
 from actcore.codec import require_dtype, require_layout, require_payload, require_strided
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import packed_bytes
+from actcore.ops import Key, packed_bytes
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -36,7 +36,7 @@ class BitMask:
         if len(self.values) != 2 or not all(abs(value) <= sys.float_info.max for value in self.values):
             raise ValueError(f"values must be two finite numbers, got {self.values!r}")
 
-    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Tensor["..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect.
 
         Of a bool tensor every byte but 0 is true, as torch reads it.
@@ -68,7 +68,7 @@ class Positive:
     takes a NaN for negative, the one input where its gradient differs).
     """
 
-    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect."""
         require_strided(self, tensor)
         require_dtype(self, tensor, _FLOATS, "keep it as it is: actcore.Raw()")
