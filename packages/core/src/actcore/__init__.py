@@ -13,6 +13,7 @@ from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, GroupAffine, Positive, Raw
 from actcore.compressed import Compressed
+from actcore.functional import dropout, max_pool1d, max_pool2d, max_pool3d, relu, stepwise
 from actcore.info import build_info
 from actcore.layout import Layout
 from actcore.saved_tensor import Policy, SavedTensor
@@ -31,7 +32,13 @@ __all__ = [
     "build_info",
     "compress",
     "decompress",
+    "dropout",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
     "pack_bits",
+    "relu",
+    "stepwise",
     "unpack_bits",
 ]
 

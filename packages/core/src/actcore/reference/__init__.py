@@ -5,13 +5,26 @@ Every function takes and returns what its namesake in ``torch.ops.actcore`` does
 
 from actcore.reference.bits import pack_bits, unpack_bits
 from actcore.reference.group_affine import group_affine_compress, group_affine_decompress
+from actcore.reference.masked import dropout_mask, mask_backward, relu_mask
 from actcore.reference.philox import noise, philox
+from actcore.reference.pool import max_pool, max_pool_backward, window_index_pack, window_index_unpack
+from actcore.reference.stepwise import stepwise, stepwise_backward, stepwise_codes
 
 __all__ = [
+    "dropout_mask",
     "group_affine_compress",
     "group_affine_decompress",
+    "mask_backward",
+    "max_pool",
+    "max_pool_backward",
     "noise",
     "pack_bits",
     "philox",
+    "relu_mask",
+    "stepwise",
+    "stepwise_backward",
+    "stepwise_codes",
     "unpack_bits",
+    "window_index_pack",
+    "window_index_unpack",
 ]
