@@ -28,8 +28,11 @@ ACTCORE_FN T simple_value(T x, T a, T b) {
   if constexpr (function == Function::kThreshold) return x <= a ? b : x;
   if constexpr (function == Function::kHardtanh) return clamp(x, rounded<E>(a), rounded<E>(b));
   if constexpr (function == Function::kRelu6) return clamp(x, T(0), T(6));
-  if constexpr (function == Function::kHardshrink) return x >= -a && x <= a ? T(0) : x;
-  if constexpr (function == Function::kSoftshrink) return x > a ? x - a : x < -a ? x + a : x * T(0);
+  if constexpr (function == Function::kHardshrink) {
+    const T half_width = rounded<E>(a);
+    return x >= -half_width && x <= half_width ? T(0) : x;
+  }
+  if constexpr (function == Function::kSoftshrink) return x > a ? x - a : x < -a ? x + a : x != x ? x : T(0);
   if constexpr (function == Function::kSoftsign) return x / rounded<E>((x < T(0) ? -x : x) + T(1));
   if constexpr (function == Function::kSquaredRelu) {
     const T positive = x < T(0) ? T(0) : x;

@@ -195,9 +195,10 @@ def _max_pool(
             f"use torch.nn.functional.max_pool{dims}d for larger ones"
         )
     for d, size in enumerate(x.shape[-dims:]):
-        half = (steps[d] * (kernel[d] - 1) + 1) // 2
+        # As torch: only its pooling of one dimension counts what dilation adds.
+        half = (steps[d] * (kernel[d] - 1) + 1) // 2 if dims == 1 else kernel[d] // 2
         if pads[d] > half:
-            raise ValueError(f"padding must be at most half of what the kernel covers, {half}, got {pads[d]}")
+            raise ValueError(f"padding must be at most half of the kernel, {half}, got {pads[d]}")
         if pooled_size(size, kernel[d], strides[d], pads[d], steps[d], ceil_mode) < 1 or size < 1:
             raise ValueError(
                 f"kernel_size {kernel} with dilation {steps} does not fit into the shape {tuple(x.shape)} with padding "

@@ -11,6 +11,7 @@ Forward-mode derivatives (``torch.func.jvp``) raise: ``torch.compile`` refuses a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -160,9 +161,13 @@ class MaskBackward(Function):
         return MaskBackward.apply(gradients[0].contiguous(), mask, ctx.scale), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, gradient: Tensor, mask: Tensor, scale: float) -> Any:
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return MaskBackward.rule(MaskBackward.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(call: Any, info: Any, in_dims: Any, gradient: Tensor, mask: Tensor, scale: float) -> Any:
         def apply(gradient: Tensor, mask: Tensor) -> Any:
-            return MaskBackward.apply(gradient, mask, scale)
+            return call(gradient, mask, scale)
 
         size = info.batch_size
         return _map_backward(apply, apply, _first(gradient, in_dims[0], size), _first(mask, in_dims[1], size))
@@ -187,9 +192,13 @@ class Relu(Function):
         return MaskBackward.apply(gradients[0].contiguous(), mask, 1.0)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, input: Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return Relu.rule(Relu.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(call: Any, info: Any, in_dims: Any, input: Tensor) -> Any:
         x = _first(input, in_dims[0], info.batch_size)
-        return _map_forward(Relu.apply, info.batch_size, prod(x.shape[1:]), x)
+        return _map_forward(call, info.batch_size, prod(x.shape[1:]), x)
 
 
 class Dropout(Function):
@@ -212,14 +221,18 @@ class Dropout(Function):
         return MaskBackward.apply(gradients[0].contiguous(), mask, ctx.scale), None, None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, input: Tensor, p: float, seed: int, stream: int, draw: Tensor | None = None
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return Dropout.rule(Dropout.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(
+        call: Any, info: Any, in_dims: Any, input: Tensor, p: float, seed: int, stream: int, draw: Tensor | None = None
     ) -> Any:
         """A call a sample: the noise of each is what it is without vmap, given the same seed, stream and draw."""
         samples = _first(input, in_dims[0], info.batch_size).unbind(0)
         batched = draw is not None and len(in_dims) > 4 and in_dims[4] is not None
         draws = _first(draw, in_dims[4], info.batch_size).unbind(0) if batched else [draw] * info.batch_size  # type: ignore[arg-type]
-        results = [Dropout.apply(x, p, seed, stream, one) for x, one in zip(samples, draws, strict=True)]
+        results = [call(x, p, seed, stream, one) for x, one in zip(samples, draws, strict=True)]
         outputs, masks = zip(*results, strict=True)
         return (torch.stack(outputs), torch.stack(masks)), (0, 0)
 
@@ -245,11 +258,15 @@ class StepwiseBackward(Function):
         return StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits), None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Any:
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return StepwiseBackward.rule(StepwiseBackward.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(call: Any, info: Any, in_dims: Any, gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Any:
         _require_shared("levels", in_dims[2])
 
         def apply(gradient: Tensor, codes: Tensor) -> Any:
-            return StepwiseBackward.apply(gradient, codes, levels, bits)
+            return call(gradient, codes, levels, bits)
 
         size = info.batch_size
         return _map_backward(apply, apply, _first(gradient, in_dims[0], size), _first(codes, in_dims[1], size))
@@ -260,6 +277,9 @@ class Stepwise(Function):
     def forward(
         input: Tensor, function: str, parameters: Sequence[float], boundaries: Tensor, levels: Tensor, bits: int
     ) -> Any:
+        if function == "softplus" and input.device.type == "cpu":
+            # The operator's exponential and logarithm are not those inside torch's softplus: an ulp apart.
+            return torch.nn.functional.softplus(input, *parameters), _ops.stepwise_codes(input, boundaries, bits)
         return _ops.stepwise(input, function, parameters, boundaries, bits)
 
     @staticmethod
@@ -278,7 +298,12 @@ class Stepwise(Function):
         return gradient, None, None, None, None, None
 
     @staticmethod
-    def vmap(
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return Stepwise.rule(Stepwise.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(
+        call: Any,
         info: Any,
         in_dims: Any,
         input: Tensor,
@@ -292,7 +317,7 @@ class Stepwise(Function):
         _require_shared("levels", in_dims[4])
 
         def apply(x: Tensor) -> Any:
-            return Stepwise.apply(x, function, parameters, boundaries, levels, bits)
+            return call(x, function, parameters, boundaries, levels, bits)
 
         x = _first(input, in_dims[0], info.batch_size)
         return _map_forward(apply, info.batch_size, prod(x.shape[1:]), x)
@@ -330,16 +355,20 @@ class MaxPoolBackward(Function):
         return read.where(flat >= 0, 0.0).view(indices.shape), None, None, None, None, None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, gradient: Tensor, packed: Tensor, input_shape: Sequence[int], *options: Any
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return MaxPoolBackward.rule(MaxPoolBackward.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(
+        call: Any, info: Any, in_dims: Any, gradient: Tensor, packed: Tensor, input_shape: Sequence[int], *options: Any
     ) -> Any:
         size = info.batch_size
 
         def one(gradient: Tensor, packed: Tensor) -> Any:
-            return MaxPoolBackward.apply(gradient, packed, input_shape, *options)
+            return call(gradient, packed, input_shape, *options)
 
         def every(gradient: Tensor, packed: Tensor) -> Any:
-            return MaxPoolBackward.apply(gradient, packed, [size, *input_shape], *options)
+            return call(gradient, packed, [size, *input_shape], *options)
 
         return _map_backward(one, every, _first(gradient, in_dims[0], size), _first(packed, in_dims[1], size))
 
@@ -365,12 +394,16 @@ class MaxPool(Function):
         return gradient, None, None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, input: Tensor, *options: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return MaxPool.rule(MaxPool.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(call: Any, info: Any, in_dims: Any, input: Tensor, *options: Any) -> Any:
         x = _first(input, in_dims[0], info.batch_size)
         codes = prod(pooled_shape(x.shape[1:], *options))
 
         def apply(x: Tensor) -> Any:
-            return MaxPool.apply(x, *options)
+            return call(x, *options)
 
         return _map_forward(apply, info.batch_size, codes, x)
 
@@ -394,5 +427,34 @@ for _name, _function in (
     ("max_pool_backward", MaxPoolBackward),
 ):
     torch.library.register_autograd(f"actcore::{_name}", _function.backward, setup_context=_function.setup_context)
-    torch.library.register_vmap(f"actcore::{_name}", _function.vmap)
+    torch.library.register_vmap(f"actcore::{_name}", partial(_function.rule, getattr(_ops, _name)))
 torch.library.register_autograd("actcore::stepwise", _stepwise_without_levels)
+
+
+@torch.library.register_vmap("actcore::stepwise")
+def _(info: Any, in_dims: Any, input: Tensor, function: str, parameters: Any, boundaries: Tensor, bits: int) -> Any:
+    _require_shared("boundaries", in_dims[3])
+    x = _first(input, in_dims[0], info.batch_size)
+    return _map_forward(
+        lambda x: _ops.stepwise(x, function, parameters, boundaries, bits), len(x), prod(x.shape[1:]), x
+    )
+
+
+@torch.library.register_vmap("actcore::stepwise_codes")
+def _(info: Any, in_dims: Any, input: Tensor, boundaries: Tensor, bits: int) -> Any:
+    _require_shared("boundaries", in_dims[1])
+    samples = _first(input, in_dims[0], info.batch_size).unbind(0)
+    return torch.stack([_ops.stepwise_codes(sample, boundaries, bits) for sample in samples]), 0
+
+
+@torch.library.register_vmap("actcore::window_index_pack")
+def _(info: Any, in_dims: Any, indices: Tensor, *options: Any) -> Any:
+    samples = _first(indices, in_dims[0], info.batch_size).unbind(0)
+    packs, misfits = zip(*(_ops.window_index_pack(sample, *options) for sample in samples), strict=True)
+    return (torch.stack(packs), torch.stack(misfits)), (0, 0)
+
+
+@torch.library.register_vmap("actcore::window_index_unpack")
+def _(info: Any, in_dims: Any, packed: Tensor, *options: Any) -> Any:
+    samples = _first(packed, in_dims[0], info.batch_size).unbind(0)
+    return torch.stack([_ops.window_index_unpack(sample, *options) for sample in samples]), 0
