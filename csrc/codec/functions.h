@@ -32,7 +32,11 @@ ACTCORE_FN T simple_value(T x, T a, T b) {
     const T half_width = rounded<E>(a);
     return x >= -half_width && x <= half_width ? T(0) : x;
   }
-  if constexpr (function == Function::kSoftshrink) return x > a ? x - a : x < -a ? x + a : x != x ? x : T(0);
+  if constexpr (function == Function::kSoftshrink) {
+    // torch's zeros are positive in its vectors and have the sign of x in what its vectors leave over.
+    const T shift = rounded<E>(a);
+    return x > shift ? x - shift : x < -shift ? x + shift : x != x ? x : T(0);
+  }
   if constexpr (function == Function::kSoftsign) return x / rounded<E>((x < T(0) ? -x : x) + T(1));
   if constexpr (function == Function::kSquaredRelu) {
     const T positive = x < T(0) ? T(0) : x;

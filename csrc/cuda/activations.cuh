@@ -1,6 +1,8 @@
 // The pointwise functions on CUDA, in the form in which torch's CUDA kernels compute them.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "codec/functions.h"
 
 namespace actcore::cuda {

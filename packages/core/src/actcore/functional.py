@@ -28,7 +28,7 @@ def relu(x: Tensor) -> Tensor:
     """
     _check_float(x)
     ordered, order = _in_memory_order(x)
-    output: Tensor = Relu.apply(ordered)[0]  # type: ignore[no-untyped-call]
+    output: Tensor = Relu.apply(ordered)[0]
     return _restored(output, order)
 
 
@@ -59,7 +59,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
     if seed is None:
         draw = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=x.device)
     ordered, order = _in_memory_order(x)
-    output: Tensor = Dropout.apply(ordered, float(p), _int64(seed or 0), _int64(stream), draw)[0]  # type: ignore[no-untyped-call]
+    output: Tensor = Dropout.apply(ordered, float(p), _int64(seed or 0), _int64(stream), draw)[0]
     return _restored(output, order)
 
 
@@ -110,7 +110,7 @@ def stepwise(
             f"boundaries must be fewer than 2**bits with bits from 1 to 8, got {low.numel()} and bits={bits}"
         )
     ordered, order = _in_memory_order(x)
-    output: Tensor = Stepwise.apply(ordered, function, list(parameters), low, step, bits)[0]  # type: ignore[no-untyped-call]
+    output: Tensor = Stepwise.apply(ordered, function, list(parameters), low, step, bits)[0]
     return _restored(output, order)
 
 
@@ -204,7 +204,7 @@ def _max_pool(
                 f"kernel_size {kernel} with dilation {steps} does not fit into the shape {tuple(x.shape)} with padding "
                 f"{pads}; pad the input or take a smaller kernel"
             )
-    output: Tensor = MaxPool.apply(x.contiguous(), kernel, strides, pads, steps, bool(ceil_mode))[0]  # type: ignore[no-untyped-call]
+    output: Tensor = MaxPool.apply(x.contiguous(), kernel, strides, pads, steps, bool(ceil_mode))[0]
     if x.is_contiguous():
         return output
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
@@ -252,7 +252,7 @@ def _in_memory_order(x: Tensor) -> tuple[Tensor, list[int] | None]:
         return x, None
     if any(step == 0 for step in x.stride()):  # expanded: no order of its own
         return x.contiguous(), None
-    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
+    order = sorted(range(x.dim()), key=lambda d: x.stride()[d], reverse=True)
     return x.permute(order).contiguous(), order
 
 

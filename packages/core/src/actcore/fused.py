@@ -174,6 +174,8 @@ class MaskBackward(Function):
 
 
 class Relu(Function):
+    """``relu_mask`` with its gradient."""
+
     @staticmethod
     def forward(input: Tensor) -> Any:
         return _ops.relu_mask(input)
@@ -202,6 +204,8 @@ class Relu(Function):
 
 
 class Dropout(Function):
+    """``dropout_mask`` with its gradient."""
+
     @staticmethod
     def forward(input: Tensor, p: float, seed: int, stream: int, draw: Tensor | None = None) -> Any:
         return _ops.dropout_mask(input, p, seed, stream, draw)
@@ -273,6 +277,8 @@ class StepwiseBackward(Function):
 
 
 class Stepwise(Function):
+    """``stepwise`` with the levels that stand for the derivative."""
+
     @staticmethod
     def forward(
         input: Tensor, function: str, parameters: Sequence[float], boundaries: Tensor, levels: Tensor, bits: int
@@ -374,6 +380,8 @@ class MaxPoolBackward(Function):
 
 
 class MaxPool(Function):
+    """``max_pool`` with its gradient."""
+
     @staticmethod
     def forward(input: Tensor, *options: Any) -> Any:
         return _ops.max_pool(input, *options)

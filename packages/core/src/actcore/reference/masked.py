@@ -25,6 +25,7 @@ def dropout_mask(x: Tensor, p: float, seed: int, stream: int, draw: Tensor | Non
 
 
 def mask_backward(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The gradient times the scale where the mask is 1."""
     compute = gradient.to(torch.float64 if gradient.dtype == torch.float64 else torch.float32)
     kept = unpack_bits(mask, 1, gradient.numel()).view(gradient.shape).bool()
     return torch.where(kept, compute * compute.new_tensor(scale), 0.0).to(gradient.dtype)

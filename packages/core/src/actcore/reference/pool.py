@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn import functional
 from actcore.pooling import pooled_shape, window_bits
 from actcore.reference.bits import pack_bits, unpack_bits
 
-_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+_POOLS: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 
 
 def max_pool(
@@ -23,6 +24,7 @@ def max_pool(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[Tensor, Tensor]:
+    """torch's maxima, and each one's index in its window."""
     dims = len(kernel)
     planes = x.reshape(1, -1, *x.shape[x.dim() - dims :])
     output, indices = _POOLS[dims](planes, kernel, stride, padding, dilation, ceil_mode, return_indices=True)
@@ -55,6 +57,7 @@ def window_index_pack(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Looks every index up among its window's places."""
     places = _places(input_shape, kernel, stride, padding, dilation, ceil_mode)
     flat = indices.reshape(-1, places.shape[0], 1)
     found = (flat == places) & (places >= 0)
@@ -72,6 +75,7 @@ def window_index_unpack(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Tensor:
+    """The place that each code names; -1 in the padding."""
     shape = torch.Size(pooled_shape(input_shape, kernel, stride, padding, dilation, ceil_mode))
     places = _places(input_shape, kernel, stride, padding, dilation, ceil_mode)
     codes = unpack_bits(packed, window_bits(kernel), shape.numel()).long().view(-1, places.shape[0], 1)

@@ -41,6 +41,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 def stepwise(
     x: Tensor, function: str, parameters: Sequence[float], boundaries: Tensor, bits: int
 ) -> tuple[Tensor, Tensor]:
+    """torch's own function, and the codes."""
     return FUNCTIONS[function](x, *parameters), stepwise_codes(x, boundaries, bits)
 
 
@@ -51,6 +52,7 @@ def stepwise_codes(x: Tensor, boundaries: Tensor, bits: int) -> Tensor:
 
 
 def stepwise_backward(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Tensor:
+    """The gradient times its code's level; NaN for a code that has none."""
     table = torch.cat([levels, levels.new_full((2**bits - len(levels),), torch.nan)])
     index = unpack_bits(codes, bits, gradient.numel()).long().view(gradient.shape)
     return (gradient.to(levels.dtype) * table[index]).to(gradient.dtype)
