@@ -54,4 +54,38 @@ STABLE_TORCH_LIBRARY(actcore, m) {
 
   // One bit an element, 1 where it is positive or NaN.
   m.def("positive_mask(Tensor input) -> Tensor");
+
+  // y = relu(x) in input's shape, and one bit an element: 1 where the gradient passes.
+  m.def("relu_mask(Tensor input) -> (Tensor output, Tensor mask)");
+  // Noise of (seed + draw, stream, position); draw: int64 (1) on input's device. mask: 1 where an element is kept.
+  m.def(
+      "dropout_mask(Tensor input, float p, int seed, int stream, Tensor? draw=None) -> (Tensor output, Tensor mask)");
+  // gradient * scale where the bit is 1, 0 elsewhere.
+  m.def("mask_backward(Tensor gradient, Tensor mask, float scale) -> Tensor");
+
+  // y = function(x), and `bits` bits an element: how many boundaries are not above x. boundaries and levels: sorted,
+  // float32, or float64 for elements of float64.
+  m.def(
+      "stepwise(Tensor input, str function, float[] parameters, Tensor boundaries, int bits)"
+      " -> (Tensor output, Tensor codes)");
+  m.def("stepwise_codes(Tensor input, Tensor boundaries, int bits) -> Tensor");
+  // gradient * levels[code].
+  m.def("stepwise_backward(Tensor gradient, Tensor codes, Tensor levels, int bits) -> Tensor");
+
+  // Over the last 1 to 3 dimensions, as many as kernel has numbers; packed: the place of each maximum in its window, in
+  // ceil(log2(window)) bits, at least 1.
+  m.def(
+      "max_pool(Tensor input, int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode)"
+      " -> (Tensor output, Tensor packed)");
+  m.def(
+      "max_pool_backward(Tensor gradient, Tensor packed, int[] input_shape, int[] kernel, int[] stride, int[] padding,"
+      " int[] dilation, bool ceil_mode) -> Tensor");
+  // From and to the int64 indices of torch's max_pool; misfit: int32 (1), not 0 where one is not in its window. Of
+  // a window that covers no element the index is -1.
+  m.def(
+      "window_index_pack(Tensor indices, int[] input_shape, int[] kernel, int[] stride, int[] padding, int[] dilation,"
+      " bool ceil_mode) -> (Tensor packed, Tensor misfit)");
+  m.def(
+      "window_index_unpack(Tensor packed, int[] input_shape, int[] kernel, int[] stride, int[] padding, int[] dilation,"
+      " bool ceil_mode) -> Tensor");
 }

@@ -8,6 +8,7 @@ import torch
 
 import actcore
 from actcore import info
+from actcore.fused import FUSED_OPERATORS
 from actcore.ops import OPERATORS
 
 
@@ -59,7 +60,7 @@ def test_python_m_actcore_prints_the_facts_and_checks_every_operator():
     assert result.returncode == 0, result.stdout + result.stderr
     for name in actcore.build_info():
         assert name in result.stdout
-    for operator in OPERATORS:
+    for operator in (*OPERATORS, *FUSED_OPERATORS):
         assert any(line.split() == ["cpu", operator, "ok"] for line in result.stdout.splitlines()), operator
 
 

@@ -14,6 +14,7 @@ from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Positive, Raw
 from actcore.compressed import Compressed
+from actcore.functional import dropout, max_pool1d, max_pool2d, max_pool3d, relu, stepwise
 from actcore.info import build_info
 from actcore.layout import Layout
 from actcore.saved_tensor import Policy, SavedTensor
@@ -35,8 +36,14 @@ __all__ = [
     "build_info",
     "compress",
     "decompress",
+    "dropout",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
     "missing_on",
     "pack_bits",
+    "relu",
+    "stepwise",
     "unpack_bits",
 ]
 

@@ -10,6 +10,7 @@ import torch
 import actcore._native as _native
 from actcore import _library, reference
 from actcore._version import __version__
+from actcore.fused import FUSED_OPERATORS
 from actcore.ops import OPERATORS
 
 _SEED, _STREAM = 2026, 7
@@ -66,6 +67,43 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
         packed, misfit = torch.ops.actcore.pack_bits(small.to(device), bits)
         results["pack_bits"] &= _same(packed, reference.pack_bits(small, bits)) and misfit.item() == 0
         results["unpack_bits"] &= _same(torch.ops.actcore.unpack_bits(packed, bits, 1000), small)
+    yield from results.items()
+    yield from _check_fused_operators(device)
+
+
+def _check_fused_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """The same for the fused operators. Function values are ReLU's: others differ between libraries."""
+    results = dict.fromkeys(FUSED_OPERATORS, True)
+
+    def compare(name: str, *arguments: Any) -> Any:
+        expected = getattr(reference, name)(*arguments)
+        moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in arguments]
+        got = getattr(torch.ops.actcore, name)(*moved)
+        pairs = zip(got, expected, strict=True) if isinstance(expected, tuple) else [(got, expected)]
+        results[name] &= all(_same(one, other) for one, other in pairs)
+        return expected
+
+    pools = (
+        ([3], [2], [1], [1], True),
+        ([2, 3], [1, 2], [1, 1], [2, 1], False),
+        ([2, 2, 2], [2] * 3, [0] * 3, [1] * 3, True),
+    )
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
+        compare("relu_mask", x)
+        _, mask = compare("dropout_mask", x, 0.3, _SEED, _STREAM)
+        compare("mask_backward", x, mask, 1.5)
+        table = torch.linspace(-1, 1, 256, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+        for bits in range(1, 9):
+            _, codes = compare("stepwise", x, "relu", [], table[: 2**bits - 1], bits)
+            compare("stepwise_codes", x, table[: 2**bits - 1], bits)
+            compare("stepwise_backward", x, codes, table[: 2**bits], bits)
+        for options in pools:
+            image = x[: 4 * 5 * 6 * 3].view(3, 4, 5, 6)
+            output, packed = compare("max_pool", image, *options)
+            compare("max_pool_backward", output, packed, list(image.shape), *options)
+            indices = compare("window_index_unpack", packed, list(image.shape), *options)
+            compare("window_index_pack", indices, list(image.shape), *options)
     yield from results.items()
 
 

@@ -11,20 +11,33 @@ from actcore.reference.group_affine import (
     group_affine_rows_compress,
     group_affine_rows_decompress,
 )
+from actcore.reference.masked import dropout_mask, mask_backward, relu_mask
 from actcore.reference.narrow import narrow_compress, narrow_decompress
 from actcore.reference.philox import noise, philox
+from actcore.reference.pool import max_pool, max_pool_backward, window_index_pack, window_index_unpack
+from actcore.reference.stepwise import stepwise, stepwise_backward, stepwise_codes
 
 __all__ = [
+    "dropout_mask",
     "float8_compress",
     "float8_decompress",
     "group_affine_compress",
     "group_affine_decompress",
     "group_affine_rows_compress",
     "group_affine_rows_decompress",
+    "mask_backward",
+    "max_pool",
+    "max_pool_backward",
     "narrow_compress",
     "narrow_decompress",
     "noise",
     "pack_bits",
     "philox",
+    "relu_mask",
+    "stepwise",
+    "stepwise_backward",
+    "stepwise_codes",
     "unpack_bits",
+    "window_index_pack",
+    "window_index_unpack",
 ]

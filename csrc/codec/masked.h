@@ -1,0 +1,99 @@
+// Activations that keep one bit an element for backward: ReLU and dropout. The arithmetic of one element, the same on
+// every device.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "codec/arguments.h"
+#include "codec/group_affine.h"
+#include "codec/philox.h"
+
+namespace actcore {
+
+// `mask` has packed_bytes(numel, 1) bytes; elements are taken in memory order.
+struct ReluMask {
+  const void* input;
+  ElementType type;
+  int64_t numel;
+  void* output;
+  uint8_t* mask;  // 1 where the gradient passes: where the element is positive or NaN
+};
+
+struct DropoutMask {
+  const void* input;
+  ElementType type;
+  int64_t numel;
+  uint32_t threshold;  // of 65536: an element is dropped where its noise is below
+  double scale;        // of what is kept
+  uint64_t seed;
+  uint64_t stream;
+  const int64_t* draw;  // in the input's memory; added to the seed; may be null
+  void* output;
+  uint8_t* mask;  // 1 where the element is kept
+};
+
+struct MaskBackward {
+  const void* gradient;
+  const uint8_t* mask;
+  ElementType type;
+  int64_t numel;
+  double scale;
+  void* output;  // gradient * scale where the mask is 1, and 0 elsewhere
+};
+
+// An element as its bit pattern.
+template <class E>
+struct Pattern;
+template <>
+struct Pattern<float> {
+  using Word = uint32_t;
+  static constexpr Word sign = 0x80000000u, infinity = 0x7F800000u;
+};
+template <>
+struct Pattern<double> {
+  using Word = uint64_t;
+  static constexpr Word sign = 0x8000000000000000ull, infinity = 0x7FF0000000000000ull;
+};
+template <>
+struct Pattern<Half> {
+  using Word = uint16_t;
+  static constexpr Word sign = 0x8000u, infinity = 0x7C00u;
+};
+template <>
+struct Pattern<BFloat16> {
+  using Word = uint16_t;
+  static constexpr Word sign = 0x8000u, infinity = 0x7F80u;
+};
+
+// Whether an element is below zero: neither a negative zero, which ReLU keeps as torch does, nor NaN.
+template <class E>
+ACTCORE_FN bool is_negative(typename Pattern<E>::Word word) {
+  using P = Pattern<E>;
+  return word > P::sign && word <= static_cast<typename P::Word>(P::sign | P::infinity);
+}
+
+template <class E>
+ACTCORE_FN bool lets_gradient_through(typename Pattern<E>::Word word) {
+  return !(is_negative<E>(word) || static_cast<typename Pattern<E>::Word>(word << 1) == 0);
+}
+
+// Dropout's noise: 16 bits an element, so that eight elements share a Philox block.
+constexpr int kDropoutSteps = 65536;
+constexpr int kDropoutBlock = 8;
+
+// The noise of element `lane` (0..7) of a block: an integer 0..65535.
+ACTCORE_FN uint32_t noise_half(const PhiloxBlock& block, int lane) {
+  return (block.word[lane >> 1] >> (16 * (lane & 1))) & 0xFFFFu;
+}
+
+// `p` as the nearest multiple of 2^-16. What is kept is scaled by the inverse of the rate at which it is kept, so that
+// the mean is the input's exactly.
+ACTCORE_FN uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(rint(p * kDropoutSteps)); }
+
+ACTCORE_FN double dropout_scale(uint32_t threshold) {
+  const double kept = static_cast<double>(kDropoutSteps) - static_cast<double>(threshold);
+  return kept > 0 ? static_cast<double>(kDropoutSteps) / kept : 0.0;
+}
+
+}  // namespace actcore

@@ -1,0 +1,137 @@
+// Interval codes and their levels on the CPU. The function values themselves come from torch's own operators
+// (csrc/ops/cpu/stepwise.cpp), chunk by chunk, so that a chunk is coded while it is in cache.
+#pragma once
+
+#include "codec/stepwise.h"
+#include "cpu/bits.h"
+#include "cpu/simd.h"
+#include "cpu/table.h"
+
+namespace actcore::ACTCORE_ISA {
+
+// Up to this width, a comparison with every boundary is faster than a search.
+constexpr int kCompareBits = 4;
+
+// Boundaries laid out for the search of `bits` steps. Those that are missing up to 2^bits - 1 are infinity.
+template <class T, int bits>
+struct Boundaries {
+  int count;
+  T sorted[1 << bits];
+  // Level l of the search has 2^l candidates, from kLanes * l on: where l steps took the code, the next boundary.
+  T level[bits][(1 << bits) / 2 < kLanes ? kLanes : (1 << bits) / 2];
+
+  explicit Boundaries(const StepwiseCodes& args) : count(args.boundary_count), sorted{}, level{} {
+    const T* given = static_cast<const T*>(args.boundaries);
+    for (int i = 0; i < 1 << bits; ++i) sorted[i] = i < count ? given[i] : static_cast<T>(INFINITY);
+    for (int l = 0; l < bits; ++l) {
+      const int step = 1 << (bits - l);
+      for (int i = 0; i < 1 << l; ++i) level[l][i] = sorted[i * step + step / 2 - 1];
+    }
+  }
+};
+
+template <class T>
+ACTCORE_FN Vec<int32_t> all_ones_where(Vec<T> a, Vec<T> b) {  // a < b
+  if constexpr (sizeof(T) == 4)
+    return (Vec<int32_t>)(a < b);
+  else
+    return __builtin_convertvector(a < b, Vec<int32_t>);
+}
+
+// Count down from all of them: NaN is below no boundary.
+template <class T, int bits, int known>
+ACTCORE_FN Vec<int32_t> compare_all(Vec<T> x, const Boundaries<T, bits>& boundaries) {
+  Vec<int32_t> code = broadcast<int32_t>(boundaries.count);
+  if constexpr (known != 0) {
+#pragma GCC unroll 15
+    for (int i = 0; i < known; ++i) code += all_ones_where<T>(x, broadcast(boundaries.sorted[i]));
+  } else {
+    for (int i = 0; i < boundaries.count; ++i) code += all_ones_where<T>(x, broadcast(boundaries.sorted[i]));
+  }
+  return code;
+}
+
+template <class T, int bits>
+ACTCORE_FN Vec<int32_t> search(Vec<T> x, const Boundaries<T, bits>& boundaries) {
+  Vec<int32_t> code = {};
+#pragma GCC unroll 8
+  for (int l = 0; l < bits; ++l) {
+    const T* level = boundaries.level[l];
+    const Vec<T> boundary = [&] {
+      if (l <= 3) return pick<3>(level, code);
+      if (l == 4) return pick<4>(level, code);
+      if (l == 5) return pick<5>(level, code);
+      if (l == 6) return pick<6>(level, code);
+      return pick<7>(level, code);
+    }();
+    code = code + code + 1 + all_ones_where<T>(x, boundary);
+  }
+  const Vec<int32_t> last = broadcast<int32_t>(boundaries.count);  // infinity and NaN pass the boundaries that miss
+  return code < last ? code : last;
+}
+
+template <class E, int bits, int known, class T = compute_t<E>>
+ACTCORE_FN void code_tile(const E* x, int64_t count, const Boundaries<T, bits>& boundaries, uint8_t* codes) {
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t j = 0; j < whole; j += kLanes) {
+    if constexpr (bits <= kCompareBits) {
+      store_codes(codes + j, compare_all<T, bits, known>(load(x + j), boundaries));
+    } else {
+      store_codes(codes + j, search<T, bits>(load(x + j), boundaries));
+    }
+  }
+  for (int64_t j = whole; j < count; ++j) {
+    codes[j] = static_cast<uint8_t>(interval_of(actcore::load(x[j]), boundaries.sorted, boundaries.count));
+  }
+}
+
+template <class E, int bits, int known>
+ACTCORE_FN void code_range(const StepwiseCodes& args, int64_t begin, int64_t end) {
+  const Boundaries<compute_t<E>, bits> boundaries(args);
+  const E* x = static_cast<const E*>(args.input);
+  alignas(64) uint8_t tile[kTile];
+  for (int64_t i = begin; i < end; i += kTile) {
+    const int64_t count = tile_at(i, end);
+    if (count == kTile) {
+      code_tile<E, bits, known>(x + i, kTile, boundaries, tile);
+      pack_tile<bits>(tile, kTile, args.codes + packed_bytes(i, bits));
+    } else {
+      code_tile<E, bits, known>(x + i, count, boundaries, tile);
+      pack_tile<bits>(tile, count, args.codes + packed_bytes(i, bits));
+    }
+  }
+}
+
+template <class E, int bits>
+void stepwise_codes(const StepwiseCodes& args, int64_t begin, int64_t end) {
+  constexpr int all = (1 << bits) - 1;
+  if constexpr (bits <= kCompareBits) {  // a full table keeps its boundaries in registers
+    if (args.boundary_count == all) return code_range<E, bits, all>(args, begin, end);
+  }
+  code_range<E, bits, 0>(args, begin, end);
+}
+
+template <class E, int bits>
+void stepwise_backward(const StepwiseBackward& args, int64_t begin, int64_t end) {
+  using T = compute_t<E>;
+  constexpr int size = (1 << bits) < kLanes ? kLanes : 1 << bits;
+  T table[size];
+  for (int i = 0; i < size; ++i) {
+    table[i] = i < args.level_count ? static_cast<const T*>(args.levels)[i] : static_cast<T>(NAN);
+  }
+  const E* gradient = static_cast<const E*>(args.gradient);
+  E* out = static_cast<E*>(args.output);
+  alignas(64) uint8_t tile[kTile];
+  for (int64_t i = begin; i < end; i += kTile) {
+    const int64_t count = tile_at(i, end), whole = count / kLanes * kLanes;
+    unpack_tile<bits>(args.codes + packed_bytes(i, bits), count, tile);
+    for (int64_t j = 0; j < whole; j += kLanes) {
+      store(out + i + j, load(gradient + i + j) * pick<bits>(table, load_codes(tile + j)));
+    }
+    for (int64_t j = whole; j < count; ++j) {
+      actcore::store(out + i + j, actcore::load(gradient[i + j]) * table[tile[j]]);
+    }
+  }
+}
+
+}  // namespace actcore::ACTCORE_ISA
