@@ -9,12 +9,16 @@ The raw operators are ``torch.ops.actcore.*``; ``python -m actcore`` prints what
 import torch as _torch
 
 from actcore._version import __version__
+from actcore.autograd import save_for_backward, saved_tensors_of
 from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, GroupAffine, Positive, Raw
 from actcore.compressed import Compressed
 from actcore.info import build_info
+from actcore.kept import Kept
 from actcore.layout import Layout
+from actcore.noise import Streams, current_rank, stream_of
+from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
 
 __all__ = [
@@ -22,16 +26,25 @@ __all__ = [
     "Codec",
     "Compressed",
     "GroupAffine",
+    "Kept",
     "Layout",
     "Policy",
     "Positive",
     "Raw",
     "SavedTensor",
+    "Streams",
     "__version__",
     "build_info",
     "compress",
+    "current_rank",
     "decompress",
+    "hooks",
     "pack_bits",
+    "save_for_backward",
+    "saved_tensors",
+    "saved_tensors_of",
+    "stream_of",
+    "uncompiled",
     "unpack_bits",
 ]
 

@@ -50,8 +50,7 @@ def compress(tensor: Tensor, codec: Codec, *, seed: int = 0, stream: int = 0) ->
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
-    if isinstance(codec, type) or not isinstance(codec, Codec):
-        raise TypeError(f"codec must have compress and decompress, got {codec!r}; try actcore.GroupAffine(bits=4)")
+    require_codec(codec)
     return codec.compress(tensor, seed=seed, stream=stream)
 
 
@@ -65,6 +64,12 @@ def decompress(compressed: Compressed) -> Tensor:
     if not isinstance(compressed, Compressed):
         raise TypeError(f"compressed must be an actcore.Compressed, got {type(compressed).__name__}")
     return compressed.codec.decompress(compressed)
+
+
+def require_codec(codec: object) -> None:
+    """Raises ``TypeError`` for what has no ``compress`` and ``decompress``, and for a codec's class."""
+    if isinstance(codec, type) or not isinstance(codec, Codec):
+        raise TypeError(f"codec must have compress and decompress, got {codec!r}; try actcore.GroupAffine(bits=4)")
 
 
 def require_strided(codec: Codec, tensor: Tensor) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from actcore import current_rank
 from integrations.levels import Level, resolve_level
 from integrations.report import Report, Row
 from integrations.saved.calls import tensors_in
-from integrations.saved.noise import current_rank
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 
