@@ -68,7 +68,9 @@ def decompress(compressed: Compressed) -> Tensor:
 
 def require_codec(codec: object) -> None:
     """Raises ``TypeError`` for what has no ``compress`` and ``decompress``, and for a codec's class."""
-    if isinstance(codec, type) or not isinstance(codec, Codec):
+    # Not isinstance(codec, Codec), which takes longer than quantising a small tensor.
+    takes = callable(getattr(codec, "compress", None)) and callable(getattr(codec, "decompress", None))
+    if not takes or isinstance(codec, type):
         raise TypeError(f"codec must have compress and decompress, got {codec!r}; try actcore.GroupAffine(bits=4)")
 
 
@@ -90,14 +92,20 @@ def require_dtype(codec: Codec, tensor: Tensor, allowed: tuple[torch.dtype, ...]
 
 def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) -> None:
     """Raises ``ValueError`` unless the payload has exactly these dtypes and numbers of elements, on one device."""
-    found = [(part.dtype, part.numel()) for part in compressed.payload]
-    if found != list(expected):
+    payload = compressed.payload
+    fits = len(payload) == len(expected)
+    for part, (dtype, numel) in zip(payload, expected, strict=False):
+        fits = fits and part.dtype == dtype and part.numel() == numel
+    if not fits:
+        found = [(part.dtype, part.numel()) for part in payload]
         raise ValueError(
             f"the payload of {compressed!r} must hold {list(expected)} (dtype, elements), got {found}; {_DAMAGED}"
         )
-    if any(part.device != compressed.device for part in compressed.payload):
-        devices = ", ".join(str(part.device) for part in compressed.payload)
-        raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {_DAMAGED}")
+    device = payload[0].device
+    for part in payload[1:]:
+        if part.device != device:
+            devices = ", ".join(str(part.device) for part in payload)
+            raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {_DAMAGED}")
 
 
 def require_layout(compressed: Compressed) -> None:

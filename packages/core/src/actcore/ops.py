@@ -14,6 +14,25 @@ from torch import Tensor
 
 from actcore import _library as _library  # registers the operators
 
+# Overloads, looked up once: what the codecs call, with ``below_autograd``.
+group_affine_compress = torch.ops.actcore.group_affine_compress.default
+group_affine_decompress = torch.ops.actcore.group_affine_decompress.default
+bit_mask_compress = torch.ops.actcore.bit_mask_compress.default
+bit_mask_decompress = torch.ops.actcore.bit_mask_decompress.default
+positive_mask = torch.ops.actcore.positive_mask.default
+
+
+def below_autograd(operator: Any, *arguments: Any) -> Any:
+    """Calls an operator on tensors without history, without the kernel that refuses gradients.
+
+    That kernel is written in Python and takes longer than quantising a small tensor. Under ``torch.compile`` and
+    ``torch.func``, which dispatch in ways of their own, this is the plain call.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return operator(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
 
 def packed_bytes(numel: int, bits: int) -> int:
     """Bytes that ``numel`` codes of ``bits`` bits take."""

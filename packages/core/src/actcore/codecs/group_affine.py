@@ -12,7 +12,7 @@ from actcore.codec import as_int64, require_dtype, require_layout, require_paylo
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import group_count, packed_bytes
+from actcore.ops import below_autograd, group_affine_compress, group_affine_decompress, group_count, packed_bytes
 
 Rounding = Literal["stochastic", "nearest"]
 
@@ -73,8 +73,9 @@ class GroupAffine:
         numel = layout.stored_numel
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
-        codes, bounds = torch.ops.actcore.group_affine_compress(
-            layout.flatten(tensor), self.bits, self.group_size, self.rounding == "stochastic", seed, stream
+        flat, stochastic = layout.flatten(tensor), self.rounding == "stochastic"
+        codes, bounds = below_autograd(
+            group_affine_compress, flat, self.bits, self.group_size, stochastic, seed, stream
         )
         return Compressed(self, (codes, bounds), layout, tensor.dtype)
 
@@ -89,5 +90,5 @@ class GroupAffine:
             (dtype, 2 * group_count(numel, self.group_size)),
         )
         codes, bounds = compressed.payload
-        flat = torch.ops.actcore.group_affine_decompress(codes, bounds, numel, self.bits, self.group_size)
+        flat = below_autograd(group_affine_decompress, codes, bounds, numel, self.bits, self.group_size)
         return layout.restore(flat)
