@@ -76,6 +76,7 @@ def calls(dtype=torch.float32, device="cpu", numel=1000):
 
 def test_every_operator_is_listed_and_called_here():
     schemas = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("actcore::")}
+    schemas.remove("actcore::next_stream")  # of Python; its tests are in test_graph_hooks.py
     assert schemas == {f"actcore::{name}" for name in OPERATORS} == {f"actcore::{name}" for name in calls()}
 
 

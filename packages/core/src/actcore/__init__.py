@@ -14,6 +14,7 @@ from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, GroupAffine, Positive, Raw
 from actcore.compressed import Compressed
+from actcore.graph_hooks import graph_hooks
 from actcore.info import build_info
 from actcore.kept import Kept
 from actcore.layout import Layout
@@ -38,6 +39,7 @@ __all__ = [
     "compress",
     "current_rank",
     "decompress",
+    "graph_hooks",
     "hooks",
     "pack_bits",
     "save_for_backward",

@@ -67,6 +67,8 @@ class GroupAffine:
         """``Float[Tensor, "..."] -> (codes: UInt8[ceil(bits*n/8)], bounds: Float[groups, 2])``."""
         require_strided(self, tensor)
         require_dtype(self, tensor, _DTYPES, "integers and masks have exact forms: actcore.Raw(), actcore.BitMask()")
+        if isinstance(stream, Tensor):
+            return self._SEAM(tensor, seed, stream)
         seed, stream = as_int64("seed", seed), as_int64("stream", stream)
         tensor = tensor.detach()
         layout = Layout.of(tensor)
@@ -92,3 +94,26 @@ class GroupAffine:
         codes, bounds = compressed.payload
         flat = below_autograd(group_affine_decompress, codes, bounds, numel, self.bits, self.group_size)
         return layout.restore(flat)
+
+
+@torch.library.custom_op("actcore::seam", mutates_args=())
+def seam(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = torch.ops.actcore.group_affine_compress.default(input, bits, group_size, stochastic, seed, int(stream.item()))
+    return a, b
+
+
+@seam.register_fake
+def _(input, bits, group_size, stochastic, seed, stream):
+    codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
+    return codes, input.new_empty((group_count(input.numel(), group_size), 2))
+
+
+def _s(self, tensor, seed, stream):
+    layout = Layout.of(tensor)
+    numel = layout.stored_numel
+    if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
+        return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
+    return Compressed(self, tuple(torch.ops.actcore.seam(layout.flatten(tensor), self.bits, self.group_size, self.rounding == "stochastic", seed, stream)), layout, tensor.dtype)
+
+
+GroupAffine._SEAM = _s
