@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "codec/philox.h"
+
 namespace actcore {
 
 enum class ElementType { kFloat32, kFloat64, kFloat16, kBFloat16 };
@@ -15,10 +17,10 @@ struct GroupAffineCompress {
   int64_t group_size;
   int bits;
   bool stochastic;
-  uint64_t seed;
-  uint64_t stream;
-  uint8_t* codes;  // packed_bytes(numel, bits)
-  void* bounds;    // (groups, 2) in the input's type: low, high; both NaN for a group that is not finite
+  NoiseKey key;
+  int64_t position;  // of the first element in the sequence of noise; 0 unless `input` is a part of a tensor
+  uint8_t* codes;    // packed_bytes(numel, bits)
+  void* bounds;      // (groups, 2) in the input's type: low, high; both NaN for a group that is not finite
 };
 
 struct GroupAffineDecompress {
@@ -27,6 +29,64 @@ struct GroupAffineDecompress {
   ElementType type;
   int64_t numel;
   int64_t group_size;
+  int bits;
+  void* output;
+};
+
+// Where the rows of a tensor lie when each has its own width: `rows` times `row_size` elements, the codes of one row
+// after those of another.
+struct RowWidths {
+  const void* bits;  // (rows) integers of `integer_size` bytes: 1 (unsigned), 4 or 8 (signed)
+  int integer_size;
+  int64_t rows;
+  int64_t row_size;
+  int64_t nbytes;    // of all codes
+  int64_t* offsets;  // (rows + 1): each row's first byte, or -1 where it is not stored; then the bytes that are used
+};
+
+enum class Float8Format { kE4M3, kE5M2 };
+
+// Elements in memory order, in groups of `group_size` (a multiple of 32).
+struct Float8Compress {
+  const void* input;
+  ElementType type;
+  int64_t numel;
+  int64_t group_size;
+  Float8Format format;
+  bool stochastic;
+  NoiseKey key;
+  uint8_t* codes;  // (numel)
+  void* bounds;    // (groups) in the input's type: the largest magnitude; NaN for a group that is not finite
+};
+
+struct Float8Decompress {
+  const uint8_t* codes;
+  const void* bounds;
+  ElementType type;
+  int64_t numel;
+  int64_t group_size;
+  Float8Format format;
+  void* output;
+};
+
+// Integers of 1, 2, 4 or 8 bytes from `low` to low + span, as unsigned numbers modulo their width. `bits` is the
+// length of `span`.
+struct NarrowCompress {
+  const void* input;
+  int element_size;
+  int64_t numel;
+  uint64_t low;
+  uint64_t span;
+  int bits;
+  uint8_t* packed;  // packed_bytes(numel, bits), see codec/narrow.h
+};
+
+struct NarrowDecompress {
+  const uint8_t* packed;
+  int element_size;
+  int64_t numel;
+  uint64_t low;
+  uint64_t span;
   int bits;
   void* output;
 };

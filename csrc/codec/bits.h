@@ -13,6 +13,11 @@ constexpr int kMaxBits = 8;
 // Bytes that `numel` codes of `bits` bits take. Split in two so that bits * numel cannot overflow.
 ACTCORE_FN int64_t packed_bytes(int64_t numel, int bits) { return numel / 8 * bits + (numel % 8 * bits + 7) / 8; }
 
+// Groups that cover `numel` elements, without an overflow near 2^63.
+ACTCORE_FN int64_t group_count(int64_t numel, int64_t group_size) {
+  return numel / group_size + (numel % group_size != 0);
+}
+
 // The two functions below move eight codes between "one per byte" and "end to end in the low 8 * bits bits", in
 // three steps that halve or double the width of the fields. A Word is a uint64_t or a SIMD vector of them.
 

@@ -6,6 +6,7 @@
 
 #include "codec/arguments.h"
 #include "codec/float16.h"
+#include "codec/float8.h"
 
 namespace actcore {
 
@@ -31,6 +32,12 @@ auto with_type(ElementType type, const Call& call) {
     case ElementType::kBFloat16: return call.template operator()<BFloat16>();
     default: return call.template operator()<float>();
   }
+}
+
+template <class Call>
+auto with_format(Float8Format format, const Call& call) {
+  if (format == Float8Format::kE5M2) return call.template operator()<E5M2>();
+  return call.template operator()<E4M3>();
 }
 
 // The unsigned integer of `size` bytes, for elements that are only moved and compared.

@@ -17,6 +17,21 @@ constexpr int kPhiloxRounds = 10;
 // Elements that share one Philox block: each takes one of its 16 bytes, in element order, little-endian.
 constexpr int kNoiseBlock = 16;
 
+// Names a sequence. Where `seed_at` and `stream_at` are not null they point to the numbers in the memory of the device
+// that computes, so that a captured CUDA graph draws anew at each replay.
+struct NoiseKey {
+  uint64_t seed;
+  uint64_t stream;
+  const int64_t* seed_at;
+  const int64_t* stream_at;
+};
+
+// The same key with its numbers in it; called where the pointers can be read.
+ACTCORE_FN NoiseKey read_key(const NoiseKey& key) {
+  if (key.seed_at == nullptr) return key;
+  return {static_cast<uint64_t>(*key.seed_at), static_cast<uint64_t>(*key.stream_at), nullptr, nullptr};
+}
+
 struct PhiloxBlock {
   uint32_t word[4];
 };

@@ -61,7 +61,7 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
   using T = compute_t<E>;
   constexpr int levels = (1 << bits) - 1;
   const int shift = args.stochastic ? kNoiseBits : 0;
-  alignas(64) uint8_t noise[kTile] = {};
+  TileNoise noise(args.key);
   alignas(64) uint8_t codes[kTile];
   for (int64_t g = begin; g < end; ++g) {
     const int64_t first = g * args.group_size;
@@ -83,14 +83,12 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
     const T factor = encode_factor(group, levels, args.stochastic);
     for (int64_t t = 0; t < count; t += kTile) {
       const int64_t tile = count - t < kTile ? count - t : kTile;
-      if (args.stochastic) {
-        fill_noise(args.seed, args.stream, static_cast<uint64_t>(first + t) / kNoiseBlock, noise);
-      }
+      if (args.stochastic) noise.fill(args.position + first + t);
       if (tile == kTile) {  // a constant count lets the compiler unroll
-        encode_tile(x + t, kTile, group, factor, shift, noise, codes);
+        encode_tile(x + t, kTile, group, factor, shift, noise.bytes(), codes);
         pack_tile<bits>(codes, kTile, packed + packed_bytes(t, bits));
       } else {
-        encode_tile(x + t, tile, group, factor, shift, noise, codes);
+        encode_tile(x + t, tile, group, factor, shift, noise.bytes(), codes);
         pack_tile<bits>(codes, tile, packed + packed_bytes(t, bits));
       }
     }

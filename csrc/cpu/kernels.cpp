@@ -3,7 +3,9 @@
 
 #include "codec/dispatch.h"
 #include "cpu/bits.h"
+#include "cpu/float8.h"
 #include "cpu/group_affine.h"
+#include "cpu/narrow.h"
 
 namespace actcore::ACTCORE_ISA {
 namespace {
@@ -16,6 +18,18 @@ void group_affine_compress(const GroupAffineCompress& args, int64_t begin, int64
 void group_affine_decompress(const GroupAffineDecompress& args, int64_t begin, int64_t end) {
   with_type(args.type, [&]<class E>() {
     with_bits(args.bits, [&]<int bits>() { decompress_groups<E, bits>(args, begin, end); });
+  });
+}
+
+void float8_compress(const Float8Compress& args, int64_t begin, int64_t end) {
+  with_type(args.type, [&]<class E>() {
+    with_format(args.format, [&]<class Format>() { compress_float8<E, Format>(args, begin, end); });
+  });
+}
+
+void float8_decompress(const Float8Decompress& args, int64_t begin, int64_t end) {
+  with_type(args.type, [&]<class E>() {
+    with_format(args.format, [&]<class Format>() { decompress_float8<E, Format>(args, begin, end); });
   });
 }
 
@@ -39,6 +53,14 @@ void positive_mask(const PositiveMask& args, int64_t begin, int64_t end) {
   with_type(args.type, [&]<class E>() { mask_positive<E>(args, begin, end); });
 }
 
+bool narrow_compress(const NarrowCompress& args, int64_t begin, int64_t end) {
+  return with_word(args.element_size, [&]<class W>() { return compress_narrow<W>(args, begin, end); });
+}
+
+void narrow_decompress(const NarrowDecompress& args, int64_t begin, int64_t end) {
+  with_word(args.element_size, [&]<class W>() { decompress_narrow<W>(args, begin, end); });
+}
+
 }  // namespace
 }  // namespace actcore::ACTCORE_ISA
 
@@ -51,9 +73,10 @@ namespace actcore::cpu {
 
 extern const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels);
 const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels) = {
-    ACTCORE_TEXT(ACTCORE_ISA),        ACTCORE_ISA::group_affine_compress, ACTCORE_ISA::group_affine_decompress,
-    ACTCORE_ISA::pack_bits,           ACTCORE_ISA::unpack_bits,           ACTCORE_ISA::bit_mask_compress,
-    ACTCORE_ISA::bit_mask_decompress, ACTCORE_ISA::positive_mask,
+    ACTCORE_TEXT(ACTCORE_ISA),    ACTCORE_ISA::group_affine_compress, ACTCORE_ISA::group_affine_decompress,
+    ACTCORE_ISA::float8_compress, ACTCORE_ISA::float8_decompress,     ACTCORE_ISA::pack_bits,
+    ACTCORE_ISA::unpack_bits,     ACTCORE_ISA::bit_mask_compress,     ACTCORE_ISA::bit_mask_decompress,
+    ACTCORE_ISA::positive_mask,   ACTCORE_ISA::narrow_compress,       ACTCORE_ISA::narrow_decompress,
 };
 
 }  // namespace actcore::cpu

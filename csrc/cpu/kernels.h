@@ -17,13 +17,17 @@ struct Kernels {
   // Units: groups.
   void (*group_affine_compress)(const GroupAffineCompress& args, int64_t begin, int64_t end);
   void (*group_affine_decompress)(const GroupAffineDecompress& args, int64_t begin, int64_t end);
+  void (*float8_compress)(const Float8Compress& args, int64_t begin, int64_t end);
+  void (*float8_decompress)(const Float8Decompress& args, int64_t begin, int64_t end);
 
-  // Units: elements; begin is a multiple of 8. The two that answer tell whether every element fitted.
+  // Units: elements; begin is a multiple of 8. Those that answer tell whether every element fitted.
   bool (*pack_bits)(const uint8_t* codes, int bits, uint8_t* packed, int64_t begin, int64_t end);
   void (*unpack_bits)(const uint8_t* packed, int bits, uint8_t* codes, int64_t begin, int64_t end);
   bool (*bit_mask_compress)(const BitMaskCompress& args, int64_t begin, int64_t end);
   void (*bit_mask_decompress)(const BitMaskDecompress& args, int64_t begin, int64_t end);
   void (*positive_mask)(const PositiveMask& args, int64_t begin, int64_t end);
+  bool (*narrow_compress)(const NarrowCompress& args, int64_t begin, int64_t end);
+  void (*narrow_decompress)(const NarrowDecompress& args, int64_t begin, int64_t end);
 };
 
 // The sets that this build has and this processor runs, the fastest first.

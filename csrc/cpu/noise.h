@@ -64,4 +64,26 @@ ACTCORE_FN void fill_noise(uint64_t seed, uint64_t stream, uint64_t first, uint8
   }
 }
 
+// The noise of one tile of elements, which may begin anywhere in the sequence.
+class TileNoise {
+ public:
+  explicit TileNoise(const NoiseKey& key) : key_(key) {}
+
+  void fill(int64_t position) {
+    const uint64_t block = static_cast<uint64_t>(position) / kNoiseBlock;
+    start_ = static_cast<int>(position % kNoiseBlock);
+    fill_noise(key_.seed, key_.stream, block, bytes_);
+    // Only rows whose length is no multiple of 16 begin inside a block.
+    if (start_ != 0) fill_noise(key_.seed, key_.stream, block + kTile / kNoiseBlock, bytes_ + kTile);
+  }
+
+  // Zeros before the first call of `fill`.
+  const uint8_t* bytes() const { return bytes_ + start_; }
+
+ private:
+  NoiseKey key_;
+  int start_ = 0;
+  alignas(64) uint8_t bytes_[2 * kTile] = {};
+};
+
 }  // namespace actcore::ACTCORE_ISA

@@ -12,13 +12,24 @@ namespace actcore::cuda {
 
 cudaError_t group_affine_compress(const GroupAffineCompress& args, cudaStream_t stream);
 cudaError_t group_affine_decompress(const GroupAffineDecompress& args, cudaStream_t stream);
+cudaError_t float8_compress(const Float8Compress& args, cudaStream_t stream);
+cudaError_t float8_decompress(const Float8Decompress& args, cudaStream_t stream);
 
-// `excess` and `mismatch` are device flags, zeroed by the caller, set to 1 where an element does not fit.
+// `args` is of the whole tensor, its width and position unused. `misfit` is a device flag, zeroed by the caller, set to
+// 1 where a row is not stored.
+cudaError_t group_affine_rows_compress(const GroupAffineCompress& args, const RowWidths& widths, int32_t* misfit,
+                                       cudaStream_t stream);
+cudaError_t group_affine_rows_decompress(const GroupAffineDecompress& args, const RowWidths& widths, int32_t* misfit,
+                                         cudaStream_t stream);
+
+// `excess`, `mismatch` and `misfit` are device flags, zeroed by the caller, set to 1 where an element does not fit.
 cudaError_t pack_bits(const uint8_t* codes, int64_t numel, int bits, uint8_t* packed, int32_t* excess,
                       cudaStream_t stream);
 cudaError_t unpack_bits(const uint8_t* packed, int64_t numel, int bits, uint8_t* codes, cudaStream_t stream);
 cudaError_t bit_mask_compress(const BitMaskCompress& args, int32_t* mismatch, cudaStream_t stream);
 cudaError_t bit_mask_decompress(const BitMaskDecompress& args, cudaStream_t stream);
 cudaError_t positive_mask(const PositiveMask& args, cudaStream_t stream);
+cudaError_t narrow_compress(const NarrowCompress& args, int32_t* misfit, cudaStream_t stream);
+cudaError_t narrow_decompress(const NarrowDecompress& args, cudaStream_t stream);
 
 }  // namespace actcore::cuda

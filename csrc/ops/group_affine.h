@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/checks.h"
+#include "ops/noise.h"
 
 namespace actcore::ops {
 
@@ -12,20 +13,23 @@ struct GroupAffineCompressCall {
   int64_t groups;
 };
 
-inline GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
-                                                          bool stochastic, int64_t seed, int64_t stream) {
+// Key is int64_t or Tensor.
+template <class Key>
+GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
+                                                   bool stochastic, const Key& seed, const Key& stream) {
   const char* op = "group_affine_compress";
   require_bits(op, bits);
   require_group_size(op, group_size);
   require_contiguous(op, "input", input);
   const ElementType type = element_type(op, "input", input.scalar_type());
+  const NoiseKey key = noise_key(op, input, seed, stream);
   const int64_t numel = input.numel();
-  const int64_t groups = numel / group_size + (numel % group_size != 0);
+  const int64_t groups = group_count(numel, group_size);
   const int width = static_cast<int>(bits);
   Tensor codes = new_bytes(input, packed_bytes(numel, width));
   Tensor bounds = torch::stable::new_empty(input, {groups, 2});
-  return {{input.const_data_ptr(), type, numel, group_size, width, stochastic, static_cast<uint64_t>(seed),
-           static_cast<uint64_t>(stream), static_cast<uint8_t*>(codes.mutable_data_ptr()), bounds.mutable_data_ptr()},
+  return {{input.const_data_ptr(), type, numel, group_size, width, stochastic, key, 0,
+           static_cast<uint8_t*>(codes.mutable_data_ptr()), bounds.mutable_data_ptr()},
           codes,
           bounds,
           groups};
@@ -47,7 +51,7 @@ inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& code
   require_bytes(op, "codes", codes, packed_bytes(numel, width));
   require_contiguous(op, "bounds", bounds);
   const ElementType type = element_type(op, "bounds", bounds.scalar_type());
-  const int64_t groups = numel / group_size + (numel % group_size != 0);
+  const int64_t groups = group_count(numel, group_size);
   require(bounds.numel() == 2 * groups, op, "bounds must hold ", groups, " pairs, got ", bounds.numel(),
           " values; the stored form is damaged or belongs to another tensor");
   require(bounds.device() == codes.device(), op, "codes and bounds must be on one device");

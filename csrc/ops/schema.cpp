@@ -2,13 +2,46 @@
 // any shape but is contiguous, and is read in memory order. Fake kernels and autograd rules: actcore/ops.py.
 #include <torch/csrc/stable/library.h>
 
+//
+// The overloads named `tensor` take the key of the noise as int64 tensors of one element on the input's device.
 STABLE_TORCH_LIBRARY(actcore, m) {
   // codes: uint8 (ceil(bits * numel / 8)); bounds: (groups, 2) in input's dtype.
   m.def(
       "group_affine_compress(Tensor input, int bits, int group_size, bool stochastic, int seed, int stream)"
       " -> (Tensor codes, Tensor bounds)");
+  m.def(
+      "group_affine_compress.tensor(Tensor input, int bits, int group_size, bool stochastic, Tensor seed,"
+      " Tensor stream) -> (Tensor codes, Tensor bounds)");
   // (numel) in the dtype of bounds.
   m.def("group_affine_decompress(Tensor codes, Tensor bounds, int numel, int bits, int group_size) -> Tensor");
+
+  // A width of 1 to 8 for each row; `bits`: uint8, int32 or int64 (rows), where a row is numel / rows elements. Groups
+  // end with their row, and each row's codes begin on a byte. codes: uint8 (nbytes), zeros behind the last row;
+  // bounds: (rows * groups of a row, 2). misfit: int32 (1), not 0 where a row was not stored, because its width is out
+  // of 1..8 or its codes end beyond nbytes; such a row decompresses to NaN.
+  m.def(
+      "group_affine_rows_compress(Tensor input, Tensor bits, int nbytes, int group_size, bool stochastic, int seed,"
+      " int stream) -> (Tensor codes, Tensor bounds, Tensor misfit)");
+  m.def(
+      "group_affine_rows_compress.tensor(Tensor input, Tensor bits, int nbytes, int group_size, bool stochastic,"
+      " Tensor seed, Tensor stream) -> (Tensor codes, Tensor bounds, Tensor misfit)");
+  m.def(
+      "group_affine_rows_decompress(Tensor codes, Tensor bounds, Tensor bits, int numel, int group_size)"
+      " -> (Tensor output, Tensor misfit)");
+
+  // format: float8_e4m3fn or float8_e5m2; codes: uint8 (numel), of that format; bounds: (groups) in input's dtype.
+  m.def(
+      "float8_compress(Tensor input, ScalarType format, int group_size, bool stochastic, int seed, int stream)"
+      " -> (Tensor codes, Tensor bounds)");
+  m.def(
+      "float8_compress.tensor(Tensor input, ScalarType format, int group_size, bool stochastic, Tensor seed,"
+      " Tensor stream) -> (Tensor codes, Tensor bounds)");
+  m.def("float8_decompress(Tensor codes, Tensor bounds, ScalarType format, int group_size) -> Tensor");
+
+  // Integers from low to high; packed: uint8 (ceil(bits * numel / 8)), bits the length of high - low; misfit: int32
+  // (1), not 0 where an element was out of the range.
+  m.def("narrow_compress(Tensor input, int low, int high) -> (Tensor packed, Tensor misfit)");
+  m.def("narrow_decompress(Tensor packed, int numel, ScalarType dtype, int low, int high) -> Tensor");
 
   // uint8 codes below 2^bits, end to end; misfit: int32 (1), not 0 where a code was too large.
   m.def("pack_bits(Tensor codes, int bits) -> (Tensor packed, Tensor misfit)");

@@ -7,9 +7,11 @@
 namespace actcore::ops {
 namespace {
 
+template <class Key>
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
-                                                 int64_t seed, int64_t stream) {
-  const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
+                                                 const Key& seed, const Key& stream) {
+  auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
+  call.args.key = read_key(call.args.key);
   expect_all_written(call.codes, call.codes.numel());
   share_groups(call.groups, group_size,
                [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_compress(call.args, begin, end); });
@@ -30,6 +32,7 @@ Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_
 
 STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
   using namespace actcore::ops;
-  m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress));
+  m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress<int64_t>));
+  m.impl("group_affine_compress.tensor", TORCH_BOX(&group_affine_compress<Tensor>));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
 }

@@ -7,8 +7,9 @@
 namespace actcore::ops {
 namespace {
 
+template <class Key>
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
-                                                 int64_t seed, int64_t stream) {
+                                                 const Key& seed, const Key& stream) {
   const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
   launch_on(input, [&](cudaStream_t s) { return cuda::group_affine_compress(call.args, s); });
   return {call.codes, call.bounds};
@@ -26,6 +27,7 @@ Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_
 
 STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
   using namespace actcore::ops;
-  m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress));
+  m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress<int64_t>));
+  m.impl("group_affine_compress.tensor", TORCH_BOX(&group_affine_compress<Tensor>));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
 }

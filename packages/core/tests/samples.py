@@ -1,6 +1,7 @@
 """The tensors that tests compress, and what tests share to compare them."""
 
 import math
+import random
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 BITS = range(1, 9)
 GROUP_SIZES = (32, 64, 96, 256, 1024)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 # Around every border that a kernel has: 8 codes, 16 noise bytes, vectors of 4 to 16, tiles of 128, rows of 32, groups.
 NUMELS = (0, 1, 7, 8, 31, 32, 33, 127, 128, 129, 255, 256, 257, 1000, 2049)
@@ -28,6 +31,15 @@ def uniform(numel: int, low: float, high: float, *, seed: int = 0) -> Tensor:
     """Float64 values between ``low`` and ``high``, whose difference may overflow."""
     unit = torch.rand(numel, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return low * (1 - unit) + high * unit
+
+
+def integers(numel: int, low: int, high: int, dtype: torch.dtype = torch.int64, *, seed: int = 0) -> Tensor:
+    """Integers from ``low`` to ``high``, both among them where there is room for two."""
+    generator = random.Random(seed)
+    values = [generator.randint(low, high) for _ in range(numel)]
+    if numel > 1:
+        values[numel // 2], values[-1] = low, high
+    return torch.tensor(values, dtype=dtype)
 
 
 def hard_ranges(dtype: torch.dtype, numel: int = 600) -> dict[str, Tensor]:

@@ -323,6 +323,18 @@ def test_compiled():
     torch.compiler.reset()
 
 
+def test_compiled_noise_advances():
+    torch.compiler.reset()
+    function = torch.compile(lambda x, w: Linear.apply(x, w), backend="aot_eager", fullgraph=True)
+    gradients = []
+    for _ in range(2):
+        x, w = leaves()
+        function(x, w).sum().backward()
+        gradients.append(w.grad)
+    assert not torch.equal(*gradients)
+    torch.compiler.reset()
+
+
 # ---- errors ----
 
 

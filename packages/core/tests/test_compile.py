@@ -15,7 +15,7 @@ LAYOUTS = {
     "channels last": normal(2 * 6 * 10 * 10).view(2, 6, 10, 10).contiguous(memory_format=torch.channels_last),
     "tiny": normal(2),
 }
-CODECS = [actcore.GroupAffine(3), actcore.GroupAffine(4, 64, "nearest"), actcore.Positive()]
+CODECS = [actcore.GroupAffine(3), actcore.GroupAffine(4, 64, "nearest"), actcore.Float8("e5m2"), actcore.Positive()]
 
 
 @pytest.fixture(autouse=True)
@@ -78,11 +78,38 @@ def test_bit_mask(dtype):
     assert same_bits(round_trip(mask), mask)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_narrow(dynamic):
+    round_trip = compiled(lambda x: actcore.decompress(actcore.compress(x, actcore.Narrow(-4, 3000))), dynamic=dynamic)
+    for x in (torch.arange(600).view(20, 30), torch.arange(3000).view(30, 100).t(), torch.arange(70)[::3]):
+        got = round_trip(x)
+        assert same_bits(got, x)
+        assert got.stride() == x.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_rows(dynamic):
+    codec = actcore.GroupAffineRows((1, 4, 8, 3), 64)
+
+    def store(x):
+        c = actcore.compress(x, codec, seed=3)
+        return actcore.decompress(c), *c.payload
+
+    function = compiled(store, dynamic=dynamic)
+    for x in (normal(1200).view(4, 300), normal(800).view(4, 2, 100), normal(400).view(100, 4).t()):
+        for got, expected in zip(function(x), store(x), strict=True):
+            assert same_bits(got, expected)
+            assert got.stride() == expected.stride()
+
+
 def test_a_third_value_raises_in_compiled_code_too():
     """There it is asserted beside the graph, so it is a RuntimeError, with the same text."""
     store = compiled(lambda x: actcore.compress(x, actcore.BitMask()).payload[0])
     with pytest.raises(RuntimeError, match="stores two values, and an element is neither"):
         store(torch.full((100,), 2.0))
+    store = compiled(lambda x: actcore.compress(x, actcore.Narrow(0, 9)).payload[0])
+    with pytest.raises(RuntimeError, match="stores values from low to high"):
+        store(torch.full((100,), 10))
     pack = compiled(actcore.pack_bits)
     with pytest.raises(RuntimeError, match="codes must be below"):
         pack(torch.full((100,), 8, dtype=torch.uint8), 3)

@@ -12,7 +12,13 @@ import actcore
 
 from .samples import BITS, DTYPES, GROUP_SIZES, NUMELS, hard_ranges, name_of, normal, same_bits
 
-CODECS = [actcore.GroupAffine(3), actcore.GroupAffine(8, 64, "nearest"), actcore.Positive(), actcore.Raw()]
+CODECS = [
+    actcore.GroupAffine(3),
+    actcore.GroupAffine(8, 64, "nearest"),
+    actcore.Float8("e5m2"),
+    actcore.Positive(),
+    actcore.Raw(),
+]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=repr)
 
 
@@ -87,6 +93,17 @@ def test_a_bit_mask_is_saved_with_its_values():
     x = torch.where(normal(100) > 0, 2.0, 0.0)
     loaded = saved_and_loaded(actcore.compress(x, actcore.BitMask((0, 2))))
     assert same_bits(loaded.decompress(), x)
+
+
+def test_integers_and_rows_are_saved_with_their_codecs():
+    x = torch.arange(100).view(4, 25)
+    loaded = saved_and_loaded(actcore.compress(x, actcore.Narrow(0, 99)))
+    assert (loaded.codec, loaded.nbytes) == (actcore.Narrow(0, 99), 88)
+    assert same_bits(loaded.decompress(), x)
+    c = actcore.compress(normal(400).view(4, 100).t().contiguous().t(), actcore.GroupAffineRows((1, 2, 3, 8), 32))
+    loaded = saved_and_loaded(c)
+    assert loaded.codec == c.codec
+    assert same_bits(loaded.decompress(), c.decompress())
 
 
 def test_a_deep_copy_has_memory_of_its_own():

@@ -9,7 +9,20 @@ import torch
 import actcore
 from actcore import info
 
-from .samples import BITS, DTYPES, GROUP_SIZES, NUMELS, as_bytes, hard_ranges, name_of, normal, not_finite
+from .samples import (
+    BITS,
+    DTYPES,
+    FORMATS,
+    GROUP_SIZES,
+    INTEGERS,
+    NUMELS,
+    as_bytes,
+    hard_ranges,
+    integers,
+    name_of,
+    normal,
+    not_finite,
+)
 
 if actcore.build_info()["cuda_missing"]:
     pytest.skip(f"no CUDA operators: {actcore.build_info()['cuda_missing']}", allow_module_level=True)
@@ -17,7 +30,6 @@ if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
 ops = torch.ops.actcore
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 every_width = pytest.mark.parametrize("bits", BITS)
 both_roundings = pytest.mark.parametrize("stochastic", [True, False], ids=["stochastic", "nearest"])
@@ -105,6 +117,78 @@ def test_masks(dtype):
             assert_same_bytes(ops.positive_mask(x.cuda()), ops.positive_mask(x))
 
 
+def assert_float8_as_on_cpu(x, format, group_size, stochastic, on_gpu=None):
+    case = f"{format} group_size={group_size} numel={x.numel()}"
+    options = (FORMATS[format], group_size, stochastic, 0x0123_4567_89AB_CDEF, -3)
+    expected = ops.float8_compress(x, *options)
+    got = ops.float8_compress(x.cuda() if on_gpu is None else on_gpu, *options)
+    for one, other in zip(got, expected, strict=True):
+        assert_same_bytes(one, other, case)
+    value = ops.float8_decompress(*expected, FORMATS[format], group_size)
+    assert_same_bytes(ops.float8_decompress(*got, FORMATS[format], group_size), value, case)
+
+
+@every_dtype
+@pytest.mark.parametrize("format", FORMATS)
+@both_roundings
+def test_float8(dtype, format, stochastic):
+    for group_size in (*GROUP_SIZES, 160, 2048, 32 * 1025):
+        for numel in (*NUMELS, 20_000):
+            assert_float8_as_on_cpu(normal(numel, dtype), format, group_size, stochastic)
+    for x in (hard_ranges(dtype) | not_finite(dtype)).values():
+        for group_size in (96, 256):
+            assert_float8_as_on_cpu(x, format, group_size, stochastic)
+    memory = normal(4000, dtype)
+    on_gpu = memory.cuda()
+    for start in (1, 2, 3, 5, 7, 9):
+        part = slice(start, start + 3000)
+        assert_float8_as_on_cpu(memory[part], format, 256, stochastic, on_gpu[part])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS], ids=name_of)
+def test_narrow(dtype):
+    least, most = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for bits in range((most - least).bit_length() + 1):
+        low, high = (least, least + 2**bits - 1) if bits % 2 else (most - 2**bits + 1, most)
+        for numel in (1, 33, 1023, 1024, 5001):
+            x = integers(numel, low, high, dtype)
+            packed, misfit = ops.narrow_compress(x.cuda(), low, high)
+            assert misfit.item() == 0
+            assert_same_bytes(packed, ops.narrow_compress(x, low, high)[0], (low, high, numel))
+            assert_same_bytes(ops.narrow_decompress(packed, numel, dtype, low, high), x, (low, high, numel))
+            if low > least:
+                x[numel // 2] = low - 1
+                assert ops.narrow_compress(x.cuda(), low, high)[1].item() == 1
+
+
+@every_dtype
+@pytest.mark.parametrize("group_size", [32, 96, 256, 2048])
+def test_rows(dtype, group_size):
+    widths = torch.tensor([4, 1, 8, 3, 7, 2, 5, 6, 4])
+    for row_size in (1, 7, 33, 100, 256, 1024, 1025, 5000):
+        x = normal(9 * row_size, dtype)
+        nbytes = sum((row_size * width + 7) // 8 for width in widths.tolist())
+        for strange, size in ((4, nbytes), (0, nbytes), (2**32 + 4, nbytes + 100), (4, nbytes // 2), (4, 0)):
+            widths[3] = strange
+            case = (row_size, strange, size)
+            expected = ops.group_affine_rows_compress(x, widths, size, group_size, True, 5, -6)
+            got = ops.group_affine_rows_compress(x.cuda(), widths.cuda(), size, group_size, True, 5, -6)
+            back = ops.group_affine_rows_decompress(*expected[:2], widths, x.numel(), group_size)
+            again = ops.group_affine_rows_decompress(*got[:2], widths.cuda(), x.numel(), group_size)
+            for one, other in zip((*got, *again), (*expected, *back), strict=True):
+                assert_same_bytes(one, other, case)
+
+
+def test_five_thousand_rows_are_summed_up_in_chunks():
+    """More rows than the 1024 threads that add up their sizes."""
+    widths = torch.arange(5000) % 8 + 1
+    x = normal(5000 * 40)
+    options = (sum((40 * width + 7) // 8 for width in widths.tolist()), 32, True, 1, 2)
+    got = ops.group_affine_rows_compress(x.cuda(), widths.cuda(), *options)
+    for one, other in zip(got, ops.group_affine_rows_compress(x, widths, *options), strict=True):
+        assert_same_bytes(one, other)
+
+
 def test_the_built_in_check_passes():
     assert all(agrees for _, agrees in info.check_operators(torch.device("cuda")))
 
@@ -159,6 +243,33 @@ def test_a_cuda_graph_replays_with_new_input():
         assert_same_bytes(y, actcore.decompress(actcore.compress(new, codec, seed=1)))
 
 
+@pytest.mark.parametrize(
+    "codec", [actcore.GroupAffine(3), actcore.Float8(), actcore.GroupAffineRows((1, 3, 4, 8))], ids=repr
+)
+def test_keys_on_the_device(codec):
+    x = normal(1200).view(4, 300)
+    key = (torch.tensor([-1]).cuda(), torch.tensor(7).cuda())
+    got = actcore.compress(x.cuda(), codec, seed=key[0], stream=key[1]).payload
+    for one, other in zip(got, actcore.compress(x, codec, seed=-1, stream=7).payload, strict=True):
+        assert_same_bytes(one, other)
+
+
+@pytest.mark.parametrize("codec", [actcore.GroupAffine(3), actcore.Float8()], ids=repr)
+def test_each_replay_of_a_cuda_graph_draws_anew(codec):
+    x = normal(10_000).cuda()
+    stream = torch.zeros(1, dtype=torch.int64, device="cuda")
+    actcore.compress(x, codec, seed=1, stream=stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream += 1
+        codes = actcore.compress(x, codec, seed=1, stream=stream).payload[0]
+    stream.zero_()
+    for step in (1, 2, 3):
+        graph.replay()
+        assert_same_bytes(codes, actcore.compress(x.cpu(), codec, seed=1, stream=step).payload[0])
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_kernels_run_on_the_inputs_device():
     x = normal(10_000)
@@ -176,6 +287,10 @@ def test_opcheck(dtype):
     codes, bounds = ops.group_affine_compress(x, 4, 256, True, 1, 2)
     torch.library.opcheck(ops.group_affine_decompress.default, (codes, bounds, 1000, 4, 256))
     torch.library.opcheck(ops.positive_mask.default, (x,))
+    torch.library.opcheck(ops.float8_compress.default, (x, torch.float8_e4m3fn, 256, True, 1, 2))
+    widths = torch.tensor([1, 8]).cuda()
+    torch.library.opcheck(ops.group_affine_rows_compress.default, (x, widths, 563, 256, True, 1, 2))
+    torch.library.opcheck(ops.narrow_compress.default, (torch.arange(1000).cuda(), 0, 1000))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +298,9 @@ def test_opcheck(dtype):
     [
         "actcore.compress(torch.full((99,), 2.0).cuda(), actcore.BitMask())",
         "actcore.pack_bits(torch.full((99,), 8, dtype=torch.uint8).cuda(), 3)",
+        "actcore.compress(torch.full((99,), 10).cuda(), actcore.Narrow(0, 9))",
     ],
-    ids=["bit_mask", "pack_bits"],
+    ids=["bit_mask", "pack_bits", "narrow"],
 )
 def test_a_value_that_does_not_fit_fails_at_the_next_synchronisation(call):
     """In a process of its own: an assertion on the device leaves the process's GPU unusable."""

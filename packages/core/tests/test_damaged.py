@@ -15,10 +15,14 @@ DAMAGED = "it is damaged or truncated: store the tensor again"
 
 X = normal(1000).view(25, 40)
 GROUP_AFFINE = actcore.compress(X, actcore.GroupAffine(4))
+FLOAT8 = actcore.compress(X, actcore.Float8())
+ROWS = actcore.compress(X, actcore.GroupAffineRows((4, 1, 8, 2, 3) * 5, 32))
+NARROW = actcore.compress(torch.arange(1000).view(25, 40), actcore.Narrow(0, 1000))
 POSITIVE = actcore.compress(X, actcore.Positive())
 BIT_MASK = actcore.compress((X > 0).float(), actcore.BitMask())
 RAW = actcore.compress(X, actcore.Raw())
-every_form = pytest.mark.parametrize("c", [GROUP_AFFINE, POSITIVE, BIT_MASK, RAW], ids=lambda c: type(c.codec).__name__)
+STORED = [GROUP_AFFINE, FLOAT8, ROWS, NARROW, POSITIVE, BIT_MASK]
+every_form = pytest.mark.parametrize("c", [*STORED, RAW], ids=lambda c: type(c.codec).__name__)
 
 
 def assert_refused(c, *details):
@@ -87,7 +91,7 @@ def test_another_shape(c, shape):
     assert_refused(replace(c, layout=Layout(shape, strides)))
 
 
-@pytest.mark.parametrize("c", [GROUP_AFFINE, POSITIVE, BIT_MASK], ids=lambda c: type(c.codec).__name__)
+@pytest.mark.parametrize("c", STORED, ids=lambda c: type(c.codec).__name__)
 @pytest.mark.parametrize(
     "layout",
     [Layout((-25, -40), (40, 1)), Layout((25, 40), (-40, 1)), Layout((25, 40), (40,)), Layout((1000,), ())],
@@ -103,10 +107,24 @@ def test_a_shape_and_strides_that_no_tensor_has(c, layout):
 
 def test_another_tensors_dtype():
     assert_refused(replace(GROUP_AFFINE, dtype=torch.float16), "(torch.float16, 8)")
+    assert_refused(replace(FLOAT8, dtype=torch.float16), "(torch.float16, 4)")
+    assert_refused(replace(ROWS, dtype=torch.float16), "(torch.float16, 100)")
+    assert_refused(replace(NARROW, dtype=torch.float32), "has a dtype that Narrow(low=0, high=1000) does not store")
     assert_refused(replace(RAW, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("codec", [actcore.GroupAffine(5), actcore.GroupAffine(4, 128), actcore.BitMask()], ids=repr)
+@pytest.mark.parametrize(
+    "codec",
+    [
+        actcore.GroupAffine(5),
+        actcore.GroupAffine(4, 128),
+        actcore.Float8(),
+        actcore.GroupAffineRows((4,) * 25),
+        actcore.Narrow(0, 15),
+        actcore.BitMask(),
+    ],
+    ids=repr,
+)
 def test_another_codec(codec):
     assert_refused(replace(GROUP_AFFINE, codec=codec), repr(codec))
 
@@ -128,3 +146,18 @@ def test_any_bytes_decode_to_finite_values_within_the_bounds():
         for group, (low, high) in zip(y.reshape(-1).split(256), bounds.tolist(), strict=True):
             assert group.min() >= low
             assert group.max() <= high
+
+
+def test_any_float8_codes_decode_to_finite_values_within_the_bounds():
+    """The formats' own codes for infinity and NaN among them."""
+    codes, bounds = FLOAT8.payload
+    for byte in range(256):
+        y = actcore.decompress(replace(FLOAT8, payload=(torch.full_like(codes, byte), bounds)))
+        for group, bound in zip(y.reshape(-1).split(256), bounds.tolist(), strict=True):
+            assert group.abs().max() <= bound
+
+
+def test_rows_of_another_number():
+    for rows in (1, 24, 26):
+        codec = actcore.GroupAffineRows((4,) * rows, 32)
+        assert_refused(replace(ROWS, codec=codec), f"layout must have {rows} rows, one for each of bits")

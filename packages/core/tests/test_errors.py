@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import actcore
-from actcore import BitMask, GroupAffine, Positive, Raw
+from actcore import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Positive, Raw
 
 GROUP_AFFINE = r"GroupAffine(bits=4, group_size=256, rounding='stochastic')"
 FLOATS = "float32, float16, bfloat16, float64"
@@ -40,6 +40,82 @@ CODEC_ARGUMENTS = [
 @pytest.mark.parametrize(("error", "text", "arguments"), CODEC_ARGUMENTS)
 def test_group_affine_arguments(error, text, arguments):
     raises(error, text, lambda: GroupAffine(**arguments))
+
+
+FLOAT8_ARGUMENTS = [
+    (ValueError, "format must be one of e4m3, e5m2, got 'e4m3fn'", {"format": "e4m3fn"}),
+    (ValueError, "format must be one of e4m3, e5m2, got torch.float8_e5m2", {"format": torch.float8_e5m2}),
+    (ValueError, "group_size must be a positive multiple of 32, got 16; the default is 256", {"group_size": 16}),
+    (TypeError, "group_size must be an int, got 32.0", {"group_size": 32.0}),
+    (ValueError, "rounding must be one of stochastic, nearest, got 'down'", {"rounding": "down"}),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "arguments"), FLOAT8_ARGUMENTS)
+def test_float8_arguments(error, text, arguments):
+    raises(error, text, lambda: Float8(**arguments))
+
+
+ROWS_ARGUMENTS = [
+    (TypeError, "bits must be a tuple of ints, one for each row, got [4, 4]", {"bits": [4, 4]}),
+    (TypeError, "bits must be a tuple of ints, one for each row, got 4", {"bits": 4}),
+    (TypeError, "bits[1] must be an int, got 4.0", {"bits": (4, 4.0)}),
+    (
+        ValueError,
+        "bits[2] must be from 1 to 8, got 9; to keep a tensor exactly use actcore.Raw()",
+        {"bits": (1, 8, 9)},
+    ),
+    (ValueError, "group_size must be a positive multiple of 32, got 1; the default is 256", {"group_size": 1}),
+    (ValueError, "rounding must be one of stochastic, nearest, got None", {"rounding": None}),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "arguments"), ROWS_ARGUMENTS)
+def test_group_affine_rows_arguments(error, text, arguments):
+    raises(error, text, lambda: GroupAffineRows(**({"bits": (4,)} | arguments)))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 5), (0, 2)])
+def test_a_tensor_with_other_rows_than_widths(shape):
+    raises(
+        ValueError,
+        f"tensor must have 2 rows, one for each of bits, got shape {shape}",
+        lambda: actcore.compress(torch.zeros(shape), GroupAffineRows((4, 2))),
+    )
+
+
+NARROW_ARGUMENTS = [
+    (TypeError, "low must be an int, got 0.0", (0.0, 1)),
+    (TypeError, "high must be an int, got True", (0, True)),
+    (TypeError, "high must be an int, got None", (0, None)),
+    (ValueError, f"low must fit in int64, got {-(2**63) - 1}", (-(2**63) - 1, 1)),
+    (ValueError, f"high must fit in int64, got {2**63}", (0, 2**63)),
+    (ValueError, "low must not be above high, got low=2 and high=1", (2, 1)),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "ends"), NARROW_ARGUMENTS)
+def test_narrow_arguments(error, text, ends):
+    raises(error, text, lambda: Narrow(*ends))
+
+
+def test_narrow_on_a_dtype_and_values_that_it_does_not_store():
+    raises(
+        ValueError,
+        "Narrow(low=256, high=300) has no value that torch.uint8 can hold; give the range of the values",
+        lambda: actcore.compress(u8, Narrow(256, 300)),
+    )
+    raises(
+        ValueError,
+        "Narrow(low=0, high=9) stores values from low to high, and an element is not; give the range it has",
+        lambda: actcore.compress(u8 + 10, Narrow(0, 9)),
+    )
+    raises(
+        TypeError,
+        "Narrow(low=0, high=9) takes bool, uint8, int8, int16, int32, int64, got torch.float32; "
+        "floats have forms of their own: actcore.GroupAffine(), actcore.Raw()",
+        lambda: actcore.compress(x, Narrow(0, 9)),
+    )
 
 
 BIT_MASK_ARGUMENTS = [
@@ -96,7 +172,7 @@ def test_seed_and_stream_are_64_bit_integers(name):
     for value in (1.0, "1", None, True):
         raises(
             TypeError,
-            f"{name} must be an int, got {value!r}",
+            f"{name} must be an int or an int64 tensor of one element, got {value!r}",
             lambda value=value: actcore.compress(x, GroupAffine(), **{name: value}),
         )
     for value in (2**64, -(2**63) - 1):
@@ -116,6 +192,13 @@ def test_dtypes_that_a_codec_does_not_take(dtype):
         "integers and masks have exact forms: actcore.Raw(), actcore.BitMask()",
         lambda: actcore.compress(tensor, GroupAffine()),
     )
+    for codec in (Float8(), GroupAffineRows((4,) * 100)):
+        raises(
+            TypeError,
+            f"{codec!r} takes {FLOATS}, got {dtype}; "
+            "integers and masks have exact forms: actcore.Narrow, actcore.BitMask",
+            lambda codec=codec: actcore.compress(tensor, codec),
+        )
     raises(
         TypeError,
         f"Positive() takes {FLOATS}, got {dtype}; keep it as it is: actcore.Raw()",
@@ -143,7 +226,9 @@ def tensors_without_strides():
 @pytest.mark.filterwarnings(
     "ignore:Sparse CSR tensor support:UserWarning", "ignore:The PyTorch API of nested:UserWarning"
 )
-@pytest.mark.parametrize("codec", [GroupAffine(), Positive(), BitMask()], ids=repr)
+@pytest.mark.parametrize(
+    "codec", [GroupAffine(), Float8(), GroupAffineRows((4,)), Positive(), BitMask(), Narrow(0, 1)], ids=repr
+)
 def test_sparse_and_jagged_tensors(codec):
     for found, tensor in tensors_without_strides():
         raises(

@@ -9,7 +9,7 @@ import actcore
 
 from .samples import DTYPES, name_of, normal, same_bits
 
-CODECS = [actcore.GroupAffine(8), actcore.Positive(), actcore.Raw()]
+CODECS = [actcore.GroupAffine(8), actcore.Float8(), actcore.Positive(), actcore.Raw()]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
 
 IMAGES = normal(4 * 8 * 6 * 10).view(4, 8, 6, 10)
@@ -81,6 +81,23 @@ def test_group_affine_values_are_near_their_elements(x):
     span = (x.max() - x.min()).item() if x.numel() else 0.0
     # No group's range is above the tensor's, and stochastic rounding moves no element by a whole step of it.
     assert torch.all((y - x).abs() <= span / 255)
+
+
+@every_layout
+def test_integers_come_back_to_their_places(x):
+    whole = (x * 100).round().clamp(-300, 300)
+    numbers = whole.to(torch.int16) if whole.is_contiguous() else torch.empty_like(x, dtype=torch.int16).copy_(whole)
+    c = actcore.compress(numbers, actcore.Narrow(-300, 300))
+    assert_same_layout(c.decompress(), numbers)
+    assert torch.equal(c.decompress(), numbers)
+
+
+@every_layout
+def test_float8_values_are_near_their_elements(x):
+    y = actcore.decompress(actcore.compress(x, actcore.Float8()))
+    bound = x.abs().max().item() if x.numel() else 0.0
+    # A spacing: 2**-3 of an element, and of the smallest normal number, 2**-6 / 448 of the bound, below that.
+    assert torch.all((y - x).abs() <= x.abs() / 8 + bound * 2**-9 / 448)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

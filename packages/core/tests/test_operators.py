@@ -7,19 +7,26 @@ import torch
 
 from actcore.ops import OPERATORS, group_count, packed_bytes
 
-from .samples import BITS, DTYPES, name_of, normal
+from .samples import BITS, DTYPES, FORMATS, INTEGERS, integers, name_of, normal
 
 ops = torch.ops.actcore
+KEY = (torch.tensor([1]), torch.tensor([-2]))
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 every_width = pytest.mark.parametrize("bits", BITS)
 
 
+def overload_of(operator):
+    """The operator of this name, such as ``pack_bits`` or ``float8_compress.tensor``."""
+    name, _, overload = operator.partition(".")
+    return getattr(getattr(ops, name), overload or "default")
+
+
 def opcheck(operator, *arguments):
     """All of opcheck, and its check of the autograd rule with inputs that ask for gradients."""
-    torch.library.opcheck(getattr(ops, operator).default, arguments)
+    torch.library.opcheck(overload_of(operator), arguments)
     if any(isinstance(argument, torch.Tensor) and argument.is_floating_point() for argument in arguments):
         torch.library.opcheck(
-            getattr(ops, operator).default, asking_for_gradients(arguments), test_utils="test_autograd_registration"
+            overload_of(operator), asking_for_gradients(arguments), test_utils="test_autograd_registration"
         )
 
 
@@ -40,6 +47,33 @@ def test_opcheck_group_affine(dtype, stochastic, bits, group_size, shape):
     opcheck("group_affine_compress", x, bits, group_size, stochastic, 1, -2)
     codes, bounds = ops.group_affine_compress(x, bits, group_size, stochastic, 1, -2)
     opcheck("group_affine_decompress", codes, bounds, x.numel(), bits, group_size)
+    opcheck("group_affine_compress.tensor", x, bits, group_size, stochastic, *KEY)
+
+
+@every_dtype
+@pytest.mark.parametrize("format", FORMATS.values(), ids=name_of)
+def test_opcheck_float8(dtype, format):
+    x = normal(600, dtype).view(3, 5, 40)
+    opcheck("float8_compress", x, format, 96, True, 1, -2)
+    opcheck("float8_compress.tensor", x, format, 96, True, *KEY)
+    opcheck("float8_decompress", *ops.float8_compress(x, format, 96, True, 1, -2), format, 96)
+
+
+@every_dtype
+def test_opcheck_rows(dtype):
+    x, bits = normal(600, dtype).view(3, 200), torch.tensor([1, 4, 8])
+    opcheck("group_affine_rows_compress", x, bits, 325, 96, True, 1, -2)
+    opcheck("group_affine_rows_compress.tensor", x, bits, 325, 96, True, *KEY)
+    codes, bounds, _ = ops.group_affine_rows_compress(x, bits, 325, 96, True, 1, -2)
+    opcheck("group_affine_rows_decompress", codes, bounds, bits, 600, 96)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS], ids=name_of)
+def test_opcheck_narrow(dtype):
+    low, high = (0, 1) if dtype == torch.bool else (0, min(1000, torch.iinfo(dtype).max))
+    x = integers(100, low, high, dtype).view(4, 25)
+    opcheck("narrow_compress", x, low, high)
+    opcheck("narrow_decompress", ops.narrow_compress(x, low, high)[0], 100, dtype, low, high)
 
 
 @every_width
@@ -63,8 +97,20 @@ def calls(dtype=torch.float32, device="cpu", numel=1000):
     x = torch.ones(numel, dtype=dtype, device=device)
     u8 = torch.ones(numel, dtype=torch.uint8, device=device)
     bounds = torch.ones(group_count(numel, 256), 2, dtype=dtype, device=device)
+    key = (torch.zeros(1, dtype=torch.int64, device=device),) * 2
+    widths = torch.full((1,), 3, dtype=torch.uint8, device=device)
+    codes_of_rows = u8[: packed_bytes(numel, 3)]
     return {
         "group_affine_compress": (x, 3, 256, True, 0, 0),
+        "group_affine_compress.tensor": (x, 3, 256, True, *key),
+        "group_affine_rows_compress": (x, widths, numel, 256, True, 0, 0),
+        "group_affine_rows_compress.tensor": (x, widths, numel, 256, True, *key),
+        "group_affine_rows_decompress": (codes_of_rows, bounds, widths, numel, 256),
+        "float8_compress": (x, torch.float8_e4m3fn, 256, True, 0, 0),
+        "float8_compress.tensor": (x, torch.float8_e5m2, 256, True, *key),
+        "float8_decompress": (u8, bounds[:, 0].contiguous(), torch.float8_e4m3fn, 256),
+        "narrow_compress": (u8, 0, 20),
+        "narrow_decompress": (u8[: packed_bytes(numel, 5)], numel, torch.int32, -4, 20),
         "group_affine_decompress": (u8[: packed_bytes(numel, 3)], bounds, numel, 3, 256),
         "pack_bits": (u8, 3),
         "unpack_bits": (u8[: packed_bytes(numel, 3)], 3, numel),
@@ -75,13 +121,17 @@ def calls(dtype=torch.float32, device="cpu", numel=1000):
 
 
 def test_every_operator_is_listed_and_called_here():
-    schemas = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("actcore::")}
+    schemas = {
+        f"{schema.name}.{schema.overload_name}".removesuffix(".")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("actcore::")
+    }
     schemas.remove("actcore::next_stream")  # of Python; its tests are in test_graph_hooks.py
     assert schemas == {f"actcore::{name}" for name in OPERATORS} == {f"actcore::{name}" for name in calls()}
 
 
 def outputs_of(operator, arguments):
-    result = getattr(ops, operator)(*arguments)
+    result = overload_of(operator)(*arguments)
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -101,7 +151,7 @@ def test_backward_through_an_operator_raises(operator):
     """Rather than give a gradient that lacks a term."""
     outputs = outputs_of(operator, asking_for_gradients(calls()[operator]))
     differentiable = [output for output in outputs if output.requires_grad]
-    if operator in ("group_affine_compress", "group_affine_decompress"):
+    if operator.startswith(("group_affine", "float8")):
         assert len(differentiable) == 1
     for output in differentiable:
         with pytest.raises(
@@ -115,6 +165,7 @@ def test_backward_through_an_operator_raises(operator):
 F32, U8 = torch.zeros(1000), torch.zeros(1000, dtype=torch.uint8)
 BOUNDS = torch.zeros(4, 2)
 CODES = U8[:375]
+BITS4 = torch.full((4,), 4)
 DAMAGED = "the stored form is damaged or belongs to another tensor"
 WRONG = [
     ("group_affine_compress", (F32, 0, 256, True, 0, 0), "bits must be from 1 to 8, got 0"),
@@ -177,6 +228,79 @@ WRONG = [
         (U8[:750:2], BOUNDS, 1000, 3, 256),
         "codes must be contiguous; call .contiguous() first",
     ),
+    (
+        "group_affine_rows_compress",
+        (F32, BITS4, 500, 31, True, 0, 0),
+        "group_size must be a positive multiple of 32, got 31",
+    ),
+    ("group_affine_rows_compress", (U8, BITS4, 500, 256, True, 0, 0), "input must be float32, float64"),
+    ("group_affine_rows_compress", (F32[::2], BITS4, 500, 256, True, 0, 0), "input must be contiguous"),
+    ("group_affine_rows_compress", (F32, BITS4, -1, 256, True, 0, 0), "nbytes must not be negative, got -1"),
+    (
+        "group_affine_rows_compress",
+        (F32, BITS4.short(), 500, 256, True, 0, 0),
+        "bits must be uint8, int32 or int64",
+    ),
+    ("group_affine_rows_compress", (F32, BITS4[::2], 500, 256, True, 0, 0), "bits must be contiguous"),
+    (
+        "group_affine_rows_compress",
+        (F32, BITS4[:3], 500, 256, True, 0, 0),
+        "bits must hold one width for each row, got 3 widths for 1000 elements",
+    ),
+    (
+        "group_affine_rows_compress",
+        (F32, BITS4[:0], 500, 256, True, 0, 0),
+        "bits must hold one width for each row, got 0 widths for 1000 elements",
+    ),
+    (
+        "group_affine_rows_decompress",
+        (U8[:500], BOUNDS[:3], BITS4, 1000, 256),
+        f"bounds must hold 4 pairs, got 6 values; {DAMAGED}",
+    ),
+    ("group_affine_rows_decompress", (U8[:500], BOUNDS, BITS4, -4, 256), "numel must not be negative, got -4"),
+    (
+        "group_affine_rows_decompress",
+        (U8[:500], BOUNDS, BITS4, 1001, 256),
+        "bits must hold one width for each row, got 4 widths for 1001 elements",
+    ),
+    ("group_affine_rows_decompress", (F32, BOUNDS, BITS4, 1000, 256), "codes must be uint8"),
+    ("float8_compress", (F32, torch.float16, 256, True, 0, 0), "format must be float8_e4m3fn or float8_e5m2"),
+    (
+        "float8_compress",
+        (F32, torch.float8_e5m2, 33, True, 0, 0),
+        "group_size must be a positive multiple of 32, got 33",
+    ),
+    ("float8_compress", (U8, torch.float8_e5m2, 256, True, 0, 0), "input must be float32, float64"),
+    ("float8_compress", (F32[::2], torch.float8_e5m2, 256, True, 0, 0), "input must be contiguous"),
+    (
+        "float8_decompress",
+        (U8, BOUNDS[0], torch.float8_e4m3fn, 256),
+        f"bounds must hold 4 values, got 2; {DAMAGED}",
+    ),
+    ("float8_decompress", (F32, F32[:4], torch.float8_e4m3fn, 256), "codes must be uint8"),
+    ("float8_decompress", (U8, F32[:4], torch.float8_e4m3fnuz, 256), "format must be float8_e4m3fn or float8_e5m2"),
+    ("float8_decompress", (U8, U8[:4], torch.float8_e4m3fn, 256), "bounds must be float32, float64"),
+    ("narrow_compress", (F32, 0, 1), "input must be bool, uint8, int8, int16, int32 or int64"),
+    ("narrow_compress", (U8[::2], 0, 1), "input must be contiguous"),
+    (
+        "narrow_compress",
+        (U8, 5, 4),
+        "low and high must be in order and from 0 to 255 for this dtype, got 5 and 4",
+    ),
+    (
+        "narrow_compress",
+        (U8, -1, 4),
+        "low and high must be in order and from 0 to 255 for this dtype, got -1 and 4",
+    ),
+    (
+        "narrow_decompress",
+        (U8[:500], 1000, torch.bool, 0, 2),
+        "low and high must be in order and from 0 to 1 for this dtype, got 0 and 2",
+    ),
+    ("narrow_decompress", (U8[:499], 1000, torch.int8, -8, 7), f"packed must hold 500 bytes, got 499; {DAMAGED}"),
+    ("narrow_decompress", (U8[:500], -1, torch.int8, -8, 7), "numel must not be negative, got -1"),
+    ("narrow_decompress", (U8[:500], 2**60, torch.int8, -8, 7), "numel must be below 2^60, got 1152921504606846976"),
+    ("narrow_decompress", (U8, 1000, torch.float32, 0, 7), "dtype must be bool, uint8, int8, int16, int32 or int64"),
     ("pack_bits", (U8, 9), "bits must be from 1 to 8, got 9"),
     ("pack_bits", (F32, 4), "codes must be uint8"),
     ("pack_bits", (U8[::2], 4), "codes must be contiguous; call .contiguous() first"),

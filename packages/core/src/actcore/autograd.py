@@ -13,8 +13,10 @@ from torch.autograd.function import Function
 from actcore.codec import Codec, require_codec
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
+from actcore.device_streams import new_key
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
+from actcore.ops import Key
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,7 @@ def save_for_backward(
             plan.append(len(flat))
             flat.append(tensor)
         else:
-            own = shared_streams(seed).next() if stream is None else stream_of(str(number), stream, current_rank())
-            compressed = codec.compress(tensor.detach(), seed=seed, stream=own)
+            compressed = codec.compress(tensor.detach(), seed=seed, stream=_stream(number, tensor, seed, stream))
             plan.append(_place(ctx, tensor, compressed, flat))
     ctx.save_for_backward(*flat)
     ctx._actcore_saved = tuple(plan)
@@ -112,6 +113,14 @@ def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
         entry if entry is None else saved[entry] if isinstance(entry, int) else _restore(ctx, entry, saved)
         for entry in plan
     )
+
+
+def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
+    if stream is not None:
+        return stream_of(str(number), stream, current_rank())  # type: ignore[no-any-return]
+    if torch.compiler.is_compiling():  # a number would be a constant of the compiled code
+        return torch.ops.actcore.next_stream(tensor.detach(), new_key(tensor.device))  # type: ignore[no-any-return]
+    return shared_streams(seed).next()
 
 
 def _require_pair(number: int, pair: Any) -> None:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from actcore.compressed import Compressed
+from actcore.ops import Key
 
 _INT64 = 1 << 64
-_DAMAGED = "it is damaged or truncated: store the tensor again"
+DAMAGED = "it is damaged or truncated: store the tensor again"
 
 
 @runtime_checkable
@@ -21,7 +22,7 @@ class Codec(Protocol):
     their fields are, hashable, with a readable repr.
     """
 
-    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """The stored form of ``tensor``, built with ``Compressed.of(self, tensor, payload)``.
 
         A codec that rounds at random draws from (seed, stream) alone: same pair, same bytes.
@@ -33,15 +34,16 @@ class Codec(Protocol):
         ...
 
 
-def compress(tensor: Tensor, codec: Codec, *, seed: int = 0, stream: int = 0) -> Compressed:
+def compress(tensor: Tensor, codec: Codec, *, seed: Key = 0, stream: Key = 0) -> Compressed:
     """Stores a tensor in fewer bytes.
 
     Args:
         tensor: any strided tensor of a dtype that the codec takes; left as it is.
         codec: for instance ``GroupAffine(bits=4)``.
         seed: with ``stream`` decides the random rounding: the same pair gives the same bytes, on every device and
-            for any number of threads. torch's generators are not touched.
-        stream: tensors that should round independently get different streams.
+            for any number of threads. torch's generators are not touched. An int of 64 bits, or an int64 tensor of
+            one element on the tensor's device, which a replayed CUDA graph and a compiled region read anew each time.
+        stream: tensors that should round independently get different streams. As ``seed``.
 
     Raises:
         TypeError: ``tensor`` is not a tensor, is sparse or jagged, or has a dtype that the codec does not take;
@@ -99,13 +101,13 @@ def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) 
     if not fits:
         found = [(part.dtype, part.numel()) for part in payload]
         raise ValueError(
-            f"the payload of {compressed!r} must hold {list(expected)} (dtype, elements), got {found}; {_DAMAGED}"
+            f"the payload of {compressed!r} must hold {list(expected)} (dtype, elements), got {found}; {DAMAGED}"
         )
     device = payload[0].device
     for part in payload[1:]:
         if part.device != device:
             devices = ", ".join(str(part.device) for part in payload)
-            raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {_DAMAGED}")
+            raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {DAMAGED}")
 
 
 def require_layout(compressed: Compressed) -> None:
@@ -114,14 +116,33 @@ def require_layout(compressed: Compressed) -> None:
     if len(shape) != len(strides) or any(number < 0 for number in (*shape, *strides)):
         raise ValueError(
             f"layout must have a size and a stride, neither negative, for each dimension, "
-            f"got {compressed.layout!r}; {_DAMAGED}"
+            f"got {compressed.layout!r}; {DAMAGED}"
         )
 
 
-def as_int64(name: str, value: int) -> int:
+def as_int64(name: str, value: Key) -> int:
     """A seed or stream as the int64 of the same 64 bits, which is what operators take."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
+        raise TypeError(f"{name} must be an int or an int64 tensor of one element, got {value!r}")
     if not -(_INT64 // 2) <= value < _INT64:
         raise ValueError(f"{name} must fit in 64 bits, got {value}")
     return value - _INT64 if value >= _INT64 // 2 else value
+
+
+def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
+    """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
+    if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
+        return as_int64("seed", seed), as_int64("stream", stream)
+    return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
+
+
+def _as_tensor(name: str, value: Key, device: torch.device) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full((1,), as_int64(name, value), dtype=torch.int64, device=device)
+    if value.dtype != torch.int64:
+        raise TypeError(f"{name} must be an int or an int64 tensor of one element, got {value.dtype}")
+    if value.numel() != 1:
+        raise ValueError(f"{name} must have one element, got {value.numel()}")
+    if value.device != device:
+        raise ValueError(f"{name} must be on the tensor's device {device}, got {value.device}; move it with .to")
+    return value

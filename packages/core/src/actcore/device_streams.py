@@ -20,6 +20,7 @@ _lock = threading.Lock()
 _keys = itertools.count()
 
 
+@torch.compiler.assume_constant_result
 def new_key(device: torch.device) -> int:
     """A counter of its own on ``device``, made now: one made while a CUDA graph is captured would be reset by every
     replay. Keys count from 0 in each process, so a program that runs again compiles to the same code."""
@@ -34,7 +35,7 @@ def first_stream(key: int) -> int:
 
     Any two streams round independently, so a hash has to part only the counters of different keys and ranks.
     """
-    stream = stream_of(f"next_stream\0{key}", 0, current_rank())
+    stream: int = stream_of(f"next_stream\0{key}", 0, current_rank())
     return stream - (1 << 64) if stream >= 1 << 63 else stream
 
 

@@ -48,15 +48,10 @@ def devices() -> list[torch.device]:
 def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
     """Compares every operator with the reference, bit for bit, and yields its name and whether they agree."""
     results = dict.fromkeys(OPERATORS, True)
+    for operator, arguments in _calls():
+        results[operator] &= _agrees(operator, arguments, device)
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
-        for bits in range(1, 9):
-            codes, bounds = reference.group_affine_compress(x, bits, 256, True, _SEED, _STREAM)
-            got = torch.ops.actcore.group_affine_compress(x.to(device), bits, 256, True, _SEED, _STREAM)
-            results["group_affine_compress"] &= _same(got[0], codes) and _same(got[1], bounds)
-            value = reference.group_affine_decompress(codes, bounds, x.numel(), bits, 256)
-            back = torch.ops.actcore.group_affine_decompress(codes.to(device), bounds.to(device), x.numel(), bits, 256)
-            results["group_affine_decompress"] &= _same(back, value)
         sign = torch.ops.actcore.positive_mask(x.to(device))
         results["positive_mask"] &= _same(sign, reference.pack_bits((x > 0).to(torch.uint8), 1))
         mask = (x > 0).to(dtype) * 2
@@ -72,6 +67,50 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
         results["pack_bits"] &= _same(packed, reference.pack_bits(small, bits)) and misfit.item() == 0
         results["unpack_bits"] &= _same(torch.ops.actcore.unpack_bits(packed, bits, 1000), small)
     yield from results.items()
+
+
+def _calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Calls of the operators that have a namesake in the reference, on the CPU."""
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
+        key = (_SEED, _STREAM)
+        for bits in range(1, 9):
+            arguments = (x, bits, 256, True)
+            yield from _with_both_keys("group_affine_compress", arguments, key)
+            codes, bounds = reference.group_affine_compress(*arguments, *key)
+            yield "group_affine_decompress", (codes, bounds, x.numel(), bits, 256)
+        widths = torch.tensor([3, 1, 8, 5])
+        of_rows = (x, widths, 250 * 17 // 8 + 4, 96, True)
+        yield from _with_both_keys("group_affine_rows_compress", of_rows, key)
+        codes, bounds, _ = reference.group_affine_rows_compress(*of_rows, *key)
+        yield "group_affine_rows_decompress", (codes, bounds, widths, x.numel(), 96)
+        for format in (torch.float8_e4m3fn, torch.float8_e5m2):
+            yield from _with_both_keys("float8_compress", (x, format, 256, True), key)
+            codes, bounds = reference.float8_compress(x, format, 256, True, *key)
+            yield "float8_decompress", (codes, bounds, format, 256)
+    for low, high in ((-5, 5), (0, 255), (-300, 2707), (-(2**40), 2**62)):
+        integers = low + torch.arange(1000) * ((high - low) // 1000) + torch.arange(1000) % 11
+        yield "narrow_compress", (integers, low, high)
+        yield "narrow_decompress", (reference.narrow_compress(integers, low, high)[0], 1000, torch.int64, low, high)
+
+
+def _with_both_keys(
+    operator: str, arguments: tuple[Any, ...], key: tuple[int, int]
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    yield operator, (*arguments, *key)
+    yield f"{operator}.tensor", (*arguments, *(torch.tensor([part]) for part in key))
+
+
+def _agrees(operator: str, arguments: tuple[Any, ...], device: torch.device) -> bool:
+    name, _, overload = operator.partition(".")
+    own = [argument.to(device) if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+    got = getattr(getattr(torch.ops.actcore, name), overload or "default")(*own)
+    if overload:
+        arguments = (*arguments[:-2], *(part.item() for part in arguments[-2:]))
+    expected = getattr(reference, name)(*arguments)
+    if isinstance(got, torch.Tensor):
+        got, expected = (got,), (expected,)
+    return all(_same(one, other) for one, other in zip(got, expected, strict=True))
 
 
 def _same(got: torch.Tensor, expected: torch.Tensor) -> bool:

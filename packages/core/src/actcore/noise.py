@@ -51,7 +51,8 @@ class Streams:
         with _lock:
             position = self.position
             self.position = position + 1
-        return stream_of(self.identity, position, current_rank())
+        stream: int = stream_of(self.identity, position, current_rank())
+        return stream
 
 
 _lock = threading.Lock()

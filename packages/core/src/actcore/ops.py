@@ -7,19 +7,15 @@ backward through one raises rather than returning a gradient that is missing a t
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
 
 from actcore import _library as _library  # registers the operators
 
-# Overloads, looked up once: what the codecs call, with ``below_autograd``.
-group_affine_compress = torch.ops.actcore.group_affine_compress.default
-group_affine_decompress = torch.ops.actcore.group_affine_decompress.default
-bit_mask_compress = torch.ops.actcore.bit_mask_compress.default
-bit_mask_decompress = torch.ops.actcore.bit_mask_decompress.default
-positive_mask = torch.ops.actcore.positive_mask.default
+Key: TypeAlias = int | Tensor
+"""A seed or a stream: the number, or under the overload ``tensor`` an int64 tensor of one element."""
 
 
 def below_autograd(operator: Any, *arguments: Any) -> Any:
@@ -44,8 +40,17 @@ def group_count(numel: int, group_size: int) -> int:
     return (numel + group_size - 1) // group_size
 
 
+def overload(operator: Any, key: tuple[Key, Key]) -> Any:
+    """The overload of ``operator`` for this seed and stream, two ints or two tensors.
+
+    Named, because torch would rather read a tensor of one element as an int than take the overload for tensors.
+    """
+    return operator.tensor if isinstance(key[0], Tensor) else operator.default
+
+
 @torch.library.register_fake("actcore::group_affine_compress")
-def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int) -> tuple[Tensor, Tensor]:
+@torch.library.register_fake("actcore::group_affine_compress.tensor")
+def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: Key, stream: Key) -> tuple[Tensor, Tensor]:
     codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
     return codes, input.new_empty((group_count(input.numel(), group_size), 2))
 
@@ -53,6 +58,47 @@ def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, st
 @torch.library.register_fake("actcore::group_affine_decompress")
 def _(codes: Tensor, bounds: Tensor, numel: int, bits: int, group_size: int) -> Tensor:
     return bounds.new_empty(numel)
+
+
+@torch.library.register_fake("actcore::group_affine_rows_compress")
+@torch.library.register_fake("actcore::group_affine_rows_compress.tensor")
+def _(
+    input: Tensor, bits: Tensor, nbytes: int, group_size: int, stochastic: bool, seed: Key, stream: Key
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = bits.numel()
+    groups = rows * group_count(input.numel() // max(rows, 1), group_size)
+    codes = input.new_empty(nbytes, dtype=torch.uint8)
+    return codes, input.new_empty((groups, 2)), input.new_empty(1, dtype=torch.int32)
+
+
+@torch.library.register_fake("actcore::group_affine_rows_decompress")
+def _(codes: Tensor, bounds: Tensor, bits: Tensor, numel: int, group_size: int) -> tuple[Tensor, Tensor]:
+    return bounds.new_empty(numel), bounds.new_empty(1, dtype=torch.int32)
+
+
+@torch.library.register_fake("actcore::float8_compress")
+@torch.library.register_fake("actcore::float8_compress.tensor")
+def _(
+    input: Tensor, format: torch.dtype, group_size: int, stochastic: bool, seed: Key, stream: Key
+) -> tuple[Tensor, Tensor]:
+    codes = input.new_empty(input.numel(), dtype=torch.uint8)
+    return codes, input.new_empty(group_count(input.numel(), group_size))
+
+
+@torch.library.register_fake("actcore::float8_decompress")
+def _(codes: Tensor, bounds: Tensor, format: torch.dtype, group_size: int) -> Tensor:
+    return bounds.new_empty(codes.numel())
+
+
+@torch.library.register_fake("actcore::narrow_compress")
+def _(input: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+    packed = input.new_empty(packed_bytes(input.numel(), (high - low).bit_length()), dtype=torch.uint8)
+    return packed, input.new_empty(1, dtype=torch.int32)
+
+
+@torch.library.register_fake("actcore::narrow_decompress")
+def _(packed: Tensor, numel: int, dtype: torch.dtype, low: int, high: int) -> Tensor:
+    return packed.new_empty(numel, dtype=dtype)
 
 
 @torch.library.register_fake("actcore::pack_bits")
@@ -83,7 +129,16 @@ def _(input: Tensor) -> Tensor:
 
 OPERATORS = (
     "group_affine_compress",
+    "group_affine_compress.tensor",
     "group_affine_decompress",
+    "group_affine_rows_compress",
+    "group_affine_rows_compress.tensor",
+    "group_affine_rows_decompress",
+    "float8_compress",
+    "float8_compress.tensor",
+    "float8_decompress",
+    "narrow_compress",
+    "narrow_decompress",
     "pack_bits",
     "unpack_bits",
     "bit_mask_compress",

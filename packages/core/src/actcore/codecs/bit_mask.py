@@ -12,7 +12,7 @@ from torch import Tensor
 from actcore.codec import require_dtype, require_layout, require_payload, require_strided
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import below_autograd, bit_mask_compress, bit_mask_decompress, packed_bytes, positive_mask
+from actcore.ops import Key, below_autograd, packed_bytes
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -37,7 +37,7 @@ class BitMask:
         if len(self.values) != 2 or not all(abs(value) <= sys.float_info.max for value in self.values):
             raise ValueError(f"values must be two finite numbers, got {self.values!r}")
 
-    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Tensor["..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect.
 
         Raises:
@@ -48,7 +48,9 @@ class BitMask:
         if (strange := _inexact(self.values, tensor.dtype)) is not None:
             raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
         layout = Layout.of(tensor)
-        mask, misfit = below_autograd(bit_mask_compress, layout.flatten(tensor.detach()), *self.values)
+        mask, misfit = below_autograd(
+            torch.ops.actcore.bit_mask_compress.default, layout.flatten(tensor.detach()), *self.values
+        )
         name = f"BitMask(values={self.values})"
         require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
         return Compressed(self, (mask,), layout, tensor.dtype)
@@ -67,12 +69,12 @@ class Positive:
     takes a NaN for negative, the one input where its gradient differs).
     """
 
-    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect."""
         require_strided(self, tensor)
         require_dtype(self, tensor, _FLOATS, "keep it as it is: actcore.Raw()")
         layout = Layout.of(tensor)
-        mask = below_autograd(positive_mask, layout.flatten(tensor.detach()))
+        mask = below_autograd(torch.ops.actcore.positive_mask.default, layout.flatten(tensor.detach()))
         return Compressed(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -108,5 +110,7 @@ def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
     layout = compressed.layout
     numel = layout.stored_numel
     require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))
-    flat = below_autograd(bit_mask_decompress, compressed.payload[0], numel, compressed.dtype, low, high)
+    flat = below_autograd(
+        torch.ops.actcore.bit_mask_decompress.default, compressed.payload[0], numel, compressed.dtype, low, high
+    )
     return layout.restore(flat)

@@ -8,15 +8,33 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import as_int64, require_dtype, require_layout, require_payload, require_strided
+from actcore.codec import noise_key, require_dtype, require_layout, require_payload, require_strided
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import below_autograd, group_affine_compress, group_affine_decompress, group_count, packed_bytes
+from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 Rounding = Literal["stochastic", "nearest"]
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def require_bits(name: str, bits: int) -> None:
+    """Raises unless ``bits`` is an int from 1 to 8."""
+    if isinstance(bits, bool) or not isinstance(bits, int):
+        raise TypeError(f"{name} must be an int, got {bits!r}")
+    if not 1 <= bits <= 8:
+        raise ValueError(f"{name} must be from 1 to 8, got {bits}; to keep a tensor exactly use actcore.Raw()")
+
+
+def require_grouping(group_size: int, rounding: str) -> None:
+    """Raises unless groups are a positive multiple of 32 and the rounding is known."""
+    if isinstance(group_size, bool) or not isinstance(group_size, int):
+        raise TypeError(f"group_size must be an int, got {group_size!r}")
+    if group_size < 32 or group_size % 32:
+        raise ValueError(f"group_size must be a positive multiple of 32, got {group_size}; the default is 256")
+    if rounding not in get_args(Rounding):
+        raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {rounding!r}")
 
 
 @dataclass(frozen=True)
@@ -48,37 +66,26 @@ class GroupAffine:
     rounding: Rounding = "stochastic"
 
     def __post_init__(self) -> None:
-        for name in ("bits", "group_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {value!r}")
-        if not 1 <= self.bits <= 8:
-            raise ValueError(f"bits must be from 1 to 8, got {self.bits}; to keep a tensor exactly use actcore.Raw()")
-        if self.group_size < 32 or self.group_size % 32:
-            raise ValueError(f"group_size must be a positive multiple of 32, got {self.group_size}; the default is 256")
-        if self.rounding not in get_args(Rounding):
-            raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {self.rounding!r}")
+        require_bits("bits", self.bits)
+        require_grouping(self.group_size, self.rounding)
 
     def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
         """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
         return packed_bytes(numel, self.bits) + 2 * dtype.itemsize * group_count(numel, self.group_size)
 
-    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (codes: UInt8[ceil(bits*n/8)], bounds: Float[groups, 2])``."""
         require_strided(self, tensor)
-        require_dtype(self, tensor, _DTYPES, "integers and masks have exact forms: actcore.Raw(), actcore.BitMask()")
-        if isinstance(stream, Tensor):
-            return self._SEAM(tensor, seed, stream)
-        seed, stream = as_int64("seed", seed), as_int64("stream", stream)
+        require_dtype(self, tensor, FLOATS, "integers and masks have exact forms: actcore.Raw(), actcore.BitMask()")
+        key = noise_key(tensor, seed, stream)
         tensor = tensor.detach()
         layout = Layout.of(tensor)
         numel = layout.stored_numel
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
+        operator = overload(torch.ops.actcore.group_affine_compress, key)
         flat, stochastic = layout.flatten(tensor), self.rounding == "stochastic"
-        codes, bounds = below_autograd(
-            group_affine_compress, flat, self.bits, self.group_size, stochastic, seed, stream
-        )
+        codes, bounds = below_autograd(operator, flat, self.bits, self.group_size, stochastic, *key)
         return Compressed(self, (codes, bounds), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -92,28 +99,7 @@ class GroupAffine:
             (dtype, 2 * group_count(numel, self.group_size)),
         )
         codes, bounds = compressed.payload
-        flat = below_autograd(group_affine_decompress, codes, bounds, numel, self.bits, self.group_size)
+        flat = below_autograd(
+            torch.ops.actcore.group_affine_decompress.default, codes, bounds, numel, self.bits, self.group_size
+        )
         return layout.restore(flat)
-
-
-@torch.library.custom_op("actcore::seam", mutates_args=())
-def seam(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = torch.ops.actcore.group_affine_compress.default(input, bits, group_size, stochastic, seed, int(stream.item()))
-    return a, b
-
-
-@seam.register_fake
-def _(input, bits, group_size, stochastic, seed, stream):
-    codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
-    return codes, input.new_empty((group_count(input.numel(), group_size), 2))
-
-
-def _s(self, tensor, seed, stream):
-    layout = Layout.of(tensor)
-    numel = layout.stored_numel
-    if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
-        return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
-    return Compressed(self, tuple(torch.ops.actcore.seam(layout.flatten(tensor), self.bits, self.group_size, self.rounding == "stochastic", seed, stream)), layout, tensor.dtype)
-
-
-GroupAffine._SEAM = _s

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from actcore.compressed import Compressed
+from actcore.ops import Key
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Raw:
     The stored form shares memory with the tensor and sees later in-place changes to it.
     """
 
-    def compress(self, tensor: Tensor, *, seed: int = 0, stream: int = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """The tensor, detached from its gradient history."""
         return Compressed.of(self, tensor, (tensor.detach(),))
 

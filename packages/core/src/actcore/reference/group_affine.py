@@ -12,9 +12,12 @@ from actcore.reference.philox import noise
 
 
 def group_affine_compress(
-    x: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int
+    x: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, position: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Codes and bounds of each group; ``csrc/codec/group_affine.h`` explains the formulas."""
+    """Codes and bounds of each group; ``csrc/codec/group_affine.h`` explains the formulas.
+
+    ``position`` is that of the first element in the sequence of noise.
+    """
     flat = x.reshape(-1)
     numel = flat.numel()
     if numel == 0:
@@ -33,7 +36,7 @@ def group_affine_compress(
     factor = per_unit.where(width > 0, 0.0)
     offset = (compute * scale[:, None] - origin[:, None]).where(finite[:, None], 0.0)
     steps = torch.round(offset * factor[:, None]).long().reshape(-1)[:numel]
-    codes = (steps + noise(seed, stream, numel)) >> 8 if stochastic else steps
+    codes = (steps + noise(seed, stream, position + numel)[position:]) >> 8 if stochastic else steps
     return pack_bits(codes.to(torch.uint8), bits), bounds.to(x.dtype)
 
 
@@ -47,6 +50,49 @@ def group_affine_decompress(codes: Tensor, bounds: Tensor, numel: int, bits: int
     step = width / levels
     value = _fma(unpacked, step[group], origin[group]) / scale[group]
     return torch.where(unpacked == levels, high[group], value).to(bounds.dtype)
+
+
+def group_affine_rows_compress(
+    x: Tensor, bits: Tensor, nbytes: int, group_size: int, stochastic: bool, seed: int, stream: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row by itself, with its own width and the noise of its place in the whole."""
+    rows = x.reshape(len(bits), x.numel() // max(len(bits), 1))
+    groups = (rows.shape[1] + group_size - 1) // group_size
+    codes = torch.zeros(nbytes, dtype=torch.uint8)
+    bounds = torch.full((len(bits), groups, 2), torch.nan, dtype=x.dtype)
+    offsets, fits = _row_offsets(bits, rows.shape[1], nbytes)
+    for row, offset in offsets.items():
+        position = row * rows.shape[1]
+        packed, bounds[row] = group_affine_compress(
+            rows[row], int(bits[row]), group_size, stochastic, seed, stream, position
+        )
+        codes[offset : offset + len(packed)] = packed
+    return codes, bounds.view(-1, 2), torch.tensor([int(not fits)], dtype=torch.int32)
+
+
+def group_affine_rows_decompress(
+    codes: Tensor, bounds: Tensor, bits: Tensor, numel: int, group_size: int
+) -> tuple[Tensor, Tensor]:
+    """Each row by itself; one that is not stored is NaN."""
+    size = numel // max(len(bits), 1)
+    values = torch.full((len(bits), size), torch.nan, dtype=bounds.dtype)
+    offsets, fits = _row_offsets(bits, size, len(codes))
+    for row, offset in offsets.items():
+        packed = codes[offset : offset + (size * int(bits[row]) + 7) // 8]
+        own_bounds = bounds.view(len(bits), -1, 2)[row]
+        values[row] = group_affine_decompress(packed, own_bounds, size, int(bits[row]), group_size)
+    return values.view(-1), torch.tensor([int(not fits)], dtype=torch.int32)
+
+
+def _row_offsets(bits: Tensor, row_size: int, nbytes: int) -> tuple[dict[int, int], bool]:
+    """First byte of each row that is stored, and whether all are: widths from 1 to 8 that end within ``nbytes``."""
+    offsets, end = {}, 0
+    for row, width in enumerate(bits.tolist()):
+        if 1 <= width <= 8:
+            begin, end = end, end + (row_size * width + 7) // 8
+            if end <= nbytes:
+                offsets[row] = begin
+    return offsets, len(offsets) == len(bits)
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:

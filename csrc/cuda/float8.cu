@@ -1,0 +1,192 @@
+// The float8 codec on CUDA: bit for bit what csrc/cpu computes. A thread takes a row of 32 elements, so a group is
+// group_size / 32 threads.
+#include "codec/float8.h"
+
+#include <bit>
+
+#include "codec/dispatch.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.cuh"
+#include "cuda/row_noise.cuh"
+#include "cuda/warp_tile.cuh"
+
+namespace actcore::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+
+// Warps that share a group longer than a tile: as many as keep 32 KiB of tiles.
+template <class E>
+constexpr int kGroupWarps = 32 * 1024 / static_cast<int>(sizeof(WarpTile<E>));
+
+// The integer that magnitudes are exchanged between threads as.
+template <class E>
+using Exchange = std::conditional_t<sizeof(E) == 8, int64_t, int32_t>;
+
+template <class E>
+__device__ Exchange<E> row_magnitude(const Row<E>& row) {
+  Exchange<E> largest = 0;
+#pragma unroll
+  for (int i = 0; i < kRow; ++i) {
+    const Exchange<E> value = magnitude_of(row[i]);
+    largest = value > largest ? value : largest;
+  }
+  return largest;
+}
+
+// The largest of `lanes` neighbouring threads, a power of two; each of them gets it.
+template <class Integer>
+__device__ Integer largest_of_lanes(Integer value, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    const Integer other = __shfl_xor_sync(0xFFFFFFFFu, value, offset);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+template <class E, class Format, class T = compute_t<E>>
+struct Encoder {
+  bool finite;
+  bool stochastic;
+  E bound;
+  Float8Scale<T> group;
+
+  __device__ Encoder(Exchange<E> largest, bool is_stochastic)
+      : finite(largest < Magnitude<E>::infinity),
+        stochastic(is_stochastic),
+        bound(from_magnitude<E>(static_cast<magnitude_t<E>>(largest))),
+        group(float8_scale<Format>(load(bound))) {}
+
+  __device__ void store_bound(E* to) const {
+    if (finite) {
+      *to = bound;
+    } else {
+      store(to, static_cast<T>(NAN));
+    }
+  }
+
+  // `position` is that of the row's first element in the tensor.
+  __device__ PackedRow<8> operator()(const Row<E>& row, const NoiseKey& key, int64_t position) const {
+    PackedRow<8> codes = {};
+    if (!finite) return codes;
+    RowNoise noise = {};
+    if (stochastic) noise = aligned_noise(key, position);
+    const int shift = stochastic ? kNoiseBits : 0;
+#pragma unroll
+    for (int i = 0; i < kRow; ++i) {
+      const float y = static_cast<float>(load(row[i]) * group.scale * group.factor);
+      codes.put(i, static_cast<uint32_t>(float8_encode<Format>(y, noise[i], shift)));
+    }
+    return codes;
+  }
+};
+
+// Groups of 1, 2, 4, ..., 32 rows: a tile holds whole groups, and is read once. `log2_rows` is that number's.
+template <class E, class Format>
+__global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(Float8Compress args, int log2_rows) {
+  __shared__ WarpTile<E> tiles[kWarps];
+  WarpTile<E>& tile = tiles[warp_index()];
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
+  const int count = tile_count(args.numel - first);
+  if (count <= 0) return;
+
+  const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
+  const int rows = 1 << log2_rows;
+  const Encoder<E, Format> encoder(largest_of_lanes(row_magnitude(row), rows), args.stochastic);
+
+  const int64_t begin = first + lane_index() * kRow;  // of this thread's row
+  if ((lane_index() & (rows - 1)) == 0 && begin < args.numel) {
+    encoder.store_bound(static_cast<E*>(args.bounds) + (begin / kRow >> log2_rows));
+  }
+  store_codes(tile, encoder(row, args.key, begin), args.codes + first, count);
+}
+
+// Groups of any number of rows: a block takes one group, and reads it twice, the second time from cache.
+template <class E, class Format>
+__global__ void __launch_bounds__(kGroupWarps<E>* kWarp) compress_group_kernel(Float8Compress args) {
+  __shared__ WarpTile<E> tiles[kGroupWarps<E>];
+  __shared__ Exchange<E> of_warp[kGroupWarps<E>];
+  WarpTile<E>& tile = tiles[warp_index()];
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const int64_t stride = static_cast<int64_t>(warps) * kTile;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * args.group_size;
+  const int64_t end = args.numel - first < args.group_size ? args.numel : first + args.group_size;
+  const int64_t mine = first + static_cast<int64_t>(warp_index()) * kTile;
+  const E* input = static_cast<const E*>(args.input);
+
+  Exchange<E> largest = 0;
+  for (int64_t i = mine; i < end; i += stride) {
+    const auto of_row = row_magnitude(load_row(tile, input + i, tile_count(end - i)));
+    largest = of_row > largest ? of_row : largest;
+  }
+  largest = largest_of_lanes(largest, kWarp);
+  if (lane_index() == 0) of_warp[warp_index()] = largest;
+  __syncthreads();
+  for (int w = 0; w < warps; ++w) largest = of_warp[w] > largest ? of_warp[w] : largest;
+
+  const Encoder<E, Format> encoder(largest, args.stochastic);
+  if (threadIdx.x == 0) encoder.store_bound(static_cast<E*>(args.bounds) + static_cast<int64_t>(blockIdx.x));
+  for (int64_t i = mine; i < end; i += stride) {
+    const int count = tile_count(end - i);
+    const Row<E> row = load_row(tile, input + i, count);
+    store_codes(tile, encoder(row, args.key, i + lane_index() * kRow), args.codes + i, count);
+  }
+}
+
+template <class E, class Format>
+__global__ void __launch_bounds__(kWarps* kWarp) decompress_kernel(Float8Decompress args) {
+  __shared__ WarpTile<E> tiles[kWarps];
+  WarpTile<E>& tile = tiles[warp_index()];
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
+  const int count = tile_count(args.numel - first);
+  if (count <= 0) return;
+
+  const auto codes = load_codes<8>(tile, args.codes + first, count);
+  const int begin = lane_index() * kRow;
+  const int64_t known = first + (begin < count ? begin : 0);  // rows beyond the end have no group
+  const E bound = static_cast<const E*>(args.bounds)[known / args.group_size];
+  const auto group = float8_scale<Format>(load(bound));
+
+  Row<E> row;
+  if (magnitude_of(bound) < Magnitude<E>::infinity) {
+#pragma unroll
+    for (int i = 0; i < kRow; ++i) store(&row[i], float8_decode<Format>(static_cast<int>(codes.get(i)), group));
+  } else {
+    // Copied: a NaN out of arithmetic has other bits here than on the CPU.
+#pragma unroll
+    for (int i = 0; i < kRow; ++i) row[i] = bound;
+  }
+  store_row(tile, row, static_cast<E*>(args.output) + first, count);
+}
+
+template <class E, class Format>
+cudaError_t compress(const Float8Compress& args, cudaStream_t stream) {
+  const int64_t rows = args.group_size / kRow;
+  if (rows <= kWarp && std::has_single_bit(static_cast<uint64_t>(rows))) {
+    return launch(compress_kernel<E, Format>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args,
+                  std::countr_zero(static_cast<uint64_t>(rows)));
+  }
+  const int64_t tiles = blocks_for(args.group_size, kTile);
+  const int warps = tiles < kGroupWarps<E> ? static_cast<int>(tiles) : kGroupWarps<E>;
+  return launch(compress_group_kernel<E, Format>, blocks_for(args.numel, args.group_size), warps * kWarp, stream, args);
+}
+
+}  // namespace
+
+cudaError_t float8_compress(const Float8Compress& args, cudaStream_t stream) {
+  if (args.numel == 0) return cudaSuccess;
+  return with_type(args.type, [&]<class E>() {
+    return with_format(args.format, [&]<class Format>() { return compress<E, Format>(args, stream); });
+  });
+}
+
+cudaError_t float8_decompress(const Float8Decompress& args, cudaStream_t stream) {
+  if (args.numel == 0) return cudaSuccess;
+  return with_type(args.type, [&]<class E>() {
+    return with_format(args.format, [&]<class Format>() {
+      return launch(decompress_kernel<E, Format>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args);
+    });
+  });
+}
+
+}  // namespace actcore::cuda

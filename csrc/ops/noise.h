@@ -1,0 +1,23 @@
+// The key of the noise as an operator gets it: two integers, or two tensors of one integer each.
+#pragma once
+
+#include "ops/checks.h"
+
+namespace actcore::ops {
+
+inline NoiseKey noise_key(const char*, const Tensor&, int64_t seed, int64_t stream) {
+  return {static_cast<uint64_t>(seed), static_cast<uint64_t>(stream), nullptr, nullptr};
+}
+
+inline const int64_t* key_part(const char* op, const char* name, const Tensor& input, const Tensor& part) {
+  require(part.scalar_type() == ScalarType::Long, op, name, " must be int64");
+  require(part.numel() == 1, op, name, " must have one element, got ", part.numel());
+  require(part.device() == input.device(), op, name, " must be on the input's device");
+  return static_cast<const int64_t*>(part.const_data_ptr());
+}
+
+inline NoiseKey noise_key(const char* op, const Tensor& input, const Tensor& seed, const Tensor& stream) {
+  return {0, 0, key_part(op, "seed", input, seed), key_part(op, "stream", input, stream)};
+}
+
+}  // namespace actcore::ops
