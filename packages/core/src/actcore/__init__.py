@@ -12,7 +12,7 @@ from actcore._version import __version__
 from actcore.autograd import save_for_backward, saved_tensors_of
 from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
-from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Positive, Raw
+from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
 from actcore.graph_hooks import graph_hooks
 from actcore.info import build_info
@@ -32,6 +32,7 @@ __all__ = [
     "Kept",
     "Layout",
     "Narrow",
+    "Offload",
     "Policy",
     "Positive",
     "Raw",
@@ -55,5 +56,5 @@ __all__ = [
 
 # A saved Compressed holds tensors and these plain classes, so torch.load may read it with weights_only=True.
 _torch.serialization.add_safe_globals(
-    [Compressed, Layout, GroupAffine, GroupAffineRows, Float8, BitMask, Positive, Narrow, Raw]
+    [Compressed, Layout, GroupAffine, GroupAffineRows, Float8, BitMask, Positive, Narrow, Offload, Raw]
 )

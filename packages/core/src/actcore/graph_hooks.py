@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from actcore.codec import Codec
+from actcore.codecs.offload import Offload
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import new_key
@@ -47,8 +48,10 @@ def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> 
         seed, streams: as for ``hooks``; ``streams`` counts only outside of compiled regions.
 
     Raises:
-        TypeError, ValueError: as ``hooks``.
+        TypeError, ValueError: as ``hooks``; TypeError for ``Offload``, which cannot be traced.
     """
+    if isinstance(codec, Offload):
+        raise TypeError(f"codec must be traceable, and {codec!r} copies on streams of its own; use actcore.hooks")
     eager_pack, eager_unpack = hooks(codec, seed, streams)
 
     def pack(tensor: Tensor) -> Any:

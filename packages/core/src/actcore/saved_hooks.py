@@ -132,6 +132,8 @@ def uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _pair(policy: Policy, seed: int, streams: Streams | None) -> tuple[Pack, Unpack]:
+    if not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
     seed = as_int64("seed", seed)
     if streams is not None and not isinstance(streams, Streams):
         raise TypeError(f"streams must be an actcore.Streams, got {streams!r}")
