@@ -131,6 +131,8 @@ def as_int64(name: str, value: Key) -> int:
 
 def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
+    if type(seed) is int and type(stream) is int and 0 <= seed < _INT64 // 2 and 0 <= stream < _INT64 // 2:
+        return seed, stream  # as most are: small tensors feel each check
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
     return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)

@@ -60,7 +60,7 @@ class Layout:
     def flatten(self, tensor: Tensor) -> Tensor:
         """The elements to store, flat: a view where the tensor is dense, a copy otherwise."""
         if tensor.is_contiguous():
-            return tensor.reshape(-1)
+            return tensor if tensor.dim() == 1 else tensor.reshape(-1)
         if self.dense:
             return tensor.as_strided((self.stored_numel,), (1,))
         distinct = tensor.as_strided(self.distinct_shape, self.strides)
@@ -68,6 +68,8 @@ class Layout:
 
     def restore(self, flat: Tensor) -> Tensor:
         """A tensor of this shape and these strides from the stored elements. The inverse of ``flatten``."""
+        if self.strides == (1,):
+            return flat
         if self.dense:
             return flat.as_strided(self.shape, self.strides)
         distinct = flat.view(self.distinct_shape)
