@@ -131,11 +131,15 @@ def as_int64(name: str, value: Key) -> int:
 
 def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
-    if type(seed) is int and type(stream) is int and 0 <= seed < _INT64 // 2 and 0 <= stream < _INT64 // 2:
-        return seed, stream  # as most are: small tensors feel each check
+    if _plain(seed) and _plain(stream):  # as most are: small tensors feel each check
+        return seed, stream  # type: ignore[return-value]
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
     return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
+
+
+def _plain(value: Key) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _INT64 // 2
 
 
 def _as_tensor(name: str, value: Key, device: torch.device) -> Tensor:
