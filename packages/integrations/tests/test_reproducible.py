@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
-from integrations.saved.noise import stream_of
+from actcore import stream_of
 
 from .nets import Net, gradients, mlp, normal
 

@@ -10,13 +10,18 @@ import torch as _torch
 
 from actcore._library import missing_on
 from actcore._version import __version__
+from actcore.autograd import save_for_backward, saved_tensors_of
 from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
-from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Positive, Raw
+from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
 from actcore.functional import dropout, max_pool1d, max_pool2d, max_pool3d, relu, stepwise
+from actcore.graph_hooks import graph_hooks
 from actcore.info import build_info
+from actcore.kept import Kept
 from actcore.layout import Layout
+from actcore.noise import Streams, current_rank, stream_of
+from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
 
 __all__ = [
@@ -26,28 +31,39 @@ __all__ = [
     "Float8",
     "GroupAffine",
     "GroupAffineRows",
+    "Kept",
     "Layout",
     "Narrow",
+    "Offload",
     "Policy",
     "Positive",
     "Raw",
     "SavedTensor",
+    "Streams",
     "__version__",
     "build_info",
     "compress",
+    "current_rank",
     "decompress",
     "dropout",
+    "graph_hooks",
+    "hooks",
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
     "missing_on",
     "pack_bits",
     "relu",
+    "save_for_backward",
+    "saved_tensors",
+    "saved_tensors_of",
     "stepwise",
+    "stream_of",
+    "uncompiled",
     "unpack_bits",
 ]
 
 # A saved Compressed holds tensors and these plain classes, so torch.load may read it with weights_only=True.
 _torch.serialization.add_safe_globals(
-    [Compressed, Layout, GroupAffine, GroupAffineRows, Float8, BitMask, Positive, Narrow, Raw]
+    [Compressed, Layout, GroupAffine, GroupAffineRows, Float8, BitMask, Positive, Narrow, Offload, Raw]
 )

@@ -52,8 +52,7 @@ def compress(tensor: Tensor, codec: Codec, *, seed: Key = 0, stream: Key = 0) ->
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
-    if isinstance(codec, type) or not isinstance(codec, Codec):
-        raise TypeError(f"codec must have compress and decompress, got {codec!r}; try actcore.GroupAffine(bits=4)")
+    require_codec(codec)
     return codec.compress(tensor, seed=seed, stream=stream)
 
 
@@ -67,6 +66,14 @@ def decompress(compressed: Compressed) -> Tensor:
     if not isinstance(compressed, Compressed):
         raise TypeError(f"compressed must be an actcore.Compressed, got {type(compressed).__name__}")
     return compressed.codec.decompress(compressed)
+
+
+def require_codec(codec: object) -> None:
+    """Raises ``TypeError`` for what has no ``compress`` and ``decompress``, and for a codec's class."""
+    # Not isinstance(codec, Codec), which takes longer than quantising a small tensor.
+    takes = callable(getattr(codec, "compress", None)) and callable(getattr(codec, "decompress", None))
+    if not takes or isinstance(codec, type):
+        raise TypeError(f"codec must have compress and decompress, got {codec!r}; try actcore.GroupAffine(bits=4)")
 
 
 def require_strided(codec: Codec, tensor: Tensor) -> None:
@@ -87,14 +94,20 @@ def require_dtype(codec: Codec, tensor: Tensor, allowed: tuple[torch.dtype, ...]
 
 def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) -> None:
     """Raises ``ValueError`` unless the payload has exactly these dtypes and numbers of elements, on one device."""
-    found = [(part.dtype, part.numel()) for part in compressed.payload]
-    if found != list(expected):
+    payload = compressed.payload
+    fits = len(payload) == len(expected)
+    for part, (dtype, numel) in zip(payload, expected, strict=False):
+        fits = fits and part.dtype == dtype and part.numel() == numel
+    if not fits:
+        found = [(part.dtype, part.numel()) for part in payload]
         raise ValueError(
             f"the payload of {compressed!r} must hold {list(expected)} (dtype, elements), got {found}; {DAMAGED}"
         )
-    if any(part.device != compressed.device for part in compressed.payload):
-        devices = ", ".join(str(part.device) for part in compressed.payload)
-        raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {DAMAGED}")
+    device = payload[0].device
+    for part in payload[1:]:
+        if part.device != device:
+            devices = ", ".join(str(part.device) for part in payload)
+            raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {DAMAGED}")
 
 
 def require_layout(compressed: Compressed) -> None:
@@ -118,9 +131,15 @@ def as_int64(name: str, value: Key) -> int:
 
 def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
+    if _plain(seed) and _plain(stream):  # as most are: small tensors feel each check
+        return seed, stream  # type: ignore[return-value]
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
     return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
+
+
+def _plain(value: Key) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _INT64 // 2
 
 
 def _as_tensor(name: str, value: Key, device: torch.device) -> Tensor:

@@ -47,7 +47,7 @@ class Compressed:
 
     @property
     def device(self) -> torch.device:
-        """Where the payload is, and where ``decompress`` puts the tensor."""
+        """Where the payload is, and where ``decompress`` puts the tensor, except under ``Offload``."""
         return self.payload[0].device
 
     @property
@@ -57,12 +57,23 @@ class Compressed:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Compressed:
         """The same stored form on another device."""
+        self._settle()
         moved = tuple(part.to(device, non_blocking=non_blocking) for part in self.payload)
         return replace(self, payload=moved)
 
     def decompress(self) -> Tensor:
         """The tensor, with its shape, strides, dtype and device. See ``actcore.decompress``."""
         return self.codec.decompress(self)
+
+    def __getstate__(self) -> dict[str, object]:
+        self._settle()
+        return self.__dict__
+
+    def _settle(self) -> None:
+        """Lets a codec that copies in the background finish (``Offload``)."""
+        settle = getattr(self.codec, "settle", None)
+        if settle is not None:
+            settle(self)
 
     def __repr__(self) -> str:
         shape = tuple(self.layout.shape)

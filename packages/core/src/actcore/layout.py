@@ -39,17 +39,28 @@ class Layout:
     @property
     def stored_numel(self) -> int:
         """Elements that are stored: every one once, expanded ones not repeated."""
-        return math.prod(self.distinct_shape)
+        return math.prod(self.distinct_shape if 0 in self.strides else self.shape)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie end to end in the order of the indices. Most tensors do, so this is asked first."""
+        end = 1
+        for size, step in zip(self.shape[::-1], self.strides[::-1], strict=True):
+            if size != 1:
+                if step != end or size == 0:
+                    return False
+                end *= size
+        return True
 
     @property
     def dense(self) -> bool:
         """Whether the distinct elements fill one stretch of memory without gaps or overlaps."""
-        return _gap_or_overlap(self.distinct_shape, self.strides) == 0
+        return self.contiguous or _gap_or_overlap(self.distinct_shape, self.strides) == 0
 
     def flatten(self, tensor: Tensor) -> Tensor:
         """The elements to store, flat: a view where the tensor is dense, a copy otherwise."""
         if tensor.is_contiguous():
-            return tensor.reshape(-1)
+            return tensor if tensor.dim() == 1 else tensor.reshape(-1)
         if self.dense:
             return tensor.as_strided((self.stored_numel,), (1,))
         distinct = tensor.as_strided(self.distinct_shape, self.strides)
@@ -57,6 +68,8 @@ class Layout:
 
     def restore(self, flat: Tensor) -> Tensor:
         """A tensor of this shape and these strides from the stored elements. The inverse of ``flatten``."""
+        if self.strides == (1,):
+            return flat
         if self.dense:
             return flat.as_strided(self.shape, self.strides)
         distinct = flat.view(self.distinct_shape)

@@ -18,6 +18,18 @@ Key: TypeAlias = int | Tensor
 """A seed or a stream: the number, or under the overload ``tensor`` an int64 tensor of one element."""
 
 
+def below_autograd(operator: Any, *arguments: Any) -> Any:
+    """Calls an operator on tensors without history, without the kernel that refuses gradients.
+
+    That kernel is written in Python and takes longer than quantising a small tensor. Under ``torch.compile`` and
+    ``torch.func``, which dispatch in ways of their own, this is the plain call.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return operator(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
 def packed_bytes(numel: int, bits: int) -> int:
     """Bytes that ``numel`` codes of ``bits`` bits take."""
     return (numel * bits + 7) // 8

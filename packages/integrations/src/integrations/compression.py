@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from actcore import current_rank
 from integrations.levels import Level, resolve_level
 from integrations.report import Report, Row
 from integrations.saved.calls import tensors_in
 from integrations.saved.modules import ModulePaths, called_module
-from integrations.saved.noise import current_rank
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from actcore.codec import require_dtype, require_layout, require_payload, require_strided
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import Key, packed_bytes
+from actcore.ops import Key, below_autograd, packed_bytes
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -49,7 +50,9 @@ class BitMask:
         if (strange := _inexact(self.values, tensor.dtype)) is not None:
             raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
         layout = Layout.of(tensor)
-        mask, misfit = torch.ops.actcore.bit_mask_compress(layout.flatten(tensor.detach()), *self.values)
+        mask, misfit = below_autograd(
+            torch.ops.actcore.bit_mask_compress.default, layout.flatten(tensor.detach()), *self.values
+        )
         name = f"BitMask(values={self.values})"
         require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
         return Compressed(self, (mask,), layout, tensor.dtype)
@@ -73,7 +76,7 @@ class Positive:
         require_strided(self, tensor)
         require_dtype(self, tensor, _FLOATS, "keep it as it is: actcore.Raw()")
         layout = Layout.of(tensor)
-        mask = torch.ops.actcore.positive_mask(layout.flatten(tensor.detach()))
+        mask = below_autograd(torch.ops.actcore.positive_mask.default, layout.flatten(tensor.detach()))
         return Compressed(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -92,6 +95,11 @@ def require_fit(misfit: Tensor, message: str) -> None:
 
 @torch.compiler.assume_constant_result
 def _inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
+    return _first_inexact(values, dtype)
+
+
+@lru_cache(maxsize=256)
+def _first_inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
     """The first value that ``dtype`` cannot hold, if any."""
     for value in values:
         if torch.tensor(value, dtype=torch.float64).to(dtype).item() != value:
@@ -104,5 +112,7 @@ def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
     layout = compressed.layout
     numel = layout.stored_numel
     require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))
-    flat = torch.ops.actcore.bit_mask_decompress(compressed.payload[0], numel, compressed.dtype, low, high)
+    flat = below_autograd(
+        torch.ops.actcore.bit_mask_decompress.default, compressed.payload[0], numel, compressed.dtype, low, high
+    )
     return layout.restore(flat)

@@ -13,7 +13,7 @@ from actcore.codecs.group_affine import FLOATS, Rounding, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import Key, group_count, overload
+from actcore.ops import Key, below_autograd, group_count, overload
 
 Format = Literal["e4m3", "e5m2"]
 
@@ -71,9 +71,9 @@ class Float8:
         numel = layout.stored_numel
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
-        codes, bounds = overload(torch.ops.actcore.float8_compress, key)(
-            layout.flatten(tensor), _DTYPES[self.format], self.group_size, self.rounding == "stochastic", *key
-        )
+        operator = overload(torch.ops.actcore.float8_compress, key)
+        flat, stochastic = layout.flatten(tensor), self.rounding == "stochastic"
+        codes, bounds = below_autograd(operator, flat, _DTYPES[self.format], self.group_size, stochastic, *key)
         return Compressed(self, (codes, bounds), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -82,5 +82,6 @@ class Float8:
         layout, dtype = compressed.layout, compressed.dtype
         numel = layout.stored_numel
         require_payload(compressed, (torch.uint8, numel), (dtype, group_count(numel, self.group_size)))
-        flat = torch.ops.actcore.float8_decompress(*compressed.payload, _DTYPES[self.format], self.group_size)
+        operator = torch.ops.actcore.float8_decompress.default
+        flat = below_autograd(operator, *compressed.payload, _DTYPES[self.format], self.group_size)
         return layout.restore(flat)

@@ -12,7 +12,7 @@ from actcore.codec import noise_key, require_dtype, require_layout, require_payl
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import Key, group_count, overload, packed_bytes
+from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 Rounding = Literal["stochastic", "nearest"]
 
@@ -83,9 +83,9 @@ class GroupAffine:
         numel = layout.stored_numel
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
-        codes, bounds = overload(torch.ops.actcore.group_affine_compress, key)(
-            layout.flatten(tensor), self.bits, self.group_size, self.rounding == "stochastic", *key
-        )
+        operator = overload(torch.ops.actcore.group_affine_compress, key)
+        flat, stochastic = layout.flatten(tensor), self.rounding == "stochastic"
+        codes, bounds = below_autograd(operator, flat, self.bits, self.group_size, stochastic, *key)
         return Compressed(self, (codes, bounds), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -99,5 +99,7 @@ class GroupAffine:
             (dtype, 2 * group_count(numel, self.group_size)),
         )
         codes, bounds = compressed.payload
-        flat = torch.ops.actcore.group_affine_decompress(codes, bounds, numel, self.bits, self.group_size)
+        flat = below_autograd(
+            torch.ops.actcore.group_affine_decompress.default, codes, bounds, numel, self.bits, self.group_size
+        )
         return layout.restore(flat)

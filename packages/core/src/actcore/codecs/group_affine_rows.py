@@ -12,7 +12,7 @@ from actcore.codecs.group_affine import FLOATS, Rounding, require_bits, require_
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import Key, group_count, overload, packed_bytes
+from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class GroupAffineRows:
         bits = self._widths(layout)
         if _stored_bytes(bits, numel, self.group_size, tensor.dtype) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
-        codes, bounds, _ = overload(torch.ops.actcore.group_affine_rows_compress, key)(
+        codes, bounds, _ = below_autograd(
+            overload(torch.ops.actcore.group_affine_rows_compress, key),
             _flatten(layout, tensor),
             _on_device(bits, tensor.device),
             _code_bytes(bits, numel),
@@ -90,7 +91,9 @@ class GroupAffineRows:
         require_payload(compressed, (torch.uint8, _code_bytes(bits, numel)), (dtype, 2 * groups))
         codes, bounds = compressed.payload
         widths = _on_device(bits, compressed.device)
-        flat, _ = torch.ops.actcore.group_affine_rows_decompress(codes, bounds, widths, numel, self.group_size)
+        flat, _ = below_autograd(
+            torch.ops.actcore.group_affine_rows_decompress.default, codes, bounds, widths, numel, self.group_size
+        )
         return _restore(layout, flat)
 
     def _widths(self, layout: Layout) -> tuple[int, ...]:

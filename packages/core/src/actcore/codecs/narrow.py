@@ -12,7 +12,7 @@ from actcore.codecs.bit_mask import require_fit
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
-from actcore.ops import Key, packed_bytes
+from actcore.ops import Key, below_autograd, packed_bytes
 
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _INT64 = torch.iinfo(torch.int64)
@@ -62,7 +62,7 @@ class Narrow:
             raise ValueError(f"{self!r} has no value that {tensor.dtype} can hold; give the range of the values")
         layout = Layout.of(tensor)
         flat = layout.flatten(tensor)
-        packed, misfit = torch.ops.actcore.narrow_compress(flat, low, high)
+        packed, misfit = below_autograd(torch.ops.actcore.narrow_compress.default, flat, low, high)
         name = f"Narrow(low={self.low}, high={self.high})"  # torch.compile does not trace a dataclass's repr
         require_fit(misfit, f"{name} stores values from low to high, and an element is not; give the range it has")
         if packed_bytes(layout.stored_numel, (high - low).bit_length()) >= layout.stored_numel * tensor.dtype.itemsize:
@@ -78,7 +78,9 @@ class Narrow:
             raise ValueError(f"{compressed!r} has a dtype that {self!r} does not store; {DAMAGED}")
         numel = layout.stored_numel
         require_payload(compressed, (torch.uint8, packed_bytes(numel, (high - low).bit_length())))
-        flat = torch.ops.actcore.narrow_decompress(compressed.payload[0], numel, dtype, low, high)
+        flat = below_autograd(
+            torch.ops.actcore.narrow_decompress.default, compressed.payload[0], numel, dtype, low, high
+        )
         return layout.restore(flat)
 
     def _within(self, dtype: torch.dtype) -> tuple[int, int]:

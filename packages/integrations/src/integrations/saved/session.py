@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import BitMask, Codec, Raw, SavedTensor, missing_on
+from actcore import BitMask, Codec, Kept, Raw, SavedTensor, missing_on, stream_of, uncompiled
 from integrations.levels import Level
 from integrations.saved.calls import CallTracker, storage_of, storages_of
 from integrations.saved.modules import ModulePaths
-from integrations.saved.noise import stream_of
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision, FixedBits
 from integrations.saved.records import Record
-from integrations.saved.storage import Exact, Kept, Storages, View
+from integrations.saved.storage import Exact, Storages, View
 
 
 class Session:
@@ -49,7 +46,7 @@ class Session:
     def __enter__(self) -> Self:
         with ExitStack() as contexts:
             contexts.enter_context(self.tracker)
-            contexts.enter_context(saved_tensors_hooks(_eager(self._pack), _eager(_unpack)))
+            contexts.enter_context(saved_tensors_hooks(uncompiled(self._pack), uncompiled(_unpack)))
             self._contexts = contexts.pop_all()
         return self
 
@@ -118,14 +115,6 @@ class Session:
             shape = torch.Size((tensor.size(0),))
             return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
         return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
-
-
-def _eager(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The hook, shielded from ``torch.compile``, which would trace it when a submodule is compiled.
-
-    Nobody who does not compile pays for importing the compiler.
-    """
-    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
 
 
 def _unpack(packed: Exact | View) -> Tensor:

@@ -16,38 +16,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actcore import Codec, Compressed, GroupAffine, Layout, Positive, Raw, compress
+from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Positive, Raw, compress
 from integrations.saved.calls import StorageSet
 from integrations.saved.records import Record
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A tensor kept as it is, and the version at which it was saved.
-
-    Autograd checks versions only where no hook is active, so ``unpack`` does it.
-    """
-
-    tensor: Tensor
-    version: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Kept:
-        # Detached: the tensor may be the result of the very node that will hold this, and a cycle through C++ is
-        # never collected. The alias shares the version counter.
-        return cls(tensor.detach(), tensor._version)
-
-    def unpack(self) -> Tensor:
-        found = self.tensor._version
-        if found != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {found}; expected version "
-                f"{self.version} instead. Hint: it is kept exactly by integrations, which checks in autograd's place; "
-                "use an out-of-place operation, or change the tensor after backward."
-            )
-        return self.tensor
-
 
 # A part of a storage that is this many times smaller is worth a copy, even if somebody unknown keeps the storage alive.
 _SMALL = 8

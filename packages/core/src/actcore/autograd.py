@@ -1,0 +1,220 @@
+"""``save_for_backward`` and ``saved_tensors_of``: compressed saving in one's own ``torch.autograd.Function``."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from actcore.codec import Codec, require_codec
+from actcore.codecs.raw import Raw
+from actcore.compressed import Compressed
+from actcore.device_streams import new_key
+from actcore.layout import Layout
+from actcore.noise import current_rank, shared_streams, stream_of
+from actcore.ops import Key
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a stored tensor is among ``ctx.saved_tensors``, and what is needed to undo it. It holds no tensor.
+
+    ``anchor`` is the place of the tensor that carries its history; -1 for one that had none when it was saved. That may
+    be a result of the Function, whose history begins after forward: ``tensor`` finds it where it is still alive.
+    """
+
+    codec: Codec
+    layout: Layout
+    dtype: torch.dtype
+    start: int
+    end: int
+    anchor: int
+    tensor: weakref.ref[Tensor] | None
+
+
+def save_for_backward(
+    ctx: Any, *pairs: tuple[Tensor | None, Codec | None], seed: int = 0, stream: int | None = None
+) -> None:
+    """Saves tensors for backward, each in the form that its codec stores.
+
+    ::
+
+        @staticmethod
+        def forward(ctx, x, w):
+            actcore.save_for_backward(ctx, (x, actcore.GroupAffine(bits=4)), (w, None))
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, w = actcore.saved_tensors_of(ctx)
+            return grad @ w.t(), x.t() @ grad
+
+    It stands in the place of ``ctx.save_for_backward``, is called once, in ``forward`` or ``setup_context`` (after
+    ``ctx.mark_dirty``, if at all), and behaves like it: what is saved is freed by backward unless
+    ``retain_graph=True``, nothing is stored where there will be no backward, and checkpointing and saved-tensor hooks
+    see the stored forms.
+
+    Double backward is that of plain PyTorch at the decompressed values. One case cannot be served and raises: a
+    tensor without history that has the shape of a result, and so may be one, when it is stored in fewer bytes, dropped
+    by everybody else, and then differentiated twice.
+
+    Args:
+        ctx: the context of the Function.
+        pairs: a tensor and its codec. ``None`` or ``Raw()`` as the codec keeps the tensor exactly, with autograd's
+            check that it is not changed in place. ``None`` as the tensor is given back as ``None``.
+        seed: of the random rounding.
+        stream: the streams of the tensors derive from it and the rank, so pass another one in every step; by default
+            they come from the counter of this process and seed, which advances by itself.
+
+    Raises:
+        TypeError: an argument is not a pair of a tensor and a codec, or the codec does not take the tensor.
+        ValueError: the codec's own conditions.
+    """
+    for number, pair in enumerate(pairs):
+        _require_pair(number, pair)
+    if (
+        not torch.compiler.is_compiling() and getattr(ctx, "next_functions", None) == ()
+    ):  # no_grad, or no input asks for gradients
+        ctx._actcore_saved = ()
+        return
+    flat: list[Tensor] = []
+    plan: list[int | _Stored | None] = []
+    for number, (tensor, codec) in enumerate(pairs):
+        if tensor is None:
+            plan.append(None)
+        elif codec is None or isinstance(codec, Raw):
+            plan.append(len(flat))
+            flat.append(tensor)
+        else:
+            compressed = codec.compress(tensor.detach(), seed=seed, stream=_stream(number, tensor, seed, stream))
+            plan.append(_place(ctx, tensor, compressed, flat))
+    ctx.save_for_backward(*flat)
+    ctx._actcore_saved = tuple(plan)
+
+
+def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
+    """The tensors that ``save_for_backward`` saved, in order, for use in ``backward``.
+
+    Raises:
+        RuntimeError: nothing was saved; the graph was freed by an earlier backward; a tensor that was kept exactly was
+            changed in place (these two are torch's own errors).
+    """
+    plan = getattr(ctx, "_actcore_saved", None)
+    if plan is None:
+        raise RuntimeError(
+            "ctx has nothing saved by actcore; call actcore.save_for_backward(ctx, ...) in forward first"
+        )
+    saved = ctx.saved_tensors
+    return tuple(
+        entry if entry is None else saved[entry] if isinstance(entry, int) else _restore(ctx, entry, saved)
+        for entry in plan
+    )
+
+
+def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
+    if stream is not None:
+        return stream_of(str(number), stream, current_rank())  # type: ignore[no-any-return]
+    if torch.compiler.is_compiling():  # a number would be a constant of the compiled code
+        return torch.ops.actcore.next_stream(tensor.detach(), new_key(tensor.device))  # type: ignore[no-any-return]
+    return shared_streams(seed).next()
+
+
+def _require_pair(number: int, pair: Any) -> None:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(
+            f"argument {number} must be a pair (tensor, codec), got {type(pair).__name__}; try (tensor, None)"
+        )
+    tensor, codec = pair
+    if tensor is not None and not isinstance(tensor, Tensor):
+        raise TypeError(f"the tensor of pair {number} must be a torch.Tensor or None, got {type(tensor).__name__}")
+    if codec is not None:
+        require_codec(codec)
+
+
+def _place(ctx: Any, tensor: Tensor, compressed: Compressed, flat: list[Tensor]) -> _Stored:
+    """Appends what has to be saved of a stored tensor, through autograd: so that it is freed when autograd frees, and
+    that checkpointing, which drops what autograd saves, can drop it."""
+    start = len(flat)
+    flat.extend(compressed.payload)
+    end = len(flat)
+    if torch.compiler.is_compiling():
+        return _Stored(compressed.codec, compressed.layout, compressed.dtype, start, end, -1, None)
+    changed = any(tensor is dirty for dirty in getattr(ctx, "dirty_tensors", None) or ())
+    anchored = tensor.requires_grad and not changed
+    if anchored:
+        with torch.enable_grad():
+            flat.append(_Anchor.apply(tensor))
+    for part in flat[start:]:
+        part._actcore_payload = True  # type: ignore[attr-defined]  # for actcore.hooks: not to be stored again
+    return _Stored(
+        compressed.codec,
+        compressed.layout,
+        compressed.dtype,
+        start,
+        end,
+        end if anchored else -1,
+        weakref.ref(tensor),
+    )
+
+
+def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
+    value = entry.codec.decompress(Compressed(entry.codec, saved[entry.start : entry.end], entry.layout, entry.dtype))
+    if not torch.is_grad_enabled() or not value.dtype.is_floating_point or torch.compiler.is_compiling():
+        return value  # there is no double backward through compiled code: torch raises
+    if entry.anchor >= 0:
+        return _attach(saved[entry.anchor], value)
+    # Double backward, and the tensor had no history when it was saved. A result of this Function has one now.
+    tensor = None if entry.tensor is None else entry.tensor()
+    if tensor is not None:
+        if tensor.grad_fn is None:
+            return value
+        if tensor.grad_fn is ctx:
+            return _attach(_Anchor.apply(tensor), value)
+    results = [(tuple(result.shape), result.dtype) for result in ctx._input_metadata]
+    if tensor is None and (entry.layout.shape, entry.dtype) not in results:
+        return value
+    raise RuntimeError(
+        f"backward with create_graph=True needs the history of a tensor of shape {entry.layout.shape} that was stored "
+        "as a result of its Function and is gone or changed, and without it a term of the second derivative would be "
+        "missing; save it exactly, (tensor, None), or save the inputs and compute it again in backward"
+    )
+
+
+def _attach(anchor: Tensor, value: Tensor) -> Tensor:
+    return _Attach.apply(anchor, value)  # type: ignore[no-any-return]
+
+
+class _Anchor(Function):
+    """A tensor of the shape and history of another, and without its memory."""
+
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:
+        return tensor.new_zeros(()).expand(tensor.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass  # this style is the one that works under torch.func
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Attach(Function):
+    """The second tensor, with the history of the first."""
+
+    @staticmethod
+    def forward(anchor: Tensor, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

@@ -1,0 +1,70 @@
+"""``actcore::next_stream``: a counter of streams that advances inside compiled regions and replayed CUDA graphs.
+
+There, everything that Python computes is a constant of the first run. An operator that keeps its count to itself is
+not: it runs every time, and on a GPU its count lies on the device, where a replay advances it, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from actcore.noise import current_rank, stream_of
+
+_counters: dict[tuple[int, torch.device], Tensor] = {}
+_lock = threading.Lock()
+_keys = itertools.count()
+
+
+@torch.compiler.assume_constant_result
+def new_key(device: torch.device) -> int:
+    """A counter of its own on ``device``, made now: one made while a CUDA graph is captured would be reset by every
+    replay. Keys count from 0 in each process, so a program that runs again compiles to the same code."""
+    key = next(_keys)
+    with _disable_current_modes():  # those of a trace in progress, too
+        _counter(key, device)
+    return key
+
+
+def first_stream(key: int) -> int:
+    """The stream before the first that a counter gives; the ones after it follow one by one, modulo 2**64.
+
+    Any two streams round independently, so a hash has to part only the counters of different keys and ranks.
+    """
+    stream: int = stream_of(f"next_stream\0{key}", 0, current_rank())
+    return stream - (1 << 64) if stream >= 1 << 63 else stream
+
+
+def _counter(key: int, device: torch.device) -> Tensor:
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    with _lock:
+        found = _counters.get((key, device))
+        if found is None:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    f"actcore::next_stream: key={key} is new while a CUDA graph is captured, which would give every "
+                    "replay the same noise; run one step before the capture"
+                )
+            found = torch.full((1,), first_stream(key), dtype=torch.int64, device=device)
+            _counters[key, device] = found
+        return found
+
+
+@torch.library.custom_op(
+    "actcore::next_stream", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)  # the tag: two calls are never one
+def next_stream(like: Tensor, key: int) -> Tensor:
+    """The next stream of a counter: ``Int64[Tensor, "1"]`` on the device of ``like``, whose elements are not read."""
+    counter = _counter(key, like.device)
+    with _lock:
+        return counter.add_(1).clone()
+
+
+@next_stream.register_fake
+def _(like: Tensor, key: int) -> Tensor:
+    return like.new_empty(1, dtype=torch.int64)

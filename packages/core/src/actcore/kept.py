@@ -1,0 +1,41 @@
+"""``Kept``: a tensor that a pack hook leaves as it is, and the version check that autograd then no longer makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor kept as it is, and the version at which it was saved.
+
+    Autograd checks versions only where no hook is active, so ``unpack`` does it.
+    """
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Kept:
+        """Keeps ``tensor``, detached."""
+        # Detached: the tensor may be the result of the very node that will hold this, and a cycle through C++ is
+        # never collected. The alias shares the version counter.
+        return cls(tensor.detach(), tensor._version)
+
+    def unpack(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: it was changed in place since; the message is torch's.
+        """
+        found = self.tensor._version
+        if found != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {found}; expected version "
+                f"{self.version} instead. Hint: it is kept exactly under saved-tensor hooks, which check in autograd's "
+                "place; use an out-of-place operation, or change the tensor after backward."
+            )
+        return self.tensor

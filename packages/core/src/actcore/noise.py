@@ -1,0 +1,78 @@
+"""Streams for random rounding: no two packs of a run share one, and a rerun draws the same."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+@torch.compiler.assume_constant_result
+def stream_of(identity: str, step: int, rank: int, micro_step: int = 0) -> int:
+    """A 64-bit stream for one saved tensor of one forward on one rank.
+
+    Args:
+        identity: what stays from step to step: module path, operator, role and occurrence.
+        step: number of the forward or of the training step.
+        rank: of this process; ranks round independently.
+        micro_step: number of the forward within a step that has several.
+    """
+    return _mix(_identity(identity) ^ _mix(step ^ _mix(rank ^ _mix(micro_step) if micro_step else rank)))
+
+
+def current_rank() -> int:
+    """This process's rank, 0 outside of distributed training: ranks round independently under one plan."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+@dataclass
+class Streams:
+    """A counter that gives every pack a stream of its own; safe to share between threads.
+
+    ``hooks``, ``saved_tensors`` and ``save_for_backward`` count on one counter a seed and process, unless they are
+    given another. One of your own makes a run repeatable inside a process, and its two fields are all there is to save.
+
+    Attributes:
+        identity: counters of different identities give different streams.
+        position: streams given so far.
+    """
+
+    identity: str = ""
+    position: int = 0
+
+    def next(self) -> int:
+        """The next stream: a hash of identity, position and this process's rank."""
+        with _lock:
+            position = self.position
+            self.position = position + 1
+        stream: int = stream_of(self.identity, position, current_rank())
+        return stream
+
+
+_lock = threading.Lock()
+_shared: dict[int, Streams] = {}
+
+
+def shared_streams(seed: int) -> Streams:
+    """The counter of this process for a seed: whoever rounds with the seed draws from it, so that no two share a
+    stream, however short their lives are."""
+    return _shared.setdefault(seed, Streams())
+
+
+@lru_cache(maxsize=65536)
+def _identity(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014), after its increment: neighbours part entirely."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31

@@ -1,0 +1,187 @@
+"""``hooks`` and ``saved_tensors``: every tensor that autograd saves goes through a codec."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from actcore.codec import Codec, as_int64, require_codec
+from actcore.codecs.raw import Raw
+from actcore.compressed import Compressed
+from actcore.kept import Kept
+from actcore.noise import Streams, shared_streams
+from actcore.saved_tensor import Policy, SavedTensor
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A stored form that shares memory with the tensor it was made from, which must therefore not change."""
+
+    compressed: Compressed
+    kept: Kept
+
+    def unpack(self) -> Tensor:
+        self.kept.unpack()
+        return self.compressed.decompress()
+
+
+Packed: TypeAlias = Kept | Compressed | _Shared
+Pack: TypeAlias = Callable[[Tensor], Packed]
+Unpack: TypeAlias = Callable[[Packed], Tensor]
+
+_WAYS_OUT = (
+    "torch.func transforms refuse saved-tensor hooks, and actcore.hooks and actcore.saved_tensors are such: call the "
+    "transform outside of their context, or save through actcore.save_for_backward in an autograd.Function, or use the "
+    "operators of torch.ops.actcore directly; these work under transforms."
+)
+
+
+def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[Pack, Unpack]:
+    """A ``(pack, unpack)`` pair that stores saved tensors with ``codec``.
+
+    ::
+
+        with torch.autograd.graph.saved_tensors_hooks(*actcore.hooks(actcore.GroupAffine(bits=4))):
+            loss = criterion(model(x), y)
+        loss.backward()
+
+    Any library that takes such a pair takes this one. Kept as they are: leaves that ask for gradients (parameters) and
+    their views, because their owner keeps them alive anyway; sparse, nested and quantised tensors and tensor
+    subclasses; and what the codec refuses, such as integers (with a warning where it is a floating-point tensor). A
+    tensor that is kept and then changed in place raises autograd's own error in backward; a stored one is a snapshot.
+
+    Args:
+        codec: for instance ``GroupAffine(bits=4)``.
+        seed: of the random rounding.
+        streams: the counter that gives each pack a stream of its own; by default the one of this process and seed, so
+            that pairs made anew for every step do not repeat each other.
+
+    Raises:
+        TypeError: ``codec`` has no ``compress`` and ``decompress``, or ``seed`` is not an int.
+        ValueError: ``seed`` does not fit in 64 bits.
+    """
+    require_codec(codec)
+    return _pair(lambda saved: codec, seed, streams)
+
+
+class saved_tensors:
+    """A context in which a policy chooses the codec of every tensor that autograd saves.
+
+    ::
+
+        def policy(saved: actcore.SavedTensor) -> actcore.Codec:
+            return actcore.GroupAffine(bits=4) if saved.shape.numel() >= 1024 else actcore.Raw()
+
+        with actcore.saved_tensors(policy):
+            loss = criterion(model(x), y)
+        loss.backward()
+
+    What ``hooks`` keeps as it is, is kept here, too; the policy is not asked about parameters, subclasses and tensors
+    without strides. Hooks belong to a thread, and the innermost context wins.
+
+    Args:
+        policy: from a description of the tensor (operator, role and module are empty) to a codec.
+        seed, streams: as for ``hooks``.
+
+    Raises:
+        TypeError: ``policy`` is not callable, or returned something that is not a codec.
+        RuntimeError: entered inside a ``torch.func`` transform, which refuses hooks.
+    """
+
+    def __init__(self, policy: Policy, seed: int = 0, streams: Streams | None = None) -> None:
+        if not callable(policy) or isinstance(policy, Codec):
+            raise TypeError(
+                f"policy must be a function from a SavedTensor to a codec, got {policy!r}; "
+                "for one codec: lambda saved: actcore.GroupAffine(bits=4)"
+            )
+        self._pair = _pair(policy, seed, streams)
+        self._contexts: list[saved_tensors_hooks] = []  # entered and not left: one object may be entered again
+
+    def __enter__(self) -> Self:
+        context = saved_tensors_hooks(*self._pair)
+        try:
+            context.__enter__()
+        except RuntimeError as refusal:
+            _explain(refusal)
+            raise
+        self._contexts.append(context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._contexts.pop().__exit__(kind, error, trace)
+        _explain(error)
+
+
+def uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A pack or unpack hook, shielded from ``torch.compile``, which would trace it when a submodule is compiled.
+
+    Nobody who does not compile pays for importing the compiler.
+    """
+    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
+
+
+def _pair(policy: Policy, seed: int, streams: Streams | None) -> tuple[Pack, Unpack]:
+    if not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
+    seed = as_int64("seed", seed)
+    if streams is not None and not isinstance(streams, Streams):
+        raise TypeError(f"streams must be an actcore.Streams, got {streams!r}")
+    counter = shared_streams(seed) if streams is None else streams
+
+    def pack(tensor: Tensor) -> Packed:
+        # A torch function mode, such as one that watches a forward, has no business with what happens in here.
+        with torch._C.DisableTorchFunction():
+            if not _ours(tensor):
+                return Kept.of(tensor)
+            return _store(tensor, policy(SavedTensor.of(tensor)), seed, counter)
+
+    return uncompiled(pack), uncompiled(_unpack)
+
+
+def _unpack(packed: Packed) -> Tensor:
+    return packed.decompress() if isinstance(packed, Compressed) else packed.unpack()
+
+
+def _ours(tensor: Tensor) -> bool:
+    """Whether a codec may be asked: the tensor's elements lie in memory of its own, and it is nobody's parameter."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    if is_traceable_wrapper_subclass(tensor) or tensor.is_neg() or tensor._is_zerotensor():
+        return False
+    root = tensor if tensor._base is None else tensor._base  # nn.Linear saves weight.t()
+    if root.requires_grad and root.is_leaf:
+        return False
+    return not hasattr(tensor, "_actcore_payload")  # stored by actcore.save_for_backward already
+
+
+def _store(tensor: Tensor, codec: Codec, seed: int, streams: Streams) -> Packed:
+    require_codec(codec)
+    if isinstance(codec, Raw):
+        return Kept.of(tensor)
+    try:
+        compressed = codec.compress(tensor.detach(), seed=seed, stream=streams.next())
+    except (TypeError, ValueError) as refusal:
+        if tensor.is_floating_point():
+            warnings.warn(f"a saved tensor is kept as it is: {refusal}", stacklevel=2)
+        return Kept.of(tensor)
+    storage = tensor.untyped_storage()._cdata
+    if any(part.layout is torch.strided and part.untyped_storage()._cdata == storage for part in compressed.payload):
+        return _Shared(compressed, Kept.of(tensor))
+    return compressed
+
+
+def _explain(error: BaseException | None) -> None:
+    """Adds the ways out to torch's refusal of hooks under a transform."""
+    if isinstance(error, RuntimeError) and "saved tensor hooks" in str(error):
+        error.add_note(_WAYS_OUT)

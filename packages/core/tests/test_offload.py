@@ -1,0 +1,225 @@
+"""``Offload`` without a GPU: what it does on the host, and the order of its copies on a lane that only takes notes."""
+
+import copy
+import gc
+import io
+
+import pytest
+import torch
+
+import actcore
+from actcore.codecs import offload
+
+from .samples import normal, same_bits
+
+X = normal(3000).view(60, 50)
+FOUR_BITS = actcore.GroupAffine(bits=4)
+
+
+class NotedEvent:
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def synchronize(self):
+        self.log.append(f"synchronize {self.name}")
+
+
+class NotedLane:
+    """Copies at once, and notes in which order; payloads have the name of their first element."""
+
+    def __init__(self):
+        self.device = torch.device("cpu")
+        self.log = []
+
+    def copy_out(self, parts):
+        name = f"out {parts[0].flatten()[0].item():.0f}"
+        self.log.append(name)
+        return tuple(part.clone() for part in parts), NotedEvent(self.log, name)
+
+    def copy_back(self, parts, arrived):
+        name = f"back {parts[0].flatten()[0].item():.0f}"
+        self.log.append(f"{name} after {arrived.name if arrived else 'nothing'}")
+        return tuple(part.clone() for part in parts), NotedEvent(self.log, name)
+
+    def hand_over(self, parts, arrived):
+        self.log.append(f"use after {arrived.name}")
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """A lane of notes, and tensors of the CPU that are taken for a GPU's."""
+    lane = NotedLane()
+    monkeypatch.setattr(offload, "lane", lambda device: lane)
+    monkeypatch.setattr(offload, "_leaves", lambda device: True)
+    monkeypatch.setattr(offload, "_last", {})
+    return lane
+
+
+def stored(number):
+    return actcore.compress(torch.full((4,), float(number)), actcore.Offload())
+
+
+def test_the_one_stored_before_comes_back_ahead_of_its_use(noted):
+    one, two, three = map(stored, (1, 2, 3))
+    assert noted.log == ["out 1", "out 2", "out 3"]
+    noted.log.clear()
+    for number, c in ((3, three), (2, two), (1, one)):
+        assert torch.equal(c.decompress(), torch.full((4,), float(number)))
+    assert noted.log == [
+        "back 3 after out 3",
+        "back 2 after out 2",
+        "use after back 3",
+        "back 1 after out 1",
+        "use after back 2",
+        "use after back 1",
+    ]
+
+
+def test_decompressing_twice_copies_twice(noted):
+    c = stored(1)
+    assert torch.equal(c.decompress(), c.decompress())
+    assert noted.log.count("back 1 after out 1") == 2
+
+
+def test_a_payload_that_is_gone_is_not_fetched(noted):
+    one, two = stored(1), stored(2)
+    del one
+    gc.collect()
+    two.decompress()
+    assert "back 1 after out 1" not in noted.log
+    del two
+    assert len(offload._transfers) == 0
+
+
+def test_what_was_fetched_and_not_used_goes_with_its_payload(noted):
+    one, two = stored(1), stored(2)
+    two.decompress()
+    assert [transfer.coming is not None for transfer in offload._transfers.values()] == [True, False]
+    del one
+    assert len(offload._transfers) == 1
+
+
+def test_the_tensor_and_its_inner_form_come_back(noted):
+    c = actcore.compress(X.t(), actcore.Offload(FOUR_BITS), seed=1, stream=2)
+    expected = actcore.compress(X.t(), FOUR_BITS, seed=1, stream=2)
+    assert c.codec == actcore.Offload(FOUR_BITS, torch.device("cpu"))
+    assert c.nbytes == expected.nbytes
+    back = c.decompress()
+    assert same_bits(back, expected.decompress())
+    assert back.stride() == X.t().stride()
+
+
+def test_a_later_change_in_place_does_not_reach_the_copy(noted, monkeypatch):
+    """The lane copies later than the call: what it was given must not be the tensor itself."""
+    given = []
+    copy_out = NotedLane.copy_out
+    monkeypatch.setattr(NotedLane, "copy_out", lambda lane, parts: (given.extend(parts), copy_out(lane, parts))[1])
+    x = X.clone()
+    actcore.compress(x, actcore.Offload())
+    actcore.compress(x, actcore.Offload(FOUR_BITS))
+    assert all(part.untyped_storage().data_ptr() != x.data_ptr() for part in given)
+
+
+def test_saving_moving_and_copying_wait_for_the_copy(noted):
+    c = stored(1)
+    for leave in (lambda: torch.save(c, io.BytesIO()), lambda: c.to("cpu"), lambda: copy.deepcopy(c)):
+        noted.log.clear()
+        leave()
+        assert noted.log == ["synchronize out 1"]
+
+
+def test_a_loaded_one_comes_back(noted):
+    file = io.BytesIO()
+    torch.save(stored(7), file)
+    file.seek(0)
+    c = torch.load(file, weights_only=True)
+    noted.log.clear()
+    assert torch.equal(c.decompress(), torch.full((4,), 7.0))
+    assert noted.log == ["back 7 after nothing", "use after back 7"]
+
+
+@pytest.mark.parametrize("entrance", ["hooks", "save_for_backward"])
+def test_in_a_training_step(noted, entrance):
+    """Each layer's tensor is on its way back while the layer above runs backward."""
+
+    class Times(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            actcore.save_for_backward(ctx, (x, actcore.Offload()), (w, None))
+            return x * w
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, w = actcore.saved_tensors_of(ctx)
+            return grad * w, (grad * x).sum()
+
+    w = torch.tensor(2.0, requires_grad=True)
+    h = torch.ones(4)
+    if entrance == "hooks":
+        with torch.autograd.graph.saved_tensors_hooks(*actcore.hooks(actcore.Offload())):
+            for _ in range(3):
+                h = h * w
+    else:
+        for _ in range(3):
+            h = Times.apply(h, w)
+    h.sum().backward()
+    assert w.grad.item() == 4 * 3 * 2.0**2
+    assert [entry for entry in noted.log if entry.startswith("back")] == [
+        "back 4 after out 4",
+        "back 2 after out 2",
+        "back 1 after out 1",
+    ]
+    assert noted.log.index("back 2 after out 2") < noted.log.index("use after back 4")
+
+
+# ---- without pretending ----
+
+
+def test_a_tensor_on_the_host_is_stored_by_the_inner_codec():
+    c = actcore.compress(X, actcore.Offload(FOUR_BITS), seed=1)
+    assert c.codec == FOUR_BITS
+    assert same_bits(c.payload[0], actcore.compress(X, FOUR_BITS, seed=1).payload[0])
+    assert actcore.compress(X, actcore.Offload()).codec == actcore.Raw()
+
+
+def test_a_change_in_place_of_what_is_shared_is_seen():
+    h = X.clone().requires_grad_() * 1
+    with torch.autograd.graph.saved_tensors_hooks(*actcore.hooks(actcore.Offload())):
+        y = h.sin()
+    h.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_words():
+    assert actcore.Offload() == actcore.Offload(actcore.Raw())
+    assert repr(actcore.Offload(FOUR_BITS)).startswith("Offload(inner=GroupAffine(bits=4")
+    assert len({actcore.Offload(), actcore.Offload(), actcore.Offload(FOUR_BITS)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("inner", "text"),
+    [
+        (4, "codec must have compress and decompress, got 4"),
+        (actcore.Offload(), "inner must store tensors on their device, got Offload"),
+    ],
+)
+def test_wrong_inner(inner, text):
+    with pytest.raises(TypeError, match=text):
+        actcore.Offload(inner)
+
+
+def test_other_devices():
+    with pytest.raises(TypeError, match="takes tensors on the CPU and on CUDA devices, got meta"):
+        actcore.compress(torch.empty(4, device="meta"), actcore.Offload())
+
+
+def test_graph_hooks_refuse_it():
+    with pytest.raises(TypeError, match=r"copies on streams of its own; use actcore\.hooks"):
+        actcore.graph_hooks(actcore.Offload())
+
+
+def test_a_payload_without_a_device():
+    c = actcore.Compressed.of(actcore.Offload(), X, (X,))
+    with pytest.raises(ValueError, match="must name a device"):
+        c.decompress()
