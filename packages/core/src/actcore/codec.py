@@ -10,6 +10,7 @@ from torch import Tensor
 from actcore.compressed import Compressed
 
 _INT64 = 1 << 64
+_ADDRESSABLE = 1 << 60  # elements of 8 bytes
 _DAMAGED = "it is damaged or truncated: store the tensor again"
 
 
@@ -85,6 +86,7 @@ def require_dtype(codec: Codec, tensor: Tensor, allowed: tuple[torch.dtype, ...]
 
 def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) -> None:
     """Raises ``ValueError`` unless the payload has exactly these dtypes and numbers of elements, on one device."""
+    require_tensors(compressed)
     found = [(part.dtype, part.numel()) for part in compressed.payload]
     if found != list(expected):
         raise ValueError(
@@ -93,16 +95,51 @@ def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) 
     if any(part.device != compressed.device for part in compressed.payload):
         devices = ", ".join(str(part.device) for part in compressed.payload)
         raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {_DAMAGED}")
+    if not all(part.is_contiguous() for part in compressed.payload):
+        strides = ", ".join(str(part.stride()) for part in compressed.payload)
+        raise ValueError(f"the payload of {compressed!r} must be contiguous, got strides {strides}; {_DAMAGED}")
+
+
+def require_form(codec: Codec, compressed: Compressed, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raises ``ValueError`` for a codec's fields, a dtype or a layout that ``compress`` cannot have stored.
+
+    A stored form that comes from a file has fields that no constructor has seen.
+    """
+    if (check := getattr(codec, "__post_init__", None)) is not None:
+        try:
+            check()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{codec!r} cannot have stored this: {error}; {_DAMAGED}") from error
+    if compressed.dtype not in dtypes:
+        raise ValueError(f"{codec!r} stores no tensors of dtype {compressed.dtype}; {_DAMAGED}")
+    require_layout(compressed)
+
+
+def require_tensors(compressed: Compressed) -> None:
+    """Raises ``ValueError`` unless the payload is a tuple of tensors."""
+    payload = compressed.payload
+    if not isinstance(payload, tuple) or not all(isinstance(part, Tensor) for part in payload):
+        raise ValueError(f"the payload must be a tuple of tensors, got {payload!r}; {_DAMAGED}")
 
 
 def require_layout(compressed: Compressed) -> None:
     """Raises ``ValueError`` for a shape and strides that no tensor has."""
     shape, strides = compressed.layout.shape, compressed.layout.strides
-    if len(shape) != len(strides) or any(number < 0 for number in (*shape, *strides)):
+    sound = len(shape) == len(strides)
+    numel = reach = 1
+    for size, step in zip(shape, strides, strict=False):
+        sound = sound and isinstance(size, int) and isinstance(step, int) and size >= 0 and step >= 0
+        if not sound:
+            break
+        numel *= size or 1
+        reach += (size or 1) * step
+    if not sound:
         raise ValueError(
             f"layout must have a size and a stride, neither negative, for each dimension, "
             f"got {compressed.layout!r}; {_DAMAGED}"
         )
+    if numel >= _ADDRESSABLE or reach >= _ADDRESSABLE:
+        raise ValueError(f"layout must fit in memory, got {compressed.layout!r}; {_DAMAGED}")
 
 
 def as_int64(name: str, value: int) -> int:

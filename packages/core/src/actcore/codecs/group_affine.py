@@ -8,14 +8,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import as_int64, require_dtype, require_layout, require_payload, require_strided
+from actcore.codec import as_int64, require_dtype, require_form, require_payload, require_strided
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
 from actcore.ops import group_count, packed_bytes
 
 Rounding = Literal["stochastic", "nearest"]
-
+_ROUNDINGS = get_args(Rounding)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -56,8 +56,10 @@ class GroupAffine:
             raise ValueError(f"bits must be from 1 to 8, got {self.bits}; to keep a tensor exactly use actcore.Raw()")
         if self.group_size < 32 or self.group_size % 32:
             raise ValueError(f"group_size must be a positive multiple of 32, got {self.group_size}; the default is 256")
-        if self.rounding not in get_args(Rounding):
-            raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {self.rounding!r}")
+        if self.group_size >= 1 << 62:  # so that no sum with it overflows
+            raise ValueError(f"group_size must be below 2**62, got {self.group_size}; the default is 256")
+        if self.rounding not in _ROUNDINGS:
+            raise ValueError(f"rounding must be one of {', '.join(_ROUNDINGS)}, got {self.rounding!r}")
 
     def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
         """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
@@ -80,7 +82,7 @@ class GroupAffine:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""
-        require_layout(compressed)
+        require_form(self, compressed, _DTYPES)
         layout, dtype = compressed.layout, compressed.dtype
         numel = layout.stored_numel
         require_payload(
