@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +10,18 @@ from typing import NoReturn
 
 import torch
 
-from bench import gnn, kernels
-from bench.chart import require_drawable, save_chart
+from bench import chart, gnn, records
 from bench.data import DATASETS
 from bench.errors import BenchError
+from bench.kernels import chart as kernel_chart
+from bench.kernels import measure, report
+from bench.kernels.cases import FLOATS
+from bench.kernels.results import KernelResults
 from bench.models import MODELS
-from bench.results import Results
+from bench.style import require_drawable
 from bench.summary import REFERENCE
-from bench.table import console, kernel_table, render
+from bench.table import console, render
+from bench.units import GIB, KIB, MIB, size_name
 from integrations import LEVELS
 
 _LEVELS = ("L1", "L1.1", "L1.2")
@@ -78,14 +80,30 @@ def _parser() -> argparse.ArgumentParser:
     _add_shared(train, threads=torch.get_num_threads())
     _add_chart(train)
 
-    time = commands.add_parser("kernels", help="time compress and decompress against copies")
+    time = commands.add_parser("kernels", help="time codecs and operators beside copies, plain PyTorch and others")
     time.set_defaults(command=_kernels)
-    time.add_argument("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: 4, 8, 2, 1")
+    time.add_argument("--case", action="append", metavar="TEXT", help="part of a case's name, repeatable; default: all")
+    time.add_argument("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: all")
+    names = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
+    time.add_argument("--dtype", action="append", choices=names, help="repeatable; default: all that a case takes")
     time.add_argument(
-        "--mebibytes", type=_positive, default=kernels.MEBIBYTES, help="size of the tensor; default: %(default)s"
+        "--size",
+        action="append",
+        type=_size,
+        help="of the tensor, such as 4KiB or 256MiB, repeatable; default: "
+        + "; ".join(f"{device}: {', '.join(map(size_name, sizes))}" for device, sizes in measure.SIZES.items()),
     )
-    time.add_argument("--rounds", type=_positive, default=kernels.ROUNDS, help="default: %(default)s")
+    time.add_argument("--rounds", type=_positive, help=f"that count, of each case; default: {measure.ROUNDS}")
+    time.add_argument(
+        "--alone", action="store_true", help="without plain PyTorch and other libraries: only copies beside"
+    )
+    time.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{' and '.join(map(size_name, measure.QUICK_SIZES))}, {measure.QUICK_ROUNDS} rounds: shows that it works",
+    )
     _add_shared(time, threads=gnn.KERNEL_THREADS)
+    _add_chart(time)
 
     show = commands.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=_show)
@@ -114,6 +132,15 @@ def _positive(text: str) -> int:
     return value
 
 
+def _size(text: str) -> int:
+    """Bytes of a tensor. A multiple of 4096 has whole groups in every dtype."""
+    for unit, name in ((KIB, "KiB"), (MIB, "MiB"), (GIB, "GiB")):
+        number = text.removesuffix(name)
+        if number != text and number.isdecimal() and int(number) * unit > 0 and int(number) * unit % (4 * KIB) == 0:
+            return int(number) * unit
+    raise argparse.ArgumentTypeError(f"must be a multiple of 4KiB such as 4KiB, 16MiB or 1GiB, got {text!r}")
+
+
 def _gnn(options: argparse.Namespace) -> None:
     levels = list(dict.fromkeys(options.level or _LEVELS))
     _require_folder(options.json, options.chart)
@@ -135,29 +162,46 @@ def _gnn(options: argparse.Namespace) -> None:
         )
     )
     if options.json is not None:
-        results.save(options.json)
+        records.save(results, options.json)
     console().print(render(results))
     if options.chart is not None:
-        save_chart(results, options.chart)
+        chart.save_chart(results, options.chart)
 
 
 def _kernels(options: argparse.Namespace) -> None:
-    _require_folder(options.json)
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    bits = options.bits or kernels.BITS
-    times = kernels.time_kernels(device, options.threads, bits, options.mebibytes, options.rounds)
-    console().print(kernel_table(times))
+    _require_folder(options.json, options.chart)
+    if options.chart is not None:
+        require_drawable(options.chart)
+    sizes = options.size or (measure.QUICK_SIZES if options.quick else measure.SIZES[options.device])
+    results = measure.run(
+        measure.Options(
+            device=torch.device(options.device),
+            threads=options.threads,
+            sizes=sorted(set(sizes)),
+            rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
+            names=options.case or (),
+            bits=options.bits or (),
+            dtypes=options.dtype or (),
+            with_others=not options.alone,
+        )
+    )
     if options.json is not None:
-        options.json.write_text(json.dumps([dataclasses.asdict(time) for time in times]) + "\n")
+        records.save(results, options.json)
+    console().print(report.render(results))
+    if options.chart is not None:
+        kernel_chart.save_chart(results, options.chart)
 
 
 def _show(options: argparse.Namespace) -> None:
-    results = Results.load(options.results)
-    console().print(render(results))
-    if options.chart is not None:
-        save_chart(results, options.chart)
+    results = records.load(options.results)
+    if isinstance(results, KernelResults):
+        console().print(report.render(results))
+        if options.chart is not None:
+            kernel_chart.save_chart(results, options.chart)
+    else:
+        console().print(render(results))
+        if options.chart is not None:
+            chart.save_chart(results, options.chart)
 
 
 def _require_folder(*files: Path | None) -> None:
