@@ -138,3 +138,9 @@ def wheel(session: nox.Session) -> None:
 def bench_gnn(session: nox.Session) -> None:
     """Train GNNs with compressed activations. What follows `--` goes to `python -m bench gnn`."""
     run_python(session, "-m", "bench", "gnn", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_kernels(session: nox.Session) -> None:
+    """Time codecs and operators beside copies. What follows `--` goes to `python -m bench kernels`."""
+    run_python(session, "-m", "bench", "kernels", *session.posargs)

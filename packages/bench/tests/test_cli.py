@@ -1,11 +1,9 @@
-import json
 import subprocess
 
 import pytest
 
-from bench import cli, gnn
+from bench import cli, gnn, records
 from bench.memory import Memory
-from bench.results import Results
 
 
 def error_of(capsys, *arguments):
@@ -33,6 +31,10 @@ def error_of(capsys, *arguments):
         (("gnn", "--chart", "chart.xyz"), ("must end in .png, .svg or .pdf", "chart.xyz")),
         (("gnn", "--level", "L0", "--chart", "chart.png"), ("a chart compares levels", "--level L1")),
         (("kernels", "--bits", "9"), ("--bits", "9")),
+        (("kernels", "--size", "3KiB"), ("--size", "must be a multiple of 4KiB", "'3KiB'")),
+        (("kernels", "--size", "256"), ("--size", "such as 4KiB, 16MiB or 1GiB", "'256'")),
+        (("kernels", "--case", "huffman"), ("no case has 'huffman'", "GroupAffine, 8 bits")),
+        (("kernels", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
         (("show", "/nowhere/out.json"), ("/nowhere/out.json", "No such file")),
         (("train",), ("'train'", "gnn", "kernels", "show")),
         ((), ("COMMAND",)),
@@ -94,7 +96,7 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "digits (1,797 nodes" in shown
     assert chart.stat().st_size > 10_000
-    results = Results.load(json_file)
+    results = records.load(json_file)
     assert [(curve.level, len(curve.losses)) for curve in results.curves] == [("L0", 6), ("L1", 6)]
     assert [type(memory) for memory in results.memories] == [Memory, Memory]
     assert results.machine.threads == 1
@@ -102,15 +104,6 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
     assert capsys.readouterr().out == shown
     assert (tmp_path / "again.png").read_bytes() == chart.read_bytes()
-
-
-def test_kernels(capsys, tmp_path):
-    command = "kernels --bits 4 --mebibytes 1 --rounds 2 --json"
-    assert cli.main([*command.split(), str(tmp_path / "k.json")]) == 0
-    assert "1 MiB of float32, 2 threads, 2 rounds in turn" in capsys.readouterr().out
-    [time] = json.loads((tmp_path / "k.json").read_text())
-    assert time["bits"] == 4
-    assert len(time["copy"]) == 2
 
 
 def test_the_commit_is_the_repository_s():

@@ -50,7 +50,7 @@ def save_chart(results: KernelResults, path: Path) -> None:
 
 def _draw(results: KernelResults, shown: Sequence[Measurement], dtypes: Sequence[str]) -> Figure:
     names = list(dict.fromkeys(entry.case for entry in shown))
-    height = 1.9 + 0.33 * len(names) * len(dtypes) + 0.55 * (len(dtypes) - 1)
+    height = 1.4 + (0.5 + 0.33 * len(names)) * len(dtypes)
     figure, axes = plt.subplots(len(dtypes), 2, figsize=(11, height), sharex=True, sharey=True, squeeze=False)
     for row, dtype in zip(axes, dtypes, strict=True):
         for place, what, yardstick in zip(row, (COMPRESS, DECOMPRESS), (COPY, CLONE), strict=True):
@@ -74,7 +74,10 @@ def _draw(results: KernelResults, shown: Sequence[Measurement], dtypes: Sequence
         color=FAINT,
         fontsize=8,
     )
-    figure.subplots_adjust(left=0.16, right=0.985, top=1 - 0.4 / height, bottom=1.0 / height, wspace=0.05, hspace=0.2)
+    panel = (height - 1.4) / len(dtypes) - 0.5
+    figure.subplots_adjust(
+        left=0.16, right=0.975, top=1 - 0.4 / height, bottom=1.0 / height, wspace=0.05, hspace=0.6 / panel
+    )
     return figure
 
 
@@ -100,30 +103,28 @@ def _draw_row(axes: Axes, entry: Measurement, place: int, what: str) -> None:
     for timing, ratio in zip(timings, ratios, strict=True):
         _mark(axes, [ratio], [place], timing.who)
         if timing.who == ACTCORE:
-            axes.annotate(
-                f"{ratio:.2f}",
-                (ratio, place),
-                xytext=(-8, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=8,
-                color=BLUE,
-                weight="bold",
-            )
+            label = f"{ratio:.2f}"
+            axes.text(0.012, place, label, transform=axes.get_yaxis_transform(), va="center", color=BLUE, weight="bold")
 
 
 def _mark(axes: Axes, x: list[float], y: list[float], who: str, label: str = "") -> Line2D:
     colour, marker, size = _LOOKS.get(who, (INK, "x", 6))
     [line] = axes.plot(
-        x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label or None, zorder=3
+        x,
+        y,
+        marker,
+        color=colour,
+        markersize=size,
+        markeredgecolor="white",
+        label=label or None,
+        zorder=4 if who == ACTCORE else 3,
     )
     return line
 
 
 def _scale(axes: Axes, ratios: Sequence[float]) -> None:
     axes.set_xscale("log")
-    axes.set_xlim(0.75 * min(0.5, *ratios), 1.4 * max(2.0, *ratios))
-    axes.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]))
+    axes.set_xlim(0.5 * min(0.7, *ratios), 1.4 * max(2.0, *ratios))  # room for the numbers on the left
+    axes.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 100, 300, 1000]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))

@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, PLAIN, TORCH, TRAIN
-from bench.kernels.results import KernelResults, Measurement, Timing
+from bench.kernels.results import YARDSTICKS, KernelResults, Measurement
 from bench.marks import marked
 from bench.units import size_name
 
 SMALL = 64 * 2**10  # up to here a call's own cost is what counts
 CALL_TARGET = 20.0  # microseconds of a compress and a decompress together, on a CPU
 
-_GBPS, _ACHIEVABLE = "logical_io\n_gbps", "logical_io_vs\n_achievable_%"
+_GBPS, _ACHIEVABLE = "logical_io_gbps", "logical_io_vs_\nachievable_%"
 
 
 def render(results: KernelResults) -> RenderableType:
@@ -26,7 +26,11 @@ def render(results: KernelResults) -> RenderableType:
     trained = [entry for entry in results.measurements if entry.get(ACTCORE, TRAIN)]
     sizes = sorted({entry.nbytes for entry in stored if entry.nbytes > SMALL})
     parts: list[RenderableType] = [_header(results)]
-    parts += [_codecs(nbytes, [entry for entry in stored if entry.nbytes == nbytes]) for nbytes in sizes]
+    parts += [
+        _codecs(nbytes, what, [entry for entry in stored if entry.nbytes == nbytes])
+        for nbytes in sizes
+        for what in (COMPRESS, DECOMPRESS)
+    ]
     if trained:
         parts.append(_operators(trained))
     if small := [entry for entry in stored if entry.nbytes <= SMALL]:
@@ -47,14 +51,19 @@ def _header(results: KernelResults) -> Text:
     )
 
 
-def _codecs(nbytes: int, entries: list[Measurement]) -> Table:
-    """Time over a copy's, and bytes a second, of each codec in both directions."""
+def _codecs(nbytes: int, what: str, entries: list[Measurement]) -> Table:
+    """Time over a copy's, and bytes a second, of each codec in one direction."""
     others = _others(entries)
-    table = _table(f"{size_name(nbytes)} a tensor")
+    table = _table(f"{what}, {size_name(nbytes)} a tensor")
     table.add_column("dtype, codec", no_wrap=True)
-    for what, yardstick in ((COMPRESS, COPY), (DECOMPRESS, CLONE)):
-        for heading in (f"{what}\n/ {yardstick}", _GBPS, _ACHIEVABLE, *map(_short, others)):
-            table.add_column(heading, justify="right")
+    headings = (
+        f"actcore\n/ {YARDSTICKS[what]}",
+        _GBPS,
+        _ACHIEVABLE,
+        *(f"{who}\n/ {YARDSTICKS[what]}" for who in others),
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     dtype = ""
     dtypes = [entry.dtype for entry in entries]
     for entry in sorted(entries, key=lambda entry: dtypes.index(entry.dtype)):
@@ -63,24 +72,19 @@ def _codecs(nbytes: int, entries: list[Measurement]) -> Table:
                 table.add_section()
             dtype = entry.dtype
             table.add_row(Text(dtype, style="bold"))
-        cells = [cell for what in (COMPRESS, DECOMPRESS) for cell in _direction(entry, what, others)]
-        table.add_row(f"  {entry.case}", *cells)
+        table.add_row(f"  {entry.case}", *_numbers(entry, what, others))
     return table
 
 
-def _direction(entry: Measurement, what: str, others: list[str]) -> Iterator[RenderableType]:
+def _numbers(entry: Measurement, what: str, others: list[str]) -> Iterator[RenderableType]:
     own = entry.get(ACTCORE, what)
     assert own is not None
     yield marked(f"{entry.ratio(own):.2f}", entry.reached(own))
-    yield from _speed(entry, own)
+    yield f"{own.logical_io_gbps:.1f}"
+    yield f"{100 * entry.achievable(own):.0f}"
     for who in others:
         timing = entry.get(who, what)
         yield "" if timing is None else f"{entry.ratio(timing):.1f}"
-
-
-def _speed(entry: Measurement, timing: Timing) -> Iterator[str]:
-    yield f"{timing.logical_io_gbps:.1f}"
-    yield f"{100 * entry.achievable(timing):.0f}"
 
 
 def _operators(entries: list[Measurement]) -> Table:
@@ -91,17 +95,7 @@ def _operators(entries: list[Measurement]) -> Table:
     for heading in ("actcore\n/ torch", _GBPS, _ACHIEVABLE, *(f"{who}\n/ torch" for who in others)):
         table.add_column(heading, justify="right")
     for entry in entries:
-        own = entry.get(ACTCORE, TRAIN)
-        assert own is not None
-        beside = [entry.get(who, TRAIN) for who in others]
-        table.add_row(
-            entry.case,
-            entry.dtype,
-            size_name(entry.nbytes),
-            marked(f"{entry.ratio(own):.2f}", entry.reached(own)),
-            *_speed(entry, own),
-            *("" if timing is None else f"{entry.ratio(timing):.1f}" for timing in beside),
-        )
+        table.add_row(entry.case, entry.dtype, size_name(entry.nbytes), *_numbers(entry, TRAIN, others))
     return table
 
 
@@ -141,10 +135,6 @@ def _others(entries: list[Measurement]) -> list[str]:
     """Whoever else takes part, plain PyTorch first."""
     found = [timing.who for entry in entries for timing in entry.timings if timing.what not in (COPY, CLONE)]
     return sorted(set(found) - {ACTCORE}, key=lambda who: (who != PLAIN, found.index(who)))
-
-
-def _short(who: str) -> str:
-    return {PLAIN: "plain\nPyTorch", "bitsandbytes": "bitsand-\nbytes"}.get(who, who)
 
 
 def _table(title: str) -> Table:
