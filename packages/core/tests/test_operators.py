@@ -200,6 +200,16 @@ WRONG = [
         (U8[:124], 1000, torch.float32, 0.0, 1.0),
         f"mask must hold 125 bytes, got 124; {DAMAGED}",
     ),
+    (
+        "bit_mask_decompress",
+        (U8[:125], 1000, torch.int8, 0.0, 1e300),
+        "high must fit in the integers of the tensor, got 1e+300",
+    ),
+    (
+        "bit_mask_compress",
+        (U8, float("nan"), 1.0),
+        "low must fit in the integers of the tensor, got nan",
+    ),
     ("bit_mask_decompress", (U8[:125], -1, torch.float32, 0.0, 1.0), "numel must not be negative, got -1"),
     ("positive_mask", (U8,), "input must be float32, float64, float16 or bfloat16"),
     ("positive_mask", (F32[::2],), "input must be contiguous; call .contiguous() first"),
