@@ -88,10 +88,10 @@ def sanitize(session: nox.Session) -> None:
             "ACTCORE_FUZZ_EXAMPLES": os.environ.get("ACTCORE_FUZZ_EXAMPLES", "2000"),
         }
         tests = [f"packages/core/tests/test_{name}.py" for name in ("fuzz", "damaged", "operators", "bits", "masks")]
-        # --capture=sys: the report that a sanitizer writes as it ends the process stays visible.
         ask = "import actcore; print(*actcore.build_info()['runnable_cpu_kernels'])"
         for kernels in run_python(session, "-c", ask, silent=True, **environment).split():
             session.log(f"{kernels} kernels")
+            # --capture=sys: the report that a sanitizer writes as it ends the process stays visible.
             pytest = ["-m", "pytest", "--capture=sys", *(session.posargs or tests)]
             run_python(session, *pytest, ACTCORE_CPU=kernels, **environment)
 
