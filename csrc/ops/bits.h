@@ -78,8 +78,8 @@ inline BitMaskDecompressCall bit_mask_decompress_call(const Tensor& mask, int64_
   require_bytes(op, "mask", mask, packed_bytes(numel, 1));
   const int size = element_size(op, "dtype", dtype);
   Tensor output = torch::stable::new_empty(mask, {numel}, dtype);
-  return {{static_cast<const uint8_t*>(mask.const_data_ptr()), size, numel, pattern(op, "low", low, dtype), pattern(op, "high", high, dtype),
-           output.mutable_data_ptr()},
+  return {{static_cast<const uint8_t*>(mask.const_data_ptr()), size, numel, pattern(op, "low", low, dtype),
+           pattern(op, "high", high, dtype), output.mutable_data_ptr()},
           output};
 }
 
