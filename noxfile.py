@@ -43,15 +43,57 @@ def environment(session: nox.Session) -> None:
 shared_session = functools.partial(nox.session, venv_backend="none", requires=["environment"])
 
 
-def run_python(session: nox.Session, *args: str | Path, **env: str) -> None:
+def run_python(session: nox.Session, *args: str | Path, silent: bool = False, **env: str) -> str:
+    """Run the environment's Python; ``silent`` returns what it printed."""
     python = ROOT / session.cache_dir.parent / "environment" / "bin" / "python"
-    session.run(str(python), *map(str, args), env=env, external=True)
+    printed = session.run(str(python), *map(str, args), env=env, external=True, silent=silent)
+    return printed if silent else ""
 
 
 @shared_session(tags=["check"])
 def tests(session: nox.Session) -> None:
     """Run every test of the three packages. What follows `--` goes to pytest."""
     run_python(session, "-m", "pytest", *session.posargs)
+
+
+@shared_session(tags=["check"])
+def sanitize(session: nox.Session) -> None:
+    """Feed damaged stored forms to the kernels under AddressSanitizer (GCC). What follows `--` goes to pytest."""
+    compiler = os.environ.get("CXX", "g++")
+    runtimes = []
+    for name in ("libasan.so", "libubsan.so"):
+        found = session.run(compiler, f"-print-file-name={name}", silent=True, external=True)
+        if not Path(found.strip()).is_absolute():
+            session.error(f"{compiler} has no {name}: install GCC's sanitizers, or name a GCC that has them with CXX")
+        runtimes.append(str(Path(found.strip()).resolve()))
+
+    with tempfile.TemporaryDirectory() as site:
+        settings = {
+            "build-dir": "build/sanitize",
+            "cmake.build-type": "Debug",  # keeps the symbols that a report names
+            "cmake.define.ACTCORE_SANITIZE": "ON",
+            "cmake.define.ACTCORE_WITH_CUDA": "OFF",
+            "cmake.define.CMAKE_CXX_COMPILER": compiler,
+        }
+        chosen = [f"--config-settings={name}={value}" for name, value in settings.items()]
+        install = ["-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--target", site]
+        run_python(session, *install, *chosen, "./packages/core")
+        environment = {
+            "PYTHONPATH": site,  # comes before the environment's own actcore
+            # Python is not built with them, so they come first by force.
+            "LD_PRELOAD": ":".join(runtimes),
+            # Python keeps memory until it ends; what cannot be allocated must raise, not end the process.
+            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "ACTCORE_FUZZ_EXAMPLES": os.environ.get("ACTCORE_FUZZ_EXAMPLES", "2000"),
+        }
+        tests = [f"packages/core/tests/test_{name}.py" for name in ("fuzz", "damaged", "operators", "bits", "masks")]
+        ask = "import actcore; print(*actcore.build_info()['runnable_cpu_kernels'])"
+        for kernels in run_python(session, "-c", ask, silent=True, **environment).split():
+            session.log(f"{kernels} kernels")
+            # --capture=sys: the report that a sanitizer writes as it ends the process stays visible.
+            pytest = ["-m", "pytest", "--capture=sys", *(session.posargs or tests)]
+            run_python(session, *pytest, ACTCORE_CPU=kernels, **environment)
 
 
 @nox.session(tags=["check"])
@@ -96,3 +138,9 @@ def wheel(session: nox.Session) -> None:
 def bench_gnn(session: nox.Session) -> None:
     """Train GNNs with compressed activations. What follows `--` goes to `python -m bench gnn`."""
     run_python(session, "-m", "bench", "gnn", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_kernels(session: nox.Session) -> None:
+    """Time codecs and operators beside copies. What follows `--` goes to `python -m bench kernels`."""
+    run_python(session, "-m", "bench", "kernels", *session.posargs)

@@ -13,7 +13,7 @@ inline void require_codes(const char* op, const Tensor& codes) {
 }
 
 // The bit pattern of `value` as an element of `type`, in the low bytes.
-inline uint64_t pattern(double value, ScalarType type) {
+inline uint64_t pattern(const char* op, const char* name, double value, ScalarType type) {
   switch (type) {
     case ScalarType::Float: return bits_of(static_cast<float>(value));
     case ScalarType::Half: return to_half(static_cast<float>(value)).bits;
@@ -23,7 +23,9 @@ inline uint64_t pattern(double value, ScalarType type) {
       memcpy(&bits, &value, sizeof bits);
       return bits;
     }
-    default: return static_cast<uint64_t>(static_cast<int64_t>(value));
+    default:
+      require(value >= -0x1p63 && value < 0x1p63, op, name, " must fit in the integers of the tensor, got ", value);
+      return static_cast<uint64_t>(static_cast<int64_t>(value));
   }
 }
 
@@ -58,8 +60,8 @@ inline BitMaskCompressCall bit_mask_compress_call(const Tensor& input, double lo
   const int size = element_size(op, "input", type);
   Tensor mask = new_bytes(input, packed_bytes(input.numel(), 1));
   Tensor misfit = torch::stable::new_zeros(input, {1}, ScalarType::Int);
-  return {{input.const_data_ptr(), size, type == ScalarType::Bool, input.numel(), pattern(low, type),
-           pattern(high, type), static_cast<uint8_t*>(mask.mutable_data_ptr())},
+  return {{input.const_data_ptr(), size, type == ScalarType::Bool, input.numel(), pattern(op, "low", low, type),
+           pattern(op, "high", high, type), static_cast<uint8_t*>(mask.mutable_data_ptr())},
           mask,
           misfit};
 }
@@ -76,8 +78,8 @@ inline BitMaskDecompressCall bit_mask_decompress_call(const Tensor& mask, int64_
   require_bytes(op, "mask", mask, packed_bytes(numel, 1));
   const int size = element_size(op, "dtype", dtype);
   Tensor output = torch::stable::new_empty(mask, {numel}, dtype);
-  return {{static_cast<const uint8_t*>(mask.const_data_ptr()), size, numel, pattern(low, dtype), pattern(high, dtype),
-           output.mutable_data_ptr()},
+  return {{static_cast<const uint8_t*>(mask.const_data_ptr()), size, numel, pattern(op, "low", low, dtype),
+           pattern(op, "high", high, dtype), output.mutable_data_ptr()},
           output};
 }
 

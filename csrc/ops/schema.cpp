@@ -58,8 +58,7 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   // y = relu(x) in input's shape, and one bit an element: 1 where the gradient passes.
   m.def("relu_mask(Tensor input) -> (Tensor output, Tensor mask)");
   // Noise of (seed + draw, stream, position); draw: int64 (1) on input's device. mask: 1 where an element is kept.
-  m.def(
-      "dropout_mask(Tensor input, float p, int seed, int stream, Tensor? draw=None) -> (Tensor output, Tensor mask)");
+  m.def("dropout_mask(Tensor input, float p, int seed, int stream, Tensor? draw=None) -> (Tensor output, Tensor mask)");
   // gradient * scale where the bit is 1, 0 elsewhere.
   m.def("mask_backward(Tensor gradient, Tensor mask, float scale) -> Tensor");
 

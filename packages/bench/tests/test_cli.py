@@ -1,11 +1,10 @@
-import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from bench import cli, gnn
+from bench import cli, gnn, records
 from bench.memory import Memory
-from bench.results import Results
 
 
 def error_of(capsys, *arguments):
@@ -33,6 +32,10 @@ def error_of(capsys, *arguments):
         (("gnn", "--chart", "chart.xyz"), ("must end in .png, .svg or .pdf", "chart.xyz")),
         (("gnn", "--level", "L0", "--chart", "chart.png"), ("a chart compares levels", "--level L1")),
         (("kernels", "--bits", "9"), ("--bits", "9")),
+        (("kernels", "--size", "3KiB"), ("--size", "must be a multiple of 4KiB", "'3KiB'")),
+        (("kernels", "--size", "256"), ("--size", "such as 4KiB, 16MiB or 1GiB", "'256'")),
+        (("kernels", "--case", "huffman"), ("no case has 'huffman'", "GroupAffine, 8 bits")),
+        (("kernels", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
         (("show", "/nowhere/out.json"), ("/nowhere/out.json", "No such file")),
         (("train",), ("'train'", "gnn", "kernels", "show")),
         ((), ("COMMAND",)),
@@ -64,8 +67,9 @@ def test_a_refused_download_by_name(capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def asked(monkeypatch, results):
+def asked(monkeypatch, results, tmp_path):
     """The options of the run that was asked for, in place of the run."""
+    monkeypatch.chdir(tmp_path)
     seen = []
     monkeypatch.setattr(gnn, "run", lambda options: seen.append(options) or results)
     return seen
@@ -78,6 +82,17 @@ def test_defaults(asked):
     assert options.levels == ["L1", "L1.1", "L1.2"]
     assert (options.dataset, options.device.type, options.seeds, options.epochs) == ("auto", "cpu", 3, 100)
     assert options.with_kernels
+    assert {file.name for file in Path("bench-results").iterdir()} == {"gnn-cpu.json", "gnn-cpu.png"}
+
+
+def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gnn, "run", interrupt)
+    assert cli.main(["gnn"]) == 130
+    assert capsys.readouterr().err == "python -m bench: interrupted; nothing was written\n"
 
 
 def test_quick_gives_way_to_what_is_said(asked):
@@ -94,7 +109,7 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "digits (1,797 nodes" in shown
     assert chart.stat().st_size > 10_000
-    results = Results.load(json_file)
+    results = records.load(json_file)
     assert [(curve.level, len(curve.losses)) for curve in results.curves] == [("L0", 6), ("L1", 6)]
     assert [type(memory) for memory in results.memories] == [Memory, Memory]
     assert results.machine.threads == 1
@@ -102,15 +117,6 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
     assert capsys.readouterr().out == shown
     assert (tmp_path / "again.png").read_bytes() == chart.read_bytes()
-
-
-def test_kernels(capsys, tmp_path):
-    command = "kernels --bits 4 --mebibytes 1 --rounds 2 --json"
-    assert cli.main([*command.split(), str(tmp_path / "k.json")]) == 0
-    assert "1 MiB of float32, 2 threads, 2 rounds in turn" in capsys.readouterr().out
-    [time] = json.loads((tmp_path / "k.json").read_text())
-    assert time["bits"] == 4
-    assert len(time["copy"]) == 2
 
 
 def test_the_commit_is_the_repository_s():

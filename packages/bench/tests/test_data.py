@@ -157,5 +157,7 @@ def test_a_download_of_something_else_is_refused(nothing_at_hand, monkeypatch, t
     page = tmp_path / "page"
     page.write_text("<html>Please log in</html>")
     monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: page.open("rb"))
-    with pytest.raises(BenchError, match=r"ind\.cora\.x is corrupted: its 26 bytes"):
-        data.load("auto")
+    assert data.load("auto").name == "digits"
+    with pytest.raises(BenchError, match="the answer is not the file that Planetoid published"):
+        data.load("cora")
+    assert not list(tmp_path.glob("cache/**/ind.cora.*")), "what was refused is not left in the cache"

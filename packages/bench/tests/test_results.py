@@ -1,14 +1,15 @@
 import dataclasses
 import json
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from bench import records
 from bench.chart import save_chart
 from bench.errors import BenchError
 from bench.kernels import KernelTime
-from bench.results import Results
 from bench.table import console, render
 
 
@@ -24,30 +25,39 @@ def test_json_comes_back_as_it_was(results, tmp_path):
     kernels = [KernelTime(4, 256, 2, [0.1], [0.2], [third], [0.4])]
     results = dataclasses.replace(results, curves=curves, kernels=kernels)
     file = tmp_path / "results.json"
-    results.save(file)
-    assert Results.load(file) == results
+    records.save(results, file)
+    assert records.load(file) == results
     assert '"losses": [0.3333333333333333, 1e-300, 5.0]' in file.read_text()  # one line a list
 
 
+def test_recorded_results_load():
+    """Those of the repository too, which are older than the kinds of results."""
+    folder = Path(__file__).parents[1] / "results"
+    for file in folder.glob("*.json"):
+        records.load(file)
+
+
 def test_json_says_where_it_was_made(results, tmp_path):
-    results.save(tmp_path / "results.json")
+    records.save(results, tmp_path / "results.json")
     machine = json.loads((tmp_path / "results.json").read_text())["machine"]
     assert machine["commit"] == "0123456789abcdef"
     assert machine["dirty"] is True
     assert machine["versions"] == {"torch": "2.15.0"}
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "machine": {}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "kind": "vision"}', '{"format": 1, "machine": {}}']
+)
 def test_a_file_that_holds_something_else_is_named(content, tmp_path):
     file = tmp_path / "other.json"
     file.write_text(content)
-    with pytest.raises(BenchError, match=r"other\.json holds no results of `python -m bench gnn --json`"):
-        Results.load(file)
+    with pytest.raises(BenchError, match=r"other\.json holds no results of `python -m bench \.\.\. --json`"):
+        records.load(file)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(BenchError, match=r"cannot be read from .*nothing\.json \(No such file"):
-        Results.load(tmp_path / "nothing.json")
+        records.load(tmp_path / "nothing.json")
 
 
 def test_the_table_names_data_machine_versions_and_commit(results):

@@ -87,7 +87,7 @@ def not_finite(dtype: torch.dtype, numel: int = 600) -> dict[str, Tensor]:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The tensor's bytes, in contiguous order."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def same_bits(got: Tensor, expected: Tensor) -> bool:

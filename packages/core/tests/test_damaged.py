@@ -105,11 +105,53 @@ def test_a_shape_and_strides_that_no_tensor_has(c, layout):
     )
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [Layout((0, 2**62), (1, 1)), Layout((2**62,), (0,)), Layout((2, 500), (2**62, 1)), Layout((2**80,), (1,))],
+    ids=["beside an empty dimension", "expanded", "stride", "beyond 64 bits"],
+)
+def test_a_layout_that_no_memory_holds(layout):
+    assert_refused(replace(GROUP_AFFINE, layout=layout), "layout must fit in memory", repr(layout))
+
+
+@pytest.mark.parametrize("number", [1.0, None, "40", torch.tensor(40)], ids=repr)
+def test_a_layout_of_other_things_than_numbers(number):
+    assert_refused(replace(GROUP_AFFINE, layout=Layout((25, number), (40, 1))), "layout must have a size and a stride")
+
+
+def test_a_payload_with_gaps():
+    codes, bounds = GROUP_AFFINE.payload
+    gaps = codes.repeat_interleave(2)[::2]
+    assert_refused(replace(GROUP_AFFINE, payload=(gaps, bounds)), "must be contiguous, got strides (2,), (2, 1)")
+
+
+@every_form
+def test_a_payload_of_other_things_than_tensors(c):
+    for payload in ((None,), ("", 1), [*c.payload], None):
+        assert_refused(replace(c, payload=payload), "the payload must be a tuple of tensors")
+
+
+def test_a_dtype_that_the_codec_does_not_store():
+    mask = POSITIVE.payload
+    for codec, payload in ((POSITIVE.codec, mask), (BIT_MASK.codec, mask), (GROUP_AFFINE.codec, GROUP_AFFINE.payload)):
+        damaged = replace(GROUP_AFFINE, codec=codec, payload=payload, dtype=torch.complex64)
+        assert_refused(damaged, f"{codec!r} stores no tensors of dtype torch.complex64")
+
+
+def test_values_that_the_dtype_does_not_hold():
+    c = actcore.compress(torch.ones(100), actcore.BitMask((0.5, 1)))
+    assert_refused(
+        replace(c, dtype=torch.int8), "values of BitMask(values=(0.5, 1)) must be exact in torch.int8, 0.5 is"
+    )
+
+
 def test_another_tensors_dtype():
     assert_refused(replace(GROUP_AFFINE, dtype=torch.float16), "(torch.float16, 8)")
     assert_refused(replace(FLOAT8, dtype=torch.float16), "(torch.float16, 4)")
     assert_refused(replace(ROWS, dtype=torch.float16), "(torch.float16, 100)")
-    assert_refused(replace(NARROW, dtype=torch.float32), "has a dtype that Narrow(low=0, high=1000) does not store")
+    assert_refused(
+        replace(NARROW, dtype=torch.float32), "Narrow(low=0, high=1000) stores no tensors of dtype torch.float32"
+    )
     assert_refused(replace(RAW, dtype=torch.float16))
 
 

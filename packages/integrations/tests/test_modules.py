@@ -169,6 +169,26 @@ def test_a_block_inside_a_block_of_the_same_model_is_refused():
     compress_model(model)
 
 
+def test_blocks_of_two_models_keep_to_their_levels():
+    """A tensor belongs to the model that runs, and the loss to the innermost block."""
+    first, second = mlp(), mlp()
+    with integrations.compress(first, level="L1.1") as outer, integrations.compress(second, level="L1.2") as inner:
+        (first(X) + second(X)).square().sum().backward()
+        assert outer.report().rows, "a block reports what it has saved so far"
+    for handle, bits in ((outer, "bits=8"), (inner, "bits=2")):
+        found = [row for row in handle.report().rows if row.operator == "linear" and not row.owner]
+        assert [row.module for row in found] == ["2", "4"]
+        assert all(bits in row.codec for row in found)
+
+
+def test_a_report_names_what_was_changed_of_a_level():
+    model = compress_model(mlp(), "L1", bits=6, seed=3)
+    assert compression(model).report().level == "L1 with bits=6, seed=3"
+    off = compress_model(mlp(), "L1", bits=None)
+    off(X).sum().backward()
+    assert "is off" in str(compression(off).report())
+
+
 def test_a_device_without_operators_is_left_alone(monkeypatch):
     monkeypatch.setattr(integrations.saved.session, "missing_on", lambda device: "no operators here")
     model = compress_model(mlp())

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
 from bench.results import Results
+from bench.style import BLUE, FAINT, GREEN, GREY, GRID, INK, PURPLE, STYLE, VERMILION, require_drawable, write
 from bench.summary import MARGINS, REFERENCE, Row, rows
 
-# Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
-_COLOURS = {"L1.1": "#0072B2", "L1": "#009E73", "L1.2": "#D55E00"}
-_OTHER, _BEFORE, _INK, _FAINT = "#CC79A7", "#C9CCD1", "#22262B", "#7A828C"
-
-_STYLE: dict[Any, Any] = {  # matplotlib types the keys one by one
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _FAINT,
-    "xtick.color": _FAINT,
-    "ytick.color": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-}
+_COLOURS = {"L1.1": BLUE, "L1": GREEN, "L1.2": VERMILION}
 _NAMES = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT"}
-
-
-def require_drawable(path: Path) -> None:
-    """Raises ``BenchError`` if the file's name asks for a type that cannot be drawn."""
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in known:
-        raise BenchError(f"a chart's name must end in .png, .svg or .pdf, got {path}")
 
 
 def save_chart(results: Results, path: Path) -> None:
@@ -51,14 +28,8 @@ def save_chart(results: Results, path: Path) -> None:
     compared = [row for row in rows(results) if row.level != REFERENCE]
     if not compared:
         raise BenchError("a chart compares levels with full precision; run with --level L1")
-    with mpl.rc_context(_STYLE):
-        figure = _draw(results, compared)
-        try:
-            figure.savefig(path, dpi=200, facecolor="white")
-        except OSError as error:
-            raise BenchError(f"the chart cannot be written to {path} ({error.strerror}); name another file") from error
-        finally:
-            plt.close(figure)
+    with mpl.rc_context(STYLE):
+        write(_draw(results, compared), path)
 
 
 def _draw(results: Results, compared: list[Row]) -> Figure:
@@ -83,7 +54,7 @@ def _draw(results: Results, compared: list[Row]) -> Figure:
         )
     for axes in (left, right):
         axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x", color="#E8EAED", linewidth=0.8)
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
     seeds = len({curve.seed for curve in results.curves})
     figure.text(
@@ -91,7 +62,7 @@ def _draw(results: Results, compared: list[Row]) -> Figure:
         0.02,
         f"{results.dataset}, {results.recipe['epochs']:g} epochs, {seeds} {'seed' if seeds == 1 else 'paired seeds'}. "
         f"{results.machine.processor}, torch {results.machine.versions['torch']}, {results.machine.date}.",
-        color=_FAINT,
+        color=FAINT,
         fontsize=8,
     )
     figure.subplots_adjust(left=0.16, right=0.98, top=1 - 0.45 / height, bottom=0.9 / height, wspace=0.06)
@@ -110,8 +81,8 @@ def _places(compared: list[Row]) -> list[float]:
 def _draw_memory(axes: Axes, compared: list[Row], places: list[float]) -> None:
     for row, place in zip(compared, places, strict=True):
         before, after = (row.memory.original_bytes or 0) / 2**20, (row.memory.stored_bytes or 0) / 2**20
-        axes.barh(place, before, height=0.62, color=_BEFORE)
-        axes.barh(place, after, height=0.62, color=_COLOURS.get(row.level, _OTHER))
+        axes.barh(place, before, height=0.62, color=GREY)
+        axes.barh(place, after, height=0.62, color=_COLOURS.get(row.level, PURPLE))
         axes.annotate(
             f"{before / after:.1f}×" if after else "",
             (before, place),
@@ -134,11 +105,11 @@ def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None
             axes.barh(place, 2 * margin, left=-margin, height=0.82, color="#EEF1F4")
         low = difference.mean if difference.low is None else difference.low
         high = difference.mean if difference.high is None else difference.high
-        colour = _COLOURS.get(row.level, _OTHER)
+        colour = _COLOURS.get(row.level, PURPLE)
         axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
         axes.plot(difference.mean, place, "o", color=colour, markersize=7, markeredgecolor="white")
         reach = max(reach, margin or 0, abs(low), abs(high))
-    axes.axvline(0, color=_INK, linewidth=1)
+    axes.axvline(0, color=INK, linewidth=1)
     axes.set_xlim(-1.1 * reach, 1.1 * reach)
     axes.set_xlabel("points of test accuracy; line: 95 % interval, band: target")
     axes.set_title("Accuracy against full precision, paired seeds", loc="left", fontsize=11, weight="bold")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,16 +10,21 @@ from typing import NoReturn
 
 import torch
 
-from bench import gnn, kernels
-from bench.chart import require_drawable, save_chart
+from bench import chart, gnn, records
 from bench.data import DATASETS
 from bench.errors import BenchError
+from bench.kernels import chart as kernel_chart
+from bench.kernels import measure, report
+from bench.kernels.cases import FLOATS
+from bench.kernels.results import KernelResults
 from bench.models import MODELS
-from bench.results import Results
+from bench.style import require_drawable
 from bench.summary import REFERENCE
-from bench.table import console, kernel_table, render
+from bench.table import console, render
+from bench.units import GIB, KIB, MIB, size_name
 from integrations import LEVELS
 
+_FOLDER = Path("bench-results")  # of the current folder, for what is given no other place
 _LEVELS = ("L1", "L1.1", "L1.2")
 _SEEDS, _EPOCHS = 3, 100
 _QUICK_SEEDS, _QUICK_EPOCHS = 1, 10
@@ -35,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns 0, or 1 after one line on stderr that says what is wrong."""
+    """Runs a command. Returns 0; 1 after one line on stderr that says what is wrong; 130 when interrupted."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], None] = options.command
     try:
@@ -43,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BenchError as error:
         print(f"python -m bench: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("python -m bench: interrupted; nothing was written", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -75,17 +81,33 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"{_QUICK_SEEDS} seed, {_QUICK_EPOCHS} epochs, no kernels: shows that it works, not how accurate it is",
     )
-    _add_shared(train, threads=torch.get_num_threads())
-    _add_chart(train)
+    _add_shared(train, threads=torch.get_num_threads(), place=f"; default: {_FOLDER}/gnn-DEVICE.json")
+    _add_chart(train, place=f"; default: {_FOLDER}/gnn-DEVICE.png")
 
-    time = commands.add_parser("kernels", help="time compress and decompress against copies")
+    time = commands.add_parser("kernels", help="time codecs and operators beside copies, plain PyTorch and others")
     time.set_defaults(command=_kernels)
-    time.add_argument("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: 4, 8, 2, 1")
+    time.add_argument("--case", action="append", metavar="TEXT", help="part of a case's name, repeatable; default: all")
+    time.add_argument("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: all")
+    names = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
+    time.add_argument("--dtype", action="append", choices=names, help="repeatable; default: all that a case takes")
     time.add_argument(
-        "--mebibytes", type=_positive, default=kernels.MEBIBYTES, help="size of the tensor; default: %(default)s"
+        "--size",
+        action="append",
+        type=_size,
+        help="of the tensor, such as 4KiB or 256MiB, repeatable; default: "
+        + "; ".join(f"{device}: {', '.join(map(size_name, sizes))}" for device, sizes in measure.SIZES.items()),
     )
-    time.add_argument("--rounds", type=_positive, default=kernels.ROUNDS, help="default: %(default)s")
+    time.add_argument("--rounds", type=_positive, help=f"that count, of each case; default: {measure.ROUNDS}")
+    time.add_argument(
+        "--alone", action="store_true", help="without plain PyTorch and other libraries: only copies beside"
+    )
+    time.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{' and '.join(map(size_name, measure.QUICK_SIZES))}, {measure.QUICK_ROUNDS} rounds: shows that it works",
+    )
     _add_shared(time, threads=gnn.KERNEL_THREADS)
+    _add_chart(time)
 
     show = commands.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=_show)
@@ -94,14 +116,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_shared(parser: argparse.ArgumentParser, threads: int) -> None:
+def _add_shared(parser: argparse.ArgumentParser, threads: int, place: str = "") -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: %(default)s")
     parser.add_argument("--threads", type=_positive, default=threads, help="of torch's operators; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write all raw values, machine and versions{place}")
 
 
-def _add_chart(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw a chart, as PNG, SVG or PDF by its name")
+def _add_chart(parser: argparse.ArgumentParser, place: str = "") -> None:
+    parser.add_argument(
+        "--chart", type=Path, metavar="FILE", help=f"draw a chart, as PNG, SVG or PDF by its name{place}"
+    )
 
 
 def _positive(text: str) -> int:
@@ -114,13 +138,24 @@ def _positive(text: str) -> int:
     return value
 
 
+def _size(text: str) -> int:
+    """Bytes of a tensor. A multiple of 4096 has whole groups in every dtype."""
+    for unit, name in ((KIB, "KiB"), (MIB, "MiB"), (GIB, "GiB")):
+        number = text.removesuffix(name)
+        if number != text and number.isdecimal() and int(number) * unit > 0 and int(number) * unit % (4 * KIB) == 0:
+            return int(number) * unit
+    raise argparse.ArgumentTypeError(f"must be a multiple of 4KiB such as 4KiB, 16MiB or 1GiB, got {text!r}")
+
+
 def _gnn(options: argparse.Namespace) -> None:
     levels = list(dict.fromkeys(options.level or _LEVELS))
-    _require_folder(options.json, options.chart)
     if options.chart is not None:
         require_drawable(options.chart)
         if levels == [REFERENCE]:
             raise BenchError("a chart compares levels with full precision; name another level, such as --level L1")
+    json = options.json or _default(f"gnn-{options.device}.json")
+    picture = options.chart or (None if levels == [REFERENCE] else _default(f"gnn-{options.device}.png"))
+    _require_folder(json, picture)
     results = gnn.run(
         gnn.Options(
             models=list(dict.fromkeys(options.model or MODELS)),
@@ -134,30 +169,56 @@ def _gnn(options: argparse.Namespace) -> None:
             with_kernels=not options.quick,
         )
     )
-    if options.json is not None:
-        results.save(options.json)
+    records.save(results, json)
     console().print(render(results))
-    if options.chart is not None:
-        save_chart(results, options.chart)
+    if picture is not None:
+        chart.save_chart(results, picture)
+    print(f"written: {json}{f' and {picture}' if picture else ''}", file=sys.stderr)
 
 
 def _kernels(options: argparse.Namespace) -> None:
-    _require_folder(options.json)
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    bits = options.bits or kernels.BITS
-    times = kernels.time_kernels(device, options.threads, bits, options.mebibytes, options.rounds)
-    console().print(kernel_table(times))
+    _require_folder(options.json, options.chart)
+    if options.chart is not None:
+        require_drawable(options.chart)
+    sizes = options.size or (measure.QUICK_SIZES if options.quick else measure.SIZES[options.device])
+    results = measure.run(
+        measure.Options(
+            device=torch.device(options.device),
+            threads=options.threads,
+            sizes=sorted(set(sizes)),
+            rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
+            names=options.case or (),
+            bits=options.bits or (),
+            dtypes=options.dtype or (),
+            with_others=not options.alone,
+        )
+    )
     if options.json is not None:
-        options.json.write_text(json.dumps([dataclasses.asdict(time) for time in times]) + "\n")
+        records.save(results, options.json)
+    console().print(report.render(results))
+    if options.chart is not None:
+        kernel_chart.save_chart(results, options.chart)
 
 
 def _show(options: argparse.Namespace) -> None:
-    results = Results.load(options.results)
-    console().print(render(results))
-    if options.chart is not None:
-        save_chart(results, options.chart)
+    results = records.load(options.results)
+    if isinstance(results, KernelResults):
+        console().print(report.render(results))
+        if options.chart is not None:
+            kernel_chart.save_chart(results, options.chart)
+    else:
+        console().print(render(results))
+        if options.chart is not None:
+            chart.save_chart(results, options.chart)
+
+
+def _default(name: str) -> Path:
+    """Where a file goes that was given no place."""
+    try:
+        _FOLDER.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{_FOLDER} cannot be made ({error.strerror}); use --json and --chart") from error
+    return _FOLDER / name
 
 
 def _require_folder(*files: Path | None) -> None:

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -42,14 +43,14 @@ class Machine:
     date: str
 
     @classmethod
-    def here(cls, device: torch.device, threads: int) -> Machine:
-        """This machine, now."""
+    def here(cls, device: torch.device, threads: int, packages: Sequence[str] = _PACKAGES) -> Machine:
+        """This machine, now, with the versions of ``packages``."""
         commit, dirty = _commit()
         return cls(
             processor=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
             threads=threads,
             system=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            versions={package: version(package) for package in _PACKAGES},
+            versions={package: version(package) for package in packages},
             commit=commit,
             dirty=dirty,
             command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),

@@ -114,7 +114,7 @@ def _check(folder: Path, name: str) -> None:
 
 
 def _download(folder: Path, name: str) -> None:
-    for file in _files(name):
+    for file, digest in _files(name).items():
         target = folder / file
         if target.is_file():
             continue
@@ -122,6 +122,8 @@ def _download(folder: Path, name: str) -> None:
         try:
             with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
                 content = response.read()
+            if hashlib.sha256(content).hexdigest() != digest:  # such as a login page of the network
+                raise OSError("the answer is not the file that Planetoid published")
             folder.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f"{file}.{os.getpid()}.part")
             partial.write_bytes(content)

@@ -1,20 +1,15 @@
-"""``Results``: everything one benchmark run found, with what is needed to repeat it; written as JSON and read back."""
+"""``Results``: everything ``python -m bench gnn`` found, with what is needed to repeat it."""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from bench.errors import BenchError
 from bench.kernels import KernelTime
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.training import Curve
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -41,38 +36,14 @@ class Results:
     kernels: list[KernelTime] = field(default_factory=list)
     seconds: float = 0.0
 
-    def save(self, path: Path) -> None:
-        """Writes JSON, each list of numbers on one line.
-
-        Raises:
-            BenchError: the file cannot be written.
-        """
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
-        text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: f"[{' '.join(numbers.group()[1:-1].split())}]", text)
-        try:
-            path.write_text(text + "\n")
-        except OSError as error:
-            raise BenchError(f"results cannot be written to {path} ({error.strerror}); name another file") from error
-
     @classmethod
-    def load(cls, path: Path) -> Results:
-        """Reads what ``save`` wrote.
-
-        Raises:
-            BenchError: the file cannot be read, or holds something else.
-        """
-        try:
-            content: dict[str, Any] = json.loads(path.read_text())
-            if content.pop("format") != _FORMAT:
-                raise ValueError("another format")
-            return cls(
-                machine=Machine(**content.pop("machine")),
-                curves=[Curve(**fields) for fields in content.pop("curves")],
-                memories=[Memory(**fields) for fields in content.pop("memories")],
-                kernels=[KernelTime(**fields) for fields in content.pop("kernels")],
-                **content,
-            )
-        except OSError as error:
-            raise BenchError(f"results cannot be read from {path} ({error.strerror})") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BenchError(f"{path} holds no results of `python -m bench gnn --json` ({error})") from error
+    def of(cls, content: Mapping[str, Any]) -> Results:
+        """From what ``dataclasses.asdict`` made of one."""
+        fields = dict(content)
+        return cls(
+            machine=Machine(**fields.pop("machine")),
+            curves=[Curve(**entry) for entry in fields.pop("curves")],
+            memories=[Memory(**entry) for entry in fields.pop("memories")],
+            kernels=[KernelTime(**entry) for entry in fields.pop("kernels")],
+            **fields,
+        )

@@ -29,7 +29,10 @@ RATIOS = MappingProxyType(
 """How many times smaller the saved activations should be, on Cora."""
 
 AGREEMENT = 0.05
-"""By how much the measured saving of live bytes may differ from the reported one."""
+"""By how much of themselves the measured bytes may differ from those that the report says are stored."""
+
+SEEDS, EPOCHS = 2, 60
+"""A shorter run is not judged by accuracy and loss: neither has settled."""
 
 FULL_PRECISION_ACCURACY = MappingProxyType({("Cora", "gcn"): 80.0})
 """Test accuracy in percent that the untouched model should reach."""
@@ -48,6 +51,7 @@ class Row:
         epoch_seconds: median seconds per epoch.
         memory: what was measured of this level.
         plain_memory: what was measured of the untouched model.
+        judged: whether the runs were many and long enough for accuracy and loss to be judged.
         dataset: name of the graph.
     """
 
@@ -60,6 +64,7 @@ class Row:
     epoch_seconds: float
     memory: Memory
     plain_memory: Memory
+    judged: bool
     dataset: str
 
     @property
@@ -81,13 +86,15 @@ class Row:
 
     @property
     def agreement(self) -> float | None:
-        """Measured saving of live bytes over the reported saving; ``None`` where either is missing."""
+        """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown.
+
+        What lives after the untouched model's forward besides its saved tensors (the logits) is not counted.
+        """
         memory, plain = self.memory, self.plain_memory
-        if memory.live_bytes is None or plain.live_bytes is None:
+        if memory.live_bytes is None or plain.live_bytes is None or memory.original_bytes is None:
             return None
-        if memory.original_bytes is None or memory.stored_bytes is None or memory.original_bytes == memory.stored_bytes:
-            return None
-        return (plain.live_bytes - memory.live_bytes) / (memory.original_bytes - memory.stored_bytes)
+        others = plain.live_bytes - memory.original_bytes
+        return (memory.live_bytes - others) / memory.stored_bytes if memory.stored_bytes else None
 
     @property
     def peak_ratio(self) -> float | None:
@@ -101,6 +108,8 @@ class Row:
     @property
     def accuracy_reached(self) -> bool | None:
         """Full precision's own accuracy, or the interval of the difference from it."""
+        if not self.judged:
+            return None
         if self.level == REFERENCE:
             target = FULL_PRECISION_ACCURACY.get((self.dataset, self.model))
             return None if target is None else self.accuracy >= target
@@ -110,7 +119,7 @@ class Row:
     @property
     def loss_reached(self) -> bool | None:
         """The final training loss is full precision's, within ``LOSS_MARGIN``."""
-        return None if self.level == REFERENCE else abs(self.loss_ratio - 1) <= LOSS_MARGIN
+        return None if self.level == REFERENCE or not self.judged else abs(self.loss_ratio - 1) <= LOSS_MARGIN
 
     @property
     def ratio_reached(self) -> bool | None:
@@ -120,7 +129,7 @@ class Row:
 
     @property
     def agreement_reached(self) -> bool | None:
-        """The measured saving is the reported one, within ``AGREEMENT``."""
+        """The measured bytes are the reported ones, within ``AGREEMENT``."""
         return None if self.agreement is None else abs(self.agreement - 1) <= AGREEMENT
 
 
@@ -150,5 +159,6 @@ def rows(results: Results) -> Iterator[Row]:
             epoch_seconds=statistics.median(seconds for curve in curves for seconds in curve.epoch_seconds),
             memory=memories[model, level],
             plain_memory=memories[model, REFERENCE],
+            judged=len(curves) >= SEEDS and results.recipe["epochs"] >= EPOCHS,
             dataset=results.dataset,
         )

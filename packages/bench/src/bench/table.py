@@ -10,16 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.kernels import TARGET, KernelTime
+from bench.marks import marked
 from bench.results import Results
-from bench.summary import AGREEMENT, LOSS_MARGIN, REFERENCE, Row, rows
+from bench.summary import AGREEMENT, EPOCHS, LOSS_MARGIN, REFERENCE, SEEDS, Row, rows
 
-_WIDTH = 126  # what the table takes
-
-_MARKS = {True: Text("✓", style="green"), False: Text("✗", style="bold red"), None: Text("")}
+_WIDTH = 132  # what the tables take
 
 
 def console() -> Console:
-    """A console wide enough for the table. A narrower terminal breaks its lines, but no number is cut short."""
+    """A console wide enough for the tables. A narrower terminal breaks its lines, but no number is cut short."""
     return Console(width=max(_WIDTH, Console().width))
 
 
@@ -62,7 +61,7 @@ def _table(results: Results) -> Table:
         "times\nsmaller",
         "epoch\nrelative",
     ):
-        table.add_column(heading, justify="right", no_wrap=heading.startswith("difference"))
+        table.add_column(heading, justify="right", no_wrap=True)
     model = ""
     for row in rows(results):
         if row.model != model:
@@ -79,19 +78,19 @@ def _cells(row: Row) -> list[RenderableType]:
     accuracy = f"{row.accuracy:.1f}{spread}"
     peak = "not measured" if row.memory.peak_bytes is None else _mib(row.memory.peak_bytes)
     if row.level == REFERENCE:
-        marked = _marked(accuracy, row.accuracy_reached)
-        return ["fp32", marked, "", "", "", "", "", peak, "", f"{1000 * row.epoch_seconds:.0f} ms"]
+        reached = marked(accuracy, row.accuracy_reached)
+        return ["fp32", reached, "", "", "", "", "", peak, "", f"{1000 * row.epoch_seconds:.0f} ms"]
     memory = row.memory
     assert memory.original_bytes is not None
     assert memory.stored_bytes is not None
     return [
         row.level,
-        _marked(accuracy, None),
-        _marked(_difference(row), row.accuracy_reached),
-        _marked(f"{row.loss_ratio:.3f}", row.loss_reached),
+        marked(accuracy, None),
+        marked(_difference(row), row.accuracy_reached),
+        marked(f"{row.loss_ratio:.3f}", row.loss_reached),
         f"{_mib(memory.original_bytes)} → {_mib(memory.stored_bytes)}",
-        _marked(_number(row.ratio, ".1f"), row.ratio_reached),
-        _marked(_number(row.agreement, ".3f"), row.agreement_reached),
+        marked(_number(row.ratio, ".1f"), row.ratio_reached),
+        marked(_number(row.agreement, ".3f"), row.agreement_reached),
         peak,
         _number(row.peak_ratio, ".2f"),
         f"{row.time_ratio:.2f}",
@@ -109,12 +108,13 @@ def _notes(results: Results) -> Text:
     final = f"{results.recipe['final loss over epochs']:g}"
     lines = [
         "fp32: full precision, untouched. ✓ reached, ✗ not: fp32 GCN 80 % on Cora; the interval of the difference "
-        f"overlaps ±1.0 point (L1.2: ±2.0; it takes two seeds); final loss within {LOSS_MARGIN:.0%}; activations of "
-        f"GCN and GraphSAGE on Cora 5 times smaller at L1, 8 at L1.2; both savings within {AGREEMENT:.0%}.",
+        f"overlaps ±1.0 point (L1.2: ±2.0); final loss within {LOSS_MARGIN:.0%} (both judged from {SEEDS} seeds and "
+        f"{EPOCHS} epochs on); activations of GCN and GraphSAGE on Cora 5 times smaller at L1, 8 at L1.2; measured and "
+        f"reported bytes within {AGREEMENT:.0%}.",
         "accuracy: at the best validation epoch; mean and standard deviation over seeds. "
-        f"final loss: training loss, mean of the last {final} epochs.",
+        f"final loss: training loss, mean of the last {final} epoch{'' if final == '1' else 's'}.",
         "activations: what autograd alone keeps after the forward, by the report; "
-        "measured / reported: the saving of live bytes in the process, over the report's.",
+        "measured / reported: live bytes of the process after the forward, over what the report says is stored.",
         "peak: the most memory during forward and backward, less what was there before and the gradients, measured; "
         "it includes what message passing holds for a moment, which compression does not touch.",
     ]
@@ -142,18 +142,14 @@ def kernel_table(times: Sequence[KernelTime]) -> Table:
         judged = time.bits == 4
         table.add_row(
             str(time.bits),
-            _marked(f"{time.compress_ratio:.2f}", time.compress_ratio <= TARGET if judged else None),
+            marked(f"{time.compress_ratio:.2f}", time.compress_ratio <= TARGET if judged else None),
             f"{time.best_compress_ratio:.2f}",
-            _marked(f"{time.decompress_ratio:.2f}", time.decompress_ratio <= TARGET if judged else None),
+            marked(f"{time.decompress_ratio:.2f}", time.decompress_ratio <= TARGET if judged else None),
             f"{time.best_decompress_ratio:.2f}",
             f"{time.mebibytes / 1024 / min(time.compress):.1f}",
             f"{time.mebibytes / 1024 / min(time.decompress):.1f}",
         )
     return table
-
-
-def _marked(text: str, reached: bool | None) -> Text:
-    return Text.assemble(text, " ", _MARKS[reached]) if reached is not None else Text(f"{text}  ")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -11,6 +11,8 @@ from actcore.compressed import Compressed
 from actcore.ops import Key
 
 _INT64 = 1 << 64
+_NUMBERS = (int, torch.SymInt)
+_ADDRESSABLE = 1 << 60  # elements of 8 bytes
 DAMAGED = "it is damaged or truncated: store the tensor again"
 
 
@@ -94,6 +96,7 @@ def require_dtype(codec: Codec, tensor: Tensor, allowed: tuple[torch.dtype, ...]
 
 def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) -> None:
     """Raises ``ValueError`` unless the payload has exactly these dtypes and numbers of elements, on one device."""
+    require_tensors(compressed)
     payload = compressed.payload
     fits = len(payload) == len(expected)
     for part, (dtype, numel) in zip(payload, expected, strict=False):
@@ -108,16 +111,52 @@ def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) 
         if part.device != device:
             devices = ", ".join(str(part.device) for part in payload)
             raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {DAMAGED}")
+    if not all(part.is_contiguous() for part in payload):
+        strides = ", ".join(str(part.stride()) for part in payload)
+        raise ValueError(f"the payload of {compressed!r} must be contiguous, got strides {strides}; {DAMAGED}")
+
+
+def require_form(codec: Codec, compressed: Compressed, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raises ``ValueError`` for a codec's fields, a dtype or a layout that ``compress`` cannot have stored.
+
+    A stored form that comes from a file has fields that no constructor has seen.
+    """
+    if (check := getattr(codec, "__post_init__", None)) is not None:
+        try:
+            check()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{codec!r} cannot have stored this: {error}; {DAMAGED}") from error
+    if compressed.dtype not in dtypes:
+        raise ValueError(f"{codec!r} stores no tensors of dtype {compressed.dtype}; {DAMAGED}")
+    require_layout(compressed)
+
+
+def require_tensors(compressed: Compressed) -> None:
+    """Raises ``ValueError`` unless the payload is a tuple of tensors."""
+    payload = compressed.payload
+    if not isinstance(payload, tuple) or not all(isinstance(part, Tensor) for part in payload):
+        raise ValueError(f"the payload must be a tuple of tensors, got {payload!r}; {DAMAGED}")
 
 
 def require_layout(compressed: Compressed) -> None:
     """Raises ``ValueError`` for a shape and strides that no tensor has."""
     shape, strides = compressed.layout.shape, compressed.layout.strides
-    if len(shape) != len(strides) or any(number < 0 for number in (*shape, *strides)):
+    sound = len(shape) == len(strides)
+    numel = reach = 1
+    for size, step in zip(shape, strides, strict=False):
+        numbers = isinstance(size, _NUMBERS) and isinstance(step, _NUMBERS)
+        sound = sound and numbers and size >= 0 and step >= 0
+        if not sound:
+            break
+        numel *= size or 1
+        reach += (size or 1) * step
+    if not sound:
         raise ValueError(
             f"layout must have a size and a stride, neither negative, for each dimension, "
             f"got {compressed.layout!r}; {DAMAGED}"
         )
+    if numel >= _ADDRESSABLE or reach >= _ADDRESSABLE:
+        raise ValueError(f"layout must fit in memory, got {compressed.layout!r}; {DAMAGED}")
 
 
 def as_int64(name: str, value: Key) -> int:

@@ -79,8 +79,9 @@ class Compression:
     # ---- what the user asks ----
 
     def report(self) -> Report:
-        """What the last compressed forward saved, and where the bytes went."""
-        return Report(self.level_name, [Row.of(record) for record in self._records])
+        """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
+        off = self.level.bits is None
+        return Report(self.level.title(self.level_name), [Row.of(record) for record in self._records], off)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
@@ -91,13 +92,18 @@ class Compression:
         """Takes over another handle's level and step.
 
         Raises:
+            TypeError: the state, or its options, are no mapping.
             ValueError: the state is of another version, lacks a key, or names an unknown level or option.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
         missing = [key for key in ("version", "level", "options", "step") if key not in state]
         if missing:
             raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"state must be of version {_STATE_VERSION}, got {state['version']!r}")
+        if not isinstance(state["options"], Mapping):
+            raise TypeError(f"the state's options must be a mapping, got {state['options']!r}")
         step = state["step"]
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"the state's step must be an int, 0 or more, got {step!r}")
@@ -129,11 +135,11 @@ class _RunningSession:
     def __enter__(self) -> Session:
         self._session.__enter__()
         self._handle._sessions[threading.get_ident()] = self._session
+        self._handle._records = self._session.records
         return self._session
 
     def __exit__(self, *error: Any) -> None:
         self._handle._sessions.pop(threading.get_ident(), None)
-        self._handle._records = self._session.records
         self._session.__exit__(*error)
 
 

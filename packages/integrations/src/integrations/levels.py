@@ -45,11 +45,21 @@ class Level:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, got {self.min_bytes}; 0 compresses every tensor")
-        if self.bits is not None:
-            _require_int("bits", self.bits)
-            actcore.GroupAffine(self.bits, self.group_size)
-        actcore.GroupAffine(self.product_bits, self.group_size)
-        actcore.GroupAffine(self.norm_bits, self.group_size)
+        for name in ("bits", "product_bits", "norm_bits"):
+            bits = getattr(self, name)
+            if name == "bits" and bits is None:
+                continue
+            _require_int(name, bits)
+            if not 1 <= bits <= 8:
+                way_out = "None switches compression off" if name == "bits" else "8 is the default"
+                raise ValueError(f"{name} must be from 1 to 8, got {bits}; {way_out}")
+        actcore.GroupAffine(8, self.group_size)
+
+    def title(self, name: str) -> str:
+        """How a report names this level, which was made of the one called ``name``."""
+        preset = LEVELS[name]
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != getattr(preset, field.name)]
+        return f"{name} with {', '.join(f'{name}={getattr(self, name)}' for name in changed)}" if changed else name
 
 
 LEVELS: Mapping[str, Level] = MappingProxyType(

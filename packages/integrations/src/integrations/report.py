@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -11,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from integrations.levels import LEVELS
 from integrations.saved.records import Record
 
 
@@ -64,12 +64,14 @@ class Report:
     """What the last compressed forward saved. ``str(report)`` is a table.
 
     Attributes:
-        level: name of the level.
+        level: name of the level, and what was changed of it: ``"L1 with bits=6"``.
         rows: one per saved tensor, in the order of saving.
+        off: whether the level compresses nothing.
     """
 
     level: str
     rows: Sequence[Row]
+    off: bool = False
 
     @property
     def original_bytes(self) -> int:
@@ -113,12 +115,13 @@ class Report:
         return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
 
     def _caption(self) -> str:
-        if not self.rows and LEVELS[self.level].bits is None:
+        if self.off:
             return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:
             return (
-                "No forward has been compressed yet: "
-                "train a step (model.train(), gradients on, not compiled), then report."
+                "No forward has been compressed yet. It takes a call of the model itself, model(...), in train() mode, "
+                "with gradients on, not under torch.compile; what other methods or submodules compute is seen in a "
+                "block: with integrations.compress(model)."
             )
         owners: dict[str, int] = {}
         for row in self.rows:
@@ -129,7 +132,8 @@ class Report:
 
     def __str__(self) -> str:
         text = StringIO()
-        Console(file=text, width=160).print(self.table())
+        # As wide as the terminal, and wide enough for its columns where there is none, as in a log file.
+        Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
         return text.getvalue().rstrip()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,13 +10,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from actcore.codec import require_dtype, require_layout, require_payload, require_strided
+from actcore.codec import require_dtype, require_form, require_payload, require_strided
 from actcore.compressed import Compressed
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, packed_bytes
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *_FLOATS)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class BitMask:
             ValueError: a value of ``values`` is not exact in the dtype, or an element is neither of the two.
         """
         require_strided(self, tensor)
-        require_dtype(self, tensor, (torch.bool, *_INTEGERS, *_FLOATS), "keep it as it is: actcore.Raw()")
+        require_dtype(self, tensor, _DTYPES, "keep it as it is: actcore.Raw()")
         if (strange := _inexact(self.values, tensor.dtype)) is not None:
             raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
         layout = Layout.of(tensor)
@@ -59,6 +60,12 @@ class BitMask:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, exactly."""
+        require_form(self, compressed, _DTYPES)
+        if (strange := _inexact(self.values, compressed.dtype)) is not None:
+            raise ValueError(
+                f"values of {self!r} must be exact in {compressed.dtype}, {strange} is not; "
+                "it is damaged or truncated: store the tensor again"
+            )
         return _spread(compressed, *self.values)
 
 
@@ -81,6 +88,7 @@ class Positive:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """1 where the element was positive, 0 elsewhere, in the tensor's dtype, shape and strides."""
+        require_form(self, compressed, _FLOATS)
         return _spread(compressed, 0, 1)
 
 
@@ -94,6 +102,7 @@ def require_fit(misfit: Tensor, message: str) -> None:
 
 
 @torch.compiler.assume_constant_result
+@functools.cache
 def _inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
     return _first_inexact(values, dtype)
 
@@ -102,13 +111,12 @@ def _inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
 def _first_inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
     """The first value that ``dtype`` cannot hold, if any."""
     for value in values:
-        if torch.tensor(value, dtype=torch.float64).to(dtype).item() != value:
+        if torch.tensor(float(value), dtype=torch.float64).to(dtype).item() != value:
             return value
     return None
 
 
 def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
-    require_layout(compressed)
     layout = compressed.layout
     numel = layout.stored_numel
     require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))

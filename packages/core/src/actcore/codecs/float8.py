@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import noise_key, require_dtype, require_layout, require_payload, require_strided
+from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided
 from actcore.codecs.group_affine import FLOATS, Rounding, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
@@ -78,7 +78,7 @@ class Float8:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""
-        require_layout(compressed)
+        require_form(self, compressed, FLOATS)
         layout, dtype = compressed.layout, compressed.dtype
         numel = layout.stored_numel
         require_payload(compressed, (torch.uint8, numel), (dtype, group_count(numel, self.group_size)))

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import noise_key, require_dtype, require_layout, require_payload, require_strided
+from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
@@ -16,6 +16,7 @@ from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 Rounding = Literal["stochastic", "nearest"]
 
+_ROUNDINGS = get_args(Rounding)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -33,8 +34,10 @@ def require_grouping(group_size: int, rounding: str) -> None:
         raise TypeError(f"group_size must be an int, got {group_size!r}")
     if group_size < 32 or group_size % 32:
         raise ValueError(f"group_size must be a positive multiple of 32, got {group_size}; the default is 256")
-    if rounding not in get_args(Rounding):
-        raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {rounding!r}")
+    if group_size >= 1 << 62:  # so that no sum with it overflows
+        raise ValueError(f"group_size must be below 2**62, got {group_size}; the default is 256")
+    if rounding not in _ROUNDINGS:
+        raise ValueError(f"rounding must be one of {', '.join(_ROUNDINGS)}, got {rounding!r}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class GroupAffine:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""
-        require_layout(compressed)
+        require_form(self, compressed, FLOATS)
         layout, dtype = compressed.layout, compressed.dtype
         numel = layout.stored_numel
         require_payload(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actcore.codec import DAMAGED, noise_key, require_dtype, require_layout, require_payload, require_strided
+from actcore.codec import DAMAGED, noise_key, require_dtype, require_form, require_payload, require_strided
 from actcore.codecs.group_affine import FLOATS, Rounding, require_bits, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
@@ -81,7 +81,7 @@ class GroupAffineRows:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""
-        require_layout(compressed)
+        require_form(self, compressed, FLOATS)
         layout, dtype = compressed.layout, compressed.dtype
         if not layout.shape or layout.shape[0] != len(self.bits):
             raise ValueError(f"layout must have {len(self.bits)} rows, one for each of bits, got {layout!r}; {DAMAGED}")

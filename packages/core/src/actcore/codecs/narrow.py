@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actcore.codec import DAMAGED, require_dtype, require_layout, require_payload, require_strided
+from actcore.codec import DAMAGED, require_dtype, require_form, require_payload, require_strided
 from actcore.codecs.bit_mask import require_fit
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
@@ -71,9 +71,9 @@ class Narrow:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, exactly."""
-        require_layout(compressed)
+        require_form(self, compressed, _INTEGERS)
         layout, dtype = compressed.layout, compressed.dtype
-        low, high = self._within(dtype) if dtype in _INTEGERS else (0, -1)
+        low, high = self._within(dtype)
         if low > high:
             raise ValueError(f"{compressed!r} has a dtype that {self!r} does not store; {DAMAGED}")
         numel = layout.stored_numel

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from actcore.codec import require_tensors
 from actcore.compressed import Compressed
 from actcore.ops import Key
 
@@ -23,6 +24,7 @@ class Raw:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor that was given."""
+        require_tensors(compressed)
         found = [(tuple(part.shape), part.dtype) for part in compressed.payload]
         if found != [(compressed.layout.shape, compressed.dtype)]:
             raise ValueError(

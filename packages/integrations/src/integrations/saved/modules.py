@@ -22,8 +22,9 @@ class ModulePaths:
         self._model = model
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
-    def running(self) -> str:
-        """Path of the innermost module of the model whose forward the caller is inside of; empty for the root."""
+    def running(self) -> str | None:
+        """Path of the innermost module of the model whose forward the caller is inside of; empty for the root, ``None``
+        outside of them all."""
         frame: FrameType | None = sys._getframe(1)
         missing = False
         while frame is not None:
@@ -37,7 +38,7 @@ class ModulePaths:
                 if path is not None:
                     return path
             frame = frame.f_back
-        return ""
+        return None
 
 
 def called_module() -> nn.Module | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from types import TracebackType
@@ -19,6 +20,8 @@ from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision, FixedBits
 from integrations.saved.records import Record
 from integrations.saved.storage import Exact, Storages, View
+
+_innermost = threading.local()  # .session: the one entered last in this thread
 
 
 class Session:
@@ -42,30 +45,43 @@ class Session:
         self._storages = Storages()
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
         self._contexts = ExitStack()
+        self._outer: Session | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as contexts:
             contexts.enter_context(self.tracker)
-            contexts.enter_context(saved_tensors_hooks(uncompiled(self._pack), uncompiled(_unpack)))
+            try:
+                contexts.enter_context(saved_tensors_hooks(uncompiled(self._pack), uncompiled(_unpack)))
+            except RuntimeError as error:
+                _explain(error)
+                raise
             self._contexts = contexts.pop_all()
+        self._outer, _innermost.session = getattr(_innermost, "session", None), self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _innermost.session = self._outer
         self._contexts.__exit__(kind, error, trace)
-        if isinstance(error, RuntimeError) and "saved tensor hooks" in str(error):
-            error.add_note(
-                "torch.func transforms refuse saved-tensor hooks, and integrations compresses through them: call "
-                "torch.func outside of the compressed forward, or restore the model first (integrations.restore_model)."
-            )
+        if isinstance(error, RuntimeError):
+            _explain(error)
 
     # ---- packing ----
 
     def _pack(self, tensor: Tensor) -> Exact | View:
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
-            return self._pack_one(tensor)
+            return self._owner_of_forward()._pack_one(tensor)
+
+    def _owner_of_forward(self) -> Session:
+        """The session whose model is running: this one, or that of a block around this block."""
+        session: Session | None = self
+        while session is not None:
+            if session._paths.running() is not None:
+                return session
+            session = session._outer
+        return self
 
     def _pack_one(self, tensor: Tensor) -> Exact | View:
         saved = self._describe(tensor)
@@ -107,7 +123,7 @@ class Session:
         return Record(saved, "kept", why, "", nbytes, nbytes)
 
     def _describe(self, tensor: Tensor) -> SavedTensor:
-        call, module = self.tracker.call, self._paths.running()
+        call, module = self.tracker.call, self._paths.running() or ""
         operator, role = (call.operator, call.role(tensor)) if call else ("", "")
         occurrence = self._occurrences[module, operator, role]
         self._occurrences[module, operator, role] += 1
@@ -115,6 +131,15 @@ class Session:
             shape = torch.Size((tensor.size(0),))
             return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
         return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
+
+
+def _explain(error: RuntimeError) -> None:
+    """Adds the ways out to torch's refusal."""
+    if "saved tensor hooks" in str(error):
+        error.add_note(
+            "torch.func transforms refuse saved-tensor hooks, and integrations compresses through them: call "
+            "torch.func outside of the compressed forward, or restore the model first (integrations.restore_model)."
+        )
 
 
 def _unpack(packed: Exact | View) -> Tensor:

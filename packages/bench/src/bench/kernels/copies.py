@@ -1,0 +1,95 @@
+"""The group-affine codec against a copy: how many times longer compressing takes than ``copy_``, decompressing than
+``clone``, as ``python -m bench gnn`` records it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+import actcore
+from bench.kernels.clock import in_turn, median_ratio, threads
+
+BITS = (4, 8, 2, 1)
+MEBIBYTES = 256
+ROUNDS = 9
+TARGET = 2.0  # what 4 bits should reach
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Times of one width.
+
+    Attributes:
+        bits: of the codec.
+        mebibytes: of the float32 tensor.
+        threads: of torch's operators; on CUDA they mean nothing.
+        compress, copy, decompress, clone: seconds of each round.
+    """
+
+    bits: int
+    mebibytes: int
+    threads: int
+    compress: list[float]
+    copy: list[float]
+    decompress: list[float]
+    clone: list[float]
+
+    @property
+    def compress_ratio(self) -> float:
+        """Median over rounds of ``compress / copy_``."""
+        return median_ratio(self.compress, self.copy)
+
+    @property
+    def decompress_ratio(self) -> float:
+        """Median over rounds of ``decompress / clone``."""
+        return median_ratio(self.decompress, self.clone)
+
+    @property
+    def best_compress_ratio(self) -> float:
+        """The fastest ``compress`` over the fastest ``copy_``."""
+        return min(self.compress) / min(self.copy)
+
+    @property
+    def best_decompress_ratio(self) -> float:
+        """The fastest ``decompress`` over the fastest ``clone``."""
+        return min(self.decompress) / min(self.clone)
+
+
+def time_kernels(
+    device: torch.device,
+    thread_count: int,
+    bits: Sequence[int] = BITS,
+    mebibytes: int = MEBIBYTES,
+    rounds: int = ROUNDS,
+) -> list[KernelTime]:
+    """Times ``actcore.GroupAffine`` on a float32 tensor of normal values.
+
+    Args:
+        device, thread_count: to run on and with.
+        bits: the widths to time.
+        mebibytes: of the tensor.
+        rounds: of each width, after one round that is not counted.
+    """
+    with threads(thread_count):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(mebibytes * 2**20 // 4, generator=generator).to(device)
+        return [_time_width(x, width, rounds) for width in bits]
+
+
+def _time_width(x: torch.Tensor, bits: int, rounds: int) -> KernelTime:
+    codec = actcore.GroupAffine(bits)
+    target = torch.empty_like(x)
+    compressed = actcore.compress(x, codec)
+    times = in_turn(
+        [
+            lambda: actcore.compress(x, codec),
+            lambda: target.copy_(x),
+            lambda: actcore.decompress(compressed),
+            lambda: x.clone(),
+        ],
+        rounds,
+        x.device,
+    )
+    return KernelTime(bits, x.nbytes // 2**20, torch.get_num_threads(), *times)

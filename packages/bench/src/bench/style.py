@@ -1,0 +1,50 @@
+"""What the charts share: colours, type, and the files that they can be written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.figure import Figure
+
+from bench.errors import BenchError
+
+# Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
+BLUE, GREEN, VERMILION, PURPLE, ORANGE = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00"
+GREY, INK, FAINT, GRID = "#C9CCD1", "#22262B", "#7A828C", "#E8EAED"
+
+STYLE: dict[Any, Any] = {  # matplotlib types the keys one by one
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": FAINT,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+}
+
+
+def require_drawable(path: Path) -> None:
+    """Raises ``BenchError`` if the file's name asks for a type that cannot be drawn."""
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise BenchError(f"a chart's name must end in .png, .svg or .pdf, got {path}")
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Writes and closes a figure.
+
+    Raises:
+        BenchError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=200, facecolor="white")
+    except OSError as error:
+        raise BenchError(f"the chart cannot be written to {path} ({error.strerror}); name another file") from error
+    finally:
+        plt.close(figure)
