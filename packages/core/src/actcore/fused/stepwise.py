@@ -1,0 +1,100 @@
+"""Functions with a step function for a derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from actcore.fused.batches import first, map_backward, map_forward, require_shared
+
+_ops = torch.ops.actcore
+
+
+class StepwiseBackward(Function):
+    """``gradient * levels[code]``; its derivative by the gradient is the same operator."""
+
+    @staticmethod
+    def forward(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Any:
+        return _ops.stepwise_backward(gradient, codes, levels, bits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.bits = inputs[3]
+        ctx.save_for_backward(inputs[1], inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        codes, levels = ctx.saved_tensors
+        return StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return StepwiseBackward.rule(StepwiseBackward.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(call: Any, info: Any, in_dims: Any, gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Any:
+        require_shared("levels", in_dims[2])
+
+        def apply(gradient: Tensor, codes: Tensor) -> Any:
+            return call(gradient, codes, levels, bits)
+
+        size = info.batch_size
+        return map_backward(apply, apply, first(gradient, in_dims[0], size), first(codes, in_dims[1], size))
+
+
+class Stepwise(Function):
+    """``stepwise`` with the levels that stand for the derivative."""
+
+    @staticmethod
+    def forward(
+        input: Tensor, function: str, parameters: Sequence[float], boundaries: Tensor, levels: Tensor, bits: int
+    ) -> Any:
+        if function == "softplus" and input.device.type == "cpu":
+            # The operator's exponential and logarithm are not those inside torch's softplus: an ulp apart.
+            return torch.nn.functional.softplus(input, *parameters), _ops.stepwise_codes(input, boundaries, bits)
+        return _ops.stepwise(input, function, parameters, boundaries, bits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.bits = inputs[5]
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1], inputs[4])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is None:
+            return None, None, None, None, None, None
+        codes, levels = ctx.saved_tensors
+        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits)
+        return gradient, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return Stepwise.rule(Stepwise.apply, info, in_dims, *arguments)
+
+    @staticmethod
+    def rule(
+        call: Any,
+        info: Any,
+        in_dims: Any,
+        input: Tensor,
+        function: str,
+        parameters: Sequence[float],
+        boundaries: Tensor,
+        levels: Tensor,
+        bits: int,
+    ) -> Any:
+        require_shared("boundaries", in_dims[3])
+        require_shared("levels", in_dims[4])
+
+        def apply(x: Tensor) -> Any:
+            return call(x, function, parameters, boundaries, levels, bits)
+
+        x = first(input, in_dims[0], info.batch_size)
+        return map_forward(apply, info.batch_size, prod(x.shape[1:]), x)
