@@ -9,17 +9,49 @@
 
 namespace actcore::ACTCORE_ISA {
 
+#if defined(__AVX512BW__)
+// How the low `bits` bytes of eight words come end to end and part again. Bytes move within 128 bits only, so each pair of
+// words is joined by bytes, and the pairs, whose length is even, by units of 16 bits.
+template <int bits>
+struct WordMoves {
+  alignas(64) uint8_t join[64] = {}, part[64] = {};       // bytes within 128 bits; 0x80 is a zero
+  alignas(64) uint16_t gather[32] = {}, spread[32] = {};  // units within all 512
+
+  constexpr WordMoves() {
+    for (int i = 0; i < 64; ++i) {
+      const int j = i % 16;
+      join[i] = static_cast<uint8_t>(j < 2 * bits ? j / bits * 8 + j % bits : 0x80);
+      part[i] = static_cast<uint8_t>(j % 8 < bits ? j / 8 * bits + j % 8 : 0x80);
+    }
+    for (int i = 0; i < 4 * bits; ++i) gather[i] = static_cast<uint16_t>(i / bits * 8 + i % bits);
+    for (int i = 0; i < 32; ++i) spread[i] = static_cast<uint16_t>(i % 8 < bits ? i / 8 * bits + i % 8 : 0);
+  }
+};
+template <int bits>
+inline constexpr WordMoves<bits> kWordMoves;
+template <int bits>
+constexpr __mmask64 kPackedBytes = ~uint64_t{0} >> (64 - 8 * bits);
+#endif
+
 // The packed words of kWords * 8 codes: the low `bits` bytes of each 64-bit word, end to end.
 template <int bits>
 ACTCORE_FN void store_words(uint8_t* packed, Words words) {
   if constexpr (bits == 1 || bits == 2 || bits == 4) {  // as wide as an integer type: one conversion
     using Narrow = std::conditional_t<bits == 1, uint8_t, std::conditional_t<bits == 2, uint16_t, uint32_t>>;
     store_vec(packed, __builtin_convertvector(words, typename VectorOf<Narrow, kWords>::type));
+  } else if constexpr (bits == 8) {
+    store_vec(packed, words);
   } else {
+#if defined(__AVX512BW__)
+    const __m512i pairs = _mm512_shuffle_epi8((__m512i)words, _mm512_load_si512(kWordMoves<bits>.join));
+    const __m512i all = _mm512_permutexvar_epi16(_mm512_load_si512(kWordMoves<bits>.gather), pairs);
+    _mm512_mask_storeu_epi8(packed, kPackedBytes<bits>, all);
+#else
     for (int w = 0; w < kWords; ++w) {
       const uint64_t word = words[w];
       memcpy(packed + w * bits, &word, bits);
     }
+#endif
   }
 }
 
@@ -28,10 +60,19 @@ ACTCORE_FN Words load_words(const uint8_t* packed) {
   if constexpr (bits == 1 || bits == 2 || bits == 4) {
     using Narrow = std::conditional_t<bits == 1, uint8_t, std::conditional_t<bits == 2, uint16_t, uint32_t>>;
     return __builtin_convertvector(load_vec<typename VectorOf<Narrow, kWords>::type>(packed), Words);
+  } else if constexpr (bits == 8) {
+    return load_vec<Words>(packed);
+  } else {
+#if defined(__AVX512BW__)
+    const __m512i all = _mm512_maskz_loadu_epi8(kPackedBytes<bits>, packed);
+    const __m512i pairs = _mm512_permutexvar_epi16(_mm512_load_si512(kWordMoves<bits>.spread), all);
+    return (Words)_mm512_shuffle_epi8(pairs, _mm512_load_si512(kWordMoves<bits>.part));
+#else
+    uint64_t words[kWords] = {};
+    for (int w = 0; w < kWords; ++w) memcpy(&words[w], packed + w * bits, bits);
+    return load_vec<Words>(words);
+#endif
   }
-  uint64_t words[kWords] = {};
-  for (int w = 0; w < kWords; ++w) memcpy(&words[w], packed + w * bits, bits);
-  return load_vec<Words>(words);
 }
 
 // `codes` holds one code a byte, each below 2^bits; writes exactly packed_bytes(count, bits) bytes.

@@ -10,7 +10,11 @@
 namespace actcore::ACTCORE_ISA {
 
 // Up to this width, a comparison with every boundary is faster than a search.
+#if defined(__AVX2__)
+constexpr int kCompareBits = 3;
+#else
 constexpr int kCompareBits = 4;
+#endif
 
 // Boundaries laid out for the search of `bits` steps. Those that are missing up to 2^bits - 1 are infinity.
 template <class T, int bits>
@@ -38,15 +42,27 @@ ACTCORE_FN Vec<int32_t> all_ones_where(Vec<T> a, Vec<T> b) {  // a < b
     return __builtin_convertvector(a < b, Vec<int32_t>);
 }
 
+// code - 1 in the lanes where x < boundary.
+template <class T>
+ACTCORE_FN Vec<int32_t> count_down(Vec<int32_t> code, Vec<T> x, Vec<T> boundary) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) {  // GCC makes a vector of the mask and adds that
+    const __mmask16 below = _mm512_cmp_ps_mask((__m512)x, (__m512)boundary, _CMP_LT_OQ);
+    return (Vec<int32_t>)_mm512_mask_sub_epi32((__m512i)code, below, (__m512i)code, _mm512_set1_epi32(1));
+  }
+#endif
+  return code + all_ones_where<T>(x, boundary);
+}
+
 // Count down from all of them: NaN is below no boundary.
 template <class T, int bits, int known>
 ACTCORE_FN Vec<int32_t> compare_all(Vec<T> x, const Boundaries<T, bits>& boundaries) {
   Vec<int32_t> code = broadcast<int32_t>(boundaries.count);
   if constexpr (known != 0) {
 #pragma GCC unroll 15
-    for (int i = 0; i < known; ++i) code += all_ones_where<T>(x, broadcast(boundaries.sorted[i]));
+    for (int i = 0; i < known; ++i) code = count_down<T>(code, x, broadcast(boundaries.sorted[i]));
   } else {
-    for (int i = 0; i < boundaries.count; ++i) code += all_ones_where<T>(x, broadcast(boundaries.sorted[i]));
+    for (int i = 0; i < boundaries.count; ++i) code = count_down<T>(code, x, broadcast(boundaries.sorted[i]));
   }
   return code;
 }

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "ops/checks.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
 
@@ -58,8 +58,8 @@ inline BitMaskCompressCall bit_mask_compress_call(const Tensor& input, double lo
   require_contiguous(op, "input", input);
   const ScalarType type = input.scalar_type();
   const int size = element_size(op, "input", type);
-  Tensor mask = new_bytes(input, packed_bytes(input.numel(), 1));
-  Tensor misfit = torch::stable::new_zeros(input, {1}, ScalarType::Int);
+  Tensor mask = make_bytes(input, packed_bytes(input.numel(), 1));
+  Tensor misfit = make_misfit(input);
   return {{input.const_data_ptr(), size, type == ScalarType::Bool, input.numel(), pattern(op, "low", low, type),
            pattern(op, "high", high, type), static_cast<uint8_t*>(mask.mutable_data_ptr())},
           mask,
@@ -77,7 +77,7 @@ inline BitMaskDecompressCall bit_mask_decompress_call(const Tensor& mask, int64_
   require(numel >= 0, op, "numel must not be negative, got ", numel);
   require_bytes(op, "mask", mask, packed_bytes(numel, 1));
   const int size = element_size(op, "dtype", dtype);
-  Tensor output = torch::stable::new_empty(mask, {numel}, dtype);
+  Tensor output = make_empty(mask, {numel}, dtype);
   return {{static_cast<const uint8_t*>(mask.const_data_ptr()), size, numel, pattern(op, "low", low, dtype),
            pattern(op, "high", high, dtype), output.mutable_data_ptr()},
           output};
@@ -92,7 +92,7 @@ inline PositiveMaskCall positive_mask_call(const Tensor& input) {
   const char* op = "positive_mask";
   require_contiguous(op, "input", input);
   const ElementType type = element_type(op, "input", input.scalar_type());
-  Tensor mask = new_bytes(input, packed_bytes(input.numel(), 1));
+  Tensor mask = make_bytes(input, packed_bytes(input.numel(), 1));
   return {{input.const_data_ptr(), type, input.numel(), static_cast<uint8_t*>(mask.mutable_data_ptr())}, mask};
 }
 
@@ -105,8 +105,7 @@ inline PackBitsCall pack_bits_call(const Tensor& codes, int64_t bits) {
   const char* op = "pack_bits";
   require_bits(op, bits);
   require_codes(op, codes);
-  return {new_bytes(codes, packed_bytes(codes.numel(), static_cast<int>(bits))),
-          torch::stable::new_zeros(codes, {1}, ScalarType::Int)};
+  return {make_bytes(codes, packed_bytes(codes.numel(), static_cast<int>(bits))), make_misfit(codes)};
 }
 
 inline Tensor unpack_bits_call(const Tensor& packed, int64_t bits, int64_t numel) {
@@ -114,7 +113,7 @@ inline Tensor unpack_bits_call(const Tensor& packed, int64_t bits, int64_t numel
   require_bits(op, bits);
   require(numel >= 0, op, "numel must not be negative, got ", numel);
   require_bytes(op, "packed", packed, packed_bytes(numel, static_cast<int>(bits)));
-  return new_bytes(packed, numel);
+  return make_bytes(packed, numel);
 }
 
 }  // namespace actcore::ops

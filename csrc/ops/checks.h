@@ -62,8 +62,4 @@ inline ElementType element_type(const char* op, const char* name, ScalarType typ
   }
 }
 
-inline Tensor new_bytes(const Tensor& like, int64_t count) {
-  return torch::stable::new_empty(like, {count}, ScalarType::Byte);
-}
-
 }  // namespace actcore::ops

@@ -3,6 +3,7 @@
 
 #include "ops/checks.h"
 #include "ops/noise.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
 
@@ -31,8 +32,8 @@ Float8CompressCall float8_compress_call(const Tensor& input, ScalarType format, 
   const NoiseKey key = noise_key(op, input, seed, stream);
   const int64_t numel = input.numel();
   const int64_t groups = group_count(numel, group_size);
-  Tensor codes = new_bytes(input, numel);
-  Tensor bounds = torch::stable::new_empty(input, {groups});
+  Tensor codes = make_bytes(input, numel);
+  Tensor bounds = make_empty(input, {groups});
   return {{input.const_data_ptr(), type, numel, group_size, code, stochastic, key,
            static_cast<uint8_t*>(codes.mutable_data_ptr()), bounds.mutable_data_ptr()},
           codes,
@@ -59,7 +60,7 @@ inline Float8DecompressCall float8_decompress_call(const Tensor& codes, const Te
   require(bounds.numel() == groups, op, "bounds must hold ", groups, " values, got ", bounds.numel(),
           "; the stored form is damaged or belongs to another tensor");
   require(bounds.device() == codes.device(), op, "codes and bounds must be on one device");
-  Tensor output = torch::stable::new_empty(bounds, {numel});
+  Tensor output = make_empty(bounds, {numel});
   return {{static_cast<const uint8_t*>(codes.const_data_ptr()), bounds.const_data_ptr(), type, numel, group_size, code,
            output.mutable_data_ptr()},
           output,

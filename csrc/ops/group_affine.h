@@ -3,6 +3,7 @@
 
 #include "ops/checks.h"
 #include "ops/noise.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
 
@@ -26,8 +27,8 @@ GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t 
   const int64_t numel = input.numel();
   const int64_t groups = group_count(numel, group_size);
   const int width = static_cast<int>(bits);
-  Tensor codes = new_bytes(input, packed_bytes(numel, width));
-  Tensor bounds = torch::stable::new_empty(input, {groups, 2});
+  Tensor codes = make_bytes(input, packed_bytes(numel, width));
+  Tensor bounds = make_empty(input, {groups, 2});
   return {{input.const_data_ptr(), type, numel, group_size, width, stochastic, key, 0,
            static_cast<uint8_t*>(codes.mutable_data_ptr()), bounds.mutable_data_ptr()},
           codes,
@@ -55,7 +56,7 @@ inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& code
   require(bounds.numel() == 2 * groups, op, "bounds must hold ", groups, " pairs, got ", bounds.numel(),
           " values; the stored form is damaged or belongs to another tensor");
   require(bounds.device() == codes.device(), op, "codes and bounds must be on one device");
-  Tensor output = torch::stable::new_empty(bounds, {numel});
+  Tensor output = make_empty(bounds, {numel});
   return {{static_cast<const uint8_t*>(codes.const_data_ptr()), bounds.const_data_ptr(), type, numel, group_size, width,
            output.mutable_data_ptr()},
           output,

@@ -4,6 +4,7 @@
 #include "codec/rows.h"
 #include "ops/checks.h"
 #include "ops/noise.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
 
@@ -27,8 +28,8 @@ inline RowsCall rows_call(const char* op, const Tensor& bits, const Tensor& like
   require(rows > 0 ? numel % rows == 0 : numel == 0, op, "bits must hold one width for each row, got ", rows,
           " widths for ", numel, " elements");
   const int64_t row_size = rows > 0 ? numel / rows : 0;
-  Tensor offsets = torch::stable::new_empty(like, {rows + 1}, ScalarType::Long);
-  Tensor misfit = torch::stable::new_zeros(like, {1}, ScalarType::Int);
+  Tensor offsets = make_empty(like, {rows + 1}, ScalarType::Long);
+  Tensor misfit = make_misfit(like);
   return {{bits.const_data_ptr(), static_cast<int>(bits.element_size()), rows, row_size, nbytes,
            static_cast<int64_t*>(offsets.mutable_data_ptr())},
           offsets,
@@ -54,8 +55,8 @@ RowsCompressCall group_affine_rows_compress_call(const Tensor& input, const Tens
   require(nbytes >= 0, op, "nbytes must not be negative, got ", nbytes);
   const NoiseKey key = noise_key(op, input, seed, stream);
   RowsCall rows = rows_call(op, bits, input, input.numel(), nbytes, group_size);
-  Tensor codes = new_bytes(input, nbytes);
-  Tensor bounds = torch::stable::new_empty(input, {rows.widths.rows * rows.groups, 2});
+  Tensor codes = make_bytes(input, nbytes);
+  Tensor bounds = make_empty(input, {rows.widths.rows * rows.groups, 2});
   const GroupAffineCompress args = {input.const_data_ptr(),
                                     type,
                                     input.numel(),
@@ -87,7 +88,7 @@ inline RowsDecompressCall group_affine_rows_decompress_call(const Tensor& codes,
   const int64_t groups = rows.widths.rows * rows.groups;
   require(bounds.numel() == 2 * groups, op, "bounds must hold ", groups, " pairs, got ", bounds.numel(),
           " values; the stored form is damaged or belongs to another tensor");
-  Tensor output = torch::stable::new_empty(bounds, {numel});
+  Tensor output = make_empty(bounds, {numel});
   const GroupAffineDecompress args = {static_cast<const uint8_t*>(codes.const_data_ptr()),
                                       bounds.const_data_ptr(),
                                       type,

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "codec/masked.h"
-#include "ops/checks.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
 
@@ -19,8 +19,8 @@ inline MaskedCall<ReluMask> relu_mask_call(const Tensor& input) {
   const char* op = "relu_mask";
   require_contiguous(op, "input", input);
   const ElementType type = element_type(op, "input", input.scalar_type());
-  Tensor output = torch::stable::empty_like(input);
-  Tensor mask = new_bytes(input, packed_bytes(input.numel(), 1));
+  Tensor output = make_like(input);
+  Tensor mask = make_bytes(input, packed_bytes(input.numel(), 1));
   return {{input.const_data_ptr(), type, input.numel(), output.mutable_data_ptr(),
            static_cast<uint8_t*>(mask.mutable_data_ptr())},
           output,
@@ -41,8 +41,8 @@ inline MaskedCall<DropoutMask> dropout_mask_call(const Tensor& input, double p, 
     added = static_cast<const int64_t*>(draw->const_data_ptr());
   }
   const uint32_t threshold = dropout_threshold(p);
-  Tensor output = torch::stable::empty_like(input);
-  Tensor mask = new_bytes(input, packed_bytes(input.numel(), 1));
+  Tensor output = make_like(input);
+  Tensor mask = make_bytes(input, packed_bytes(input.numel(), 1));
   return {
       {input.const_data_ptr(), type, input.numel(), threshold, dropout_scale(threshold), static_cast<uint64_t>(seed),
        static_cast<uint64_t>(stream), added, output.mutable_data_ptr(), static_cast<uint8_t*>(mask.mutable_data_ptr())},
@@ -61,7 +61,7 @@ inline MaskBackwardCall mask_backward_call(const Tensor& gradient, const Tensor&
   const ElementType type = element_type(op, "gradient", gradient.scalar_type());
   require_bytes(op, "mask", mask, packed_bytes(gradient.numel(), 1));
   require(mask.device() == gradient.device(), op, "gradient and mask must be on one device");
-  Tensor output = torch::stable::empty_like(gradient);
+  Tensor output = make_like(gradient);
   return {{gradient.const_data_ptr(), static_cast<const uint8_t*>(mask.const_data_ptr()), type, gradient.numel(), scale,
            output.mutable_data_ptr()},
           output};

@@ -4,7 +4,7 @@
 #include <bit>
 #include <limits>
 
-#include "ops/checks.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
 
@@ -48,8 +48,8 @@ inline NarrowCompressCall narrow_compress_call(const Tensor& input, int64_t low,
   const char* op = "narrow_compress";
   require_contiguous(op, "input", input);
   const IntegerRange range = integer_range(op, "input", input.scalar_type(), low, high);
-  Tensor packed = new_bytes(input, packed_bytes(input.numel(), range.bits));
-  Tensor misfit = torch::stable::new_zeros(input, {1}, ScalarType::Int);
+  Tensor packed = make_bytes(input, packed_bytes(input.numel(), range.bits));
+  Tensor misfit = make_misfit(input);
   return {{input.const_data_ptr(), range.element_size, input.numel(), range.low, range.span, range.bits,
            static_cast<uint8_t*>(packed.mutable_data_ptr())},
           packed,
@@ -69,7 +69,7 @@ inline NarrowDecompressCall narrow_decompress_call(const Tensor& packed, int64_t
   // Beyond it no tensor of this dtype exists, and the number of bytes would overflow.
   require(numel <= std::numeric_limits<int64_t>::max() / 8, op, "numel must be below 2^60, got ", numel);
   require_bytes(op, "packed", packed, packed_bytes(numel, range.bits));
-  Tensor output = torch::stable::new_empty(packed, {numel}, dtype);
+  Tensor output = make_empty(packed, {numel}, dtype);
   return {{static_cast<const uint8_t*>(packed.const_data_ptr()), range.element_size, numel, range.low, range.span,
            range.bits, output.mutable_data_ptr()},
           output};

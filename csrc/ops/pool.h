@@ -4,11 +4,9 @@
 #include <vector>
 
 #include "codec/pool.h"
-#include "ops/checks.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
-
-using Ints = std::vector<int64_t>;
 
 inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -85,12 +83,6 @@ inline PoolShape pool_shape(const char* op, const Ints& sizes, const PoolOptions
   return shape;
 }
 
-inline Ints sizes_of(const Tensor& tensor) {
-  Ints sizes;
-  for (int64_t d = 0; d < tensor.dim(); ++d) sizes.push_back(tensor.size(d));
-  return sizes;
-}
-
 inline Ints pooled_sizes(Ints sizes, const PoolShape& shape, size_t dims) {
   for (size_t i = 0; i < dims; ++i) sizes[sizes.size() - dims + i] = shape.out[kPoolDims - dims + i];
   return sizes;
@@ -114,8 +106,8 @@ inline MaxPoolCall max_pool_call(const Tensor& input, const PoolOptions& options
   require_contiguous(op, "input", input);
   const ElementType type = element_type(op, "input", input.scalar_type());
   const PoolShape shape = pool_shape(op, sizes_of(input), options);
-  Tensor output = torch::stable::new_empty(input, pooled_sizes(sizes_of(input), shape, options.kernel.size()));
-  Tensor packed = new_bytes(input, packed_bytes(output.numel(), shape.bits));
+  Tensor output = make_empty(input, pooled_sizes(sizes_of(input), shape, options.kernel.size()));
+  Tensor packed = make_bytes(input, packed_bytes(output.numel(), shape.bits));
   return {{shape, input.const_data_ptr(), type, output.mutable_data_ptr(),
            static_cast<uint8_t*>(packed.mutable_data_ptr())},
           output,
@@ -135,7 +127,7 @@ inline MaxPoolBackwardCall max_pool_backward_call(const Tensor& gradient, const 
   require_sizes(op, "gradient", gradient, pooled_sizes(input_shape, shape, options.kernel.size()));
   require_bytes(op, "packed", packed, packed_bytes(gradient.numel(), shape.bits));
   require(packed.device() == gradient.device(), op, "gradient and packed must be on one device");
-  Tensor output = torch::stable::new_empty(gradient, input_shape);
+  Tensor output = make_empty(gradient, input_shape);
   return {{shape, gradient.const_data_ptr(), static_cast<const uint8_t*>(packed.const_data_ptr()), type,
            output.mutable_data_ptr()},
           output};
@@ -153,8 +145,8 @@ inline WindowIndexPackCall window_index_pack_call(const Tensor& indices, const I
   require(indices.scalar_type() == ScalarType::Long, op, "indices must be int64, as torch's max_pool returns them");
   const PoolShape shape = pool_shape(op, input_shape, options);
   require_sizes(op, "indices", indices, pooled_sizes(input_shape, shape, options.kernel.size()));
-  Tensor packed = new_bytes(indices, packed_bytes(indices.numel(), shape.bits));
-  Tensor misfit = torch::stable::new_zeros(indices, {1}, ScalarType::Int);
+  Tensor packed = make_bytes(indices, packed_bytes(indices.numel(), shape.bits));
+  Tensor misfit = make_misfit(indices);
   return {{shape, static_cast<const int64_t*>(indices.const_data_ptr()),
            static_cast<uint8_t*>(packed.mutable_data_ptr()), static_cast<int32_t*>(misfit.mutable_data_ptr())},
           packed,
@@ -171,8 +163,7 @@ inline WindowIndexUnpackCall window_index_unpack_call(const Tensor& packed, cons
   const char* op = "window_index_unpack";
   const PoolShape shape = pool_shape(op, input_shape, options);
   require_bytes(op, "packed", packed, packed_bytes(shape.planes * plane_out(shape), shape.bits));
-  Tensor indices =
-      torch::stable::new_empty(packed, pooled_sizes(input_shape, shape, options.kernel.size()), ScalarType::Long);
+  Tensor indices = make_empty(packed, pooled_sizes(input_shape, shape, options.kernel.size()), ScalarType::Long);
   return {
       {shape, static_cast<const uint8_t*>(packed.const_data_ptr()), static_cast<int64_t*>(indices.mutable_data_ptr())},
       indices};

@@ -1,11 +1,14 @@
 // The stepwise family: checks, output tensors, and what the kernels are told.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "codec/stepwise.h"
-#include "ops/checks.h"
+#include "ops/outputs.h"
 
 namespace actcore::ops {
 
@@ -34,10 +37,21 @@ inline StepwiseCodesCall stepwise_codes_call(const char* op, const Tensor& input
           "boundaries must be at most 2**bits - 1 = ", (int64_t{1} << bits) - 1, ", got ", boundaries.numel(),
           "; use more bits");
   const int width = static_cast<int>(bits);
-  Tensor codes = new_bytes(input, packed_bytes(input.numel(), width));
+  Tensor codes = make_bytes(input, packed_bytes(input.numel(), width));
   return {{input.const_data_ptr(), type, input.numel(), boundaries.const_data_ptr(),
            static_cast<int>(boundaries.numel()), width, static_cast<uint8_t*>(codes.mutable_data_ptr())},
           codes};
+}
+
+struct FunctionNames {};  // in an error's text, written only where there is one
+
+inline std::ostream& operator<<(std::ostream& text, FunctionNames) {
+  const char* separator = "";
+  for (const FunctionFacts& known : kFunctions) {
+    text << separator << known.name;
+    separator = ", ";
+  }
+  return text;
 }
 
 struct StepwiseCall {
@@ -49,18 +63,14 @@ struct StepwiseCall {
 inline StepwiseCall stepwise_call(const Tensor& input, const std::string& function,
                                   const std::vector<double>& parameters, const Tensor& boundaries, int64_t bits) {
   const char* op = "stepwise";
-  const FunctionFacts* facts = nullptr;
-  std::string names;
-  for (const FunctionFacts& known : kFunctions) {
-    if (function == known.name) facts = &known;
-    names += (names.empty() ? "" : ", ") + std::string(known.name);
-  }
-  require(facts != nullptr, op, "function must be one of ", names, "; got '", function,
+  const auto* facts = std::find_if(std::begin(kFunctions), std::end(kFunctions),
+                                   [&](const FunctionFacts& known) { return function == known.name; });
+  require(facts != std::end(kFunctions), op, "function must be one of ", FunctionNames(), "; got '", function,
           "'. For a function of your own use stepwise_codes");
   require(parameters.empty() || parameters.size() == static_cast<size_t>(facts->parameters), op, "parameters of ",
           function, " must be ", facts->parameters, " numbers, or none for its defaults, got ", parameters.size());
   const StepwiseCodesCall coded = stepwise_codes_call(op, input, boundaries, bits);
-  Tensor output = torch::stable::empty_like(input);
+  Tensor output = make_like(input);
   StepwiseCall call = {{coded.args, facts->function, {}, output.mutable_data_ptr()}, output, coded.codes};
   for (int i = 0; i < facts->parameters; ++i) {
     call.args.parameters[i] = parameters.empty() ? facts->defaults[i] : parameters[static_cast<size_t>(i)];
@@ -85,7 +95,7 @@ inline StepwiseBackwardCall stepwise_backward_call(const Tensor& gradient, const
   require_table(op, "levels", levels, gradient);
   require(levels.numel() >= 1 && levels.numel() <= (int64_t{1} << bits), op,
           "levels must be from 1 to 2**bits = ", int64_t{1} << bits, ", got ", levels.numel());
-  Tensor output = torch::stable::empty_like(gradient);
+  Tensor output = make_like(gradient);
   return {{gradient.const_data_ptr(), static_cast<const uint8_t*>(codes.const_data_ptr()), type, gradient.numel(),
            levels.const_data_ptr(), static_cast<int>(levels.numel()), width, output.mutable_data_ptr()},
           output};

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -96,24 +96,32 @@ def require_dtype(codec: Codec, tensor: Tensor, allowed: tuple[torch.dtype, ...]
 
 def require_payload(compressed: Compressed, *expected: tuple[torch.dtype, int]) -> None:
     """Raises ``ValueError`` unless the payload has exactly these dtypes and numbers of elements, on one device."""
+    payload = compressed.payload
+    if type(payload) is not tuple or len(payload) != len(expected):
+        _refuse_payload(compressed, expected)
+    device = None
+    for part, (dtype, numel) in zip(payload, expected, strict=True):
+        if not isinstance(part, Tensor) or part.dtype != dtype or part.numel() != numel or not part.is_contiguous():
+            _refuse_payload(compressed, expected)
+        if device is None:
+            device = part.device
+        elif part.device != device:
+            _refuse_payload(compressed, expected)
+
+
+def _refuse_payload(compressed: Compressed, expected: tuple[tuple[torch.dtype, int], ...]) -> NoReturn:
     require_tensors(compressed)
     payload = compressed.payload
-    fits = len(payload) == len(expected)
-    for part, (dtype, numel) in zip(payload, expected, strict=False):
-        fits = fits and part.dtype == dtype and part.numel() == numel
-    if not fits:
-        found = [(part.dtype, part.numel()) for part in payload]
+    found = [(part.dtype, part.numel()) for part in payload]
+    if found != list(expected):
         raise ValueError(
             f"the payload of {compressed!r} must hold {list(expected)} (dtype, elements), got {found}; {DAMAGED}"
         )
-    device = payload[0].device
-    for part in payload[1:]:
-        if part.device != device:
-            devices = ", ".join(str(part.device) for part in payload)
-            raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {DAMAGED}")
-    if not all(part.is_contiguous() for part in payload):
-        strides = ", ".join(str(part.stride()) for part in payload)
-        raise ValueError(f"the payload of {compressed!r} must be contiguous, got strides {strides}; {DAMAGED}")
+    if len({part.device for part in payload}) > 1:
+        devices = ", ".join(str(part.device) for part in payload)
+        raise ValueError(f"the payload of {compressed!r} must be on one device, got {devices}; {DAMAGED}")
+    strides = ", ".join(str(part.stride()) for part in payload)
+    raise ValueError(f"the payload of {compressed!r} must be contiguous, got strides {strides}; {DAMAGED}")
 
 
 def require_form(codec: Codec, compressed: Compressed, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -144,8 +152,7 @@ def require_layout(compressed: Compressed) -> None:
     sound = len(shape) == len(strides)
     numel = reach = 1
     for size, step in zip(shape, strides, strict=False):
-        numbers = isinstance(size, _NUMBERS) and isinstance(step, _NUMBERS)
-        sound = sound and numbers and size >= 0 and step >= 0
+        sound = sound and type(size) in _NUMBERS and type(step) in _NUMBERS and size >= 0 and step >= 0
         if not sound:
             break
         numel *= size or 1
@@ -157,6 +164,11 @@ def require_layout(compressed: Compressed) -> None:
         )
     if numel >= _ADDRESSABLE or reach >= _ADDRESSABLE:
         raise ValueError(f"layout must fit in memory, got {compressed.layout!r}; {DAMAGED}")
+
+
+def without_history(tensor: Tensor) -> Tensor:
+    """The tensor, detached if it has a gradient history."""
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def as_int64(name: str, value: Key) -> int:

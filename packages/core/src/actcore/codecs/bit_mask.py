@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from actcore.codec import require_dtype, require_form, require_payload, require_strided
+from actcore.codec import require_dtype, require_form, require_payload, require_strided, without_history
 from actcore.compressed import Compressed
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, packed_bytes
@@ -52,7 +52,7 @@ class BitMask:
             raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
         layout = Layout.of(tensor)
         mask, misfit = below_autograd(
-            torch.ops.actcore.bit_mask_compress.default, layout.flatten(tensor.detach()), *self.values
+            torch.ops.actcore.bit_mask_compress.default, layout.flatten(without_history(tensor)), *self.values
         )
         name = f"BitMask(values={self.values})"
         require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
@@ -83,7 +83,7 @@ class Positive:
         require_strided(self, tensor)
         require_dtype(self, tensor, _FLOATS, "keep it as it is: actcore.Raw()")
         layout = Layout.of(tensor)
-        mask = below_autograd(torch.ops.actcore.positive_mask.default, layout.flatten(tensor.detach()))
+        mask = below_autograd(torch.ops.actcore.positive_mask.default, layout.flatten(without_history(tensor)))
         return Compressed(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided
+from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided, without_history
 from actcore.codecs.group_affine import FLOATS, Rounding, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
@@ -66,7 +66,7 @@ class Float8:
         require_strided(self, tensor)
         require_dtype(self, tensor, FLOATS, "integers and masks have exact forms: actcore.Narrow, actcore.BitMask")
         key = noise_key(tensor, seed, stream)
-        tensor = tensor.detach()
+        tensor = without_history(tensor)
         layout = Layout.of(tensor)
         numel = layout.stored_numel
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided
+from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided, without_history
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
@@ -22,7 +22,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 def require_bits(name: str, bits: int) -> None:
     """Raises unless ``bits`` is an int from 1 to 8."""
-    if isinstance(bits, bool) or not isinstance(bits, int):
+    if type(bits) is not int:
         raise TypeError(f"{name} must be an int, got {bits!r}")
     if not 1 <= bits <= 8:
         raise ValueError(f"{name} must be from 1 to 8, got {bits}; to keep a tensor exactly use actcore.Raw()")
@@ -30,7 +30,7 @@ def require_bits(name: str, bits: int) -> None:
 
 def require_grouping(group_size: int, rounding: str) -> None:
     """Raises unless groups are a positive multiple of 32 and the rounding is known."""
-    if isinstance(group_size, bool) or not isinstance(group_size, int):
+    if type(group_size) is not int:
         raise TypeError(f"group_size must be an int, got {group_size!r}")
     if group_size < 32 or group_size % 32:
         raise ValueError(f"group_size must be a positive multiple of 32, got {group_size}; the default is 256")
@@ -81,7 +81,7 @@ class GroupAffine:
         require_strided(self, tensor)
         require_dtype(self, tensor, FLOATS, "integers and masks have exact forms: actcore.Raw(), actcore.BitMask()")
         key = noise_key(tensor, seed, stream)
-        tensor = tensor.detach()
+        tensor = without_history(tensor)
         layout = Layout.of(tensor)
         numel = layout.stored_numel
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:

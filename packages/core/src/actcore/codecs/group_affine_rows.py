@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actcore.codec import DAMAGED, noise_key, require_dtype, require_form, require_payload, require_strided
+from actcore.codec import (
+    DAMAGED,
+    noise_key,
+    require_dtype,
+    require_form,
+    require_payload,
+    require_strided,
+    without_history,
+)
 from actcore.codecs.group_affine import FLOATS, Rounding, require_bits, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
@@ -62,7 +70,7 @@ class GroupAffineRows:
                 f"tensor must have {len(self.bits)} rows, one for each of bits, got shape {tuple(tensor.shape)}"
             )
         key = noise_key(tensor, seed, stream)
-        tensor = tensor.detach()
+        tensor = without_history(tensor)
         layout = Layout.of(tensor)
         numel = layout.stored_numel
         bits = self._widths(layout)

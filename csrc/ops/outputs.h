@@ -1,0 +1,57 @@
+// The tensors that operators make: contiguous, without history, on the device of what they are made from.
+//
+// Memory is asked of the allocator. torch::stable::new_empty and its like look an operator up by name, which takes longer
+// than quantising a small tensor.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/checks.h"
+
+namespace actcore::ops {
+
+using Ints = std::vector<int64_t>;
+
+inline Ints sizes_of(const Tensor& tensor) {
+  Ints sizes;
+  for (int64_t d = 0; d < tensor.dim(); ++d) sizes.push_back(tensor.size(d));
+  return sizes;
+}
+
+inline Tensor make_empty(const Tensor& like, const Ints& sizes, ScalarType type) {
+  Ints strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= std::max<int64_t>(sizes[d], 1);
+  }
+  int32_t device_type = 0;
+  int32_t device_index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type, device_index, &handle));
+  return Tensor(handle);
+}
+
+inline Tensor make_empty(const Tensor& like, const Ints& sizes) { return make_empty(like, sizes, like.scalar_type()); }
+
+inline Tensor make_like(const Tensor& tensor) { return make_empty(tensor, sizes_of(tensor)); }
+
+inline Tensor make_bytes(const Tensor& like, int64_t count) { return make_empty(like, {count}, ScalarType::Byte); }
+
+// Where kernels report what they met and could not store: one int32, 0 until then.
+inline Tensor make_misfit(const Tensor& like) {
+  Tensor misfit = make_empty(like, {1}, ScalarType::Int);
+  if (like.device().is_cpu()) {
+    *static_cast<int32_t*>(misfit.mutable_data_ptr()) = 0;
+  } else {
+    torch::stable::zero_(misfit);
+  }
+  return misfit;
+}
+
+}  // namespace actcore::ops
