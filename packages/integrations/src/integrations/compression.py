@@ -52,7 +52,7 @@ class Compression:
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
-        return self.level.bits is not None and torch.is_grad_enabled() and self.model.training and not self.closed
+        return not self.level.off and torch.is_grad_enabled() and self.model.training and not self.closed
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
@@ -80,8 +80,8 @@ class Compression:
 
     def report(self) -> Report:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
-        off = self.level.bits is None
-        return Report(self.level.title(self.level_name), [Row.of(record) for record in self._records], off)
+        rows = [Row.of(record) for record in self._records]
+        return Report(self.level.title(self.level_name), rows, self.level.off)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""

@@ -21,7 +21,11 @@ class Level:
 
     Attributes:
         bits: bits per element for the inputs of linear operators, whose rounding error enters only the gradient of
-            their weight, linearly and without bias; ``None`` switches compression off.
+            their weight, linearly and without bias; ``None`` quantises nothing. Where the level is adaptive: the
+            average over all tensors that are quantised, whichever operator saved them.
+        adaptive: whether each tensor gets bits of its own, by how much its error changes the gradient.
+        adapt_interval: steps from one adaptation to the next.
+        offload: whether what is stored goes to host memory until backward needs it.
         product_bits: bits per element for the factors of elementwise products, at least ``bits``. Their error is
             unbiased, too, but goes on into every gradient below (in GAT it outweighs all others).
         norm_bits: bits per element for the inputs of normalisation layers, at least ``bits``; fewer than 8 tilt every
@@ -32,6 +36,9 @@ class Level:
     """
 
     bits: int | None
+    adaptive: bool = False
+    adapt_interval: int = 1000
+    offload: bool = False
     product_bits: int = 8
     norm_bits: int = 8
     group_size: int = 256
@@ -39,8 +46,15 @@ class Level:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("product_bits", "norm_bits", "group_size", "min_bytes", "seed"):
+        for name in ("adaptive", "offload"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        for name in ("adapt_interval", "product_bits", "norm_bits", "group_size", "min_bytes", "seed"):
             _require_int(name, getattr(self, name))
+        if self.adapt_interval < 1:
+            raise ValueError(f"adapt_interval must be 1 step or more, got {self.adapt_interval}; 1000 is the default")
+        if self.adaptive and self.bits is None:
+            raise ValueError("bits must be a number where adaptive is True, got None; 4 is a good average")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.min_bytes < 0:
@@ -55,6 +69,11 @@ class Level:
                 raise ValueError(f"{name} must be from 1 to 8, got {bits}; {way_out}")
         actcore.GroupAffine(8, self.group_size)
 
+    @property
+    def off(self) -> bool:
+        """Whether nothing is stored in another way than autograd stores it."""
+        return self.bits is None and not self.offload
+
     def title(self, name: str) -> str:
         """How a report names this level, which was made of the one called ``name``."""
         preset = LEVELS[name]
@@ -68,9 +87,17 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         "L1": Level(bits=4),
         "L1.1": Level(bits=8),
         "L1.2": Level(bits=2, product_bits=4),
+        "L2": Level(bits=4, adaptive=True),
+        "L2.1": Level(bits=3, adaptive=True),
+        "L2.2": Level(bits=2, product_bits=4, adaptive=True),
+        "L3": Level(bits=4, adaptive=True, offload=True),
+        "swap": Level(bits=None, offload=True),
+        "L4bit-swap": Level(bits=4, offload=True),
     }
 )
-"""The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model."""
+"""The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model; L2, L2.1 and L2.2
+give each tensor bits of its own, 4, 3 and 2 on average. L3 is L2 with the stored form on the host; L4bit-swap is L1 so, and
+swap takes tensors there as they are."""
 
 
 def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
