@@ -96,8 +96,8 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
     }
 )
 """The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model. L2, L2.1 and L2.2
-give each tensor bits of its own, 4, 3 and 2 on average. L3 is L2 with the stored form on the host; L4bit-swap is L1 with
-it there, and swap takes tensors there as they are."""
+give each tensor bits of its own, 4, 3 and 2 on average. L3 is L2 with the stored form on the host; L4bit-swap is L1
+with it there, and swap takes tensors there as they are."""
 
 
 def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
