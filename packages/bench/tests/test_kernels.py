@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import statistics
 from io import StringIO
 
 import pytest
@@ -288,6 +289,23 @@ def test_a_library_that_fails_is_left_out_and_said(monkeypatch):
     assert results.skipped == ["torchao beside GroupAffine, 4 bits, float32: RuntimeError: no kernel"]
     [entry] = results.measurements
     assert {one.who for one in entry.timings} == {"torch", "actcore", "plain PyTorch"}
+
+
+def test_others_take_turns_of_their_own_and_are_compared_with_their_own_copies():
+    [entry] = measure.run(options(dtypes=("float32",))).measurements
+    turns = [(one.beside, one.who, one.what) for one in entry.timings]
+    assert turns == [
+        (0, "torch", "copy_"),
+        (0, "torch", "clone"),
+        (0, "actcore", "compress"),
+        (0, "actcore", "decompress"),
+        (1, "torch", "copy_"),
+        (1, "torch", "clone"),
+        (1, "plain PyTorch", "compress"),
+        (1, "plain PyTorch", "decompress"),
+    ]
+    plain, copy = entry.timings[6], entry.timings[4]
+    assert entry.ratio(plain) == statistics.median(a / b for a, b in zip(plain.seconds, copy.seconds, strict=True))
 
 
 def test_a_library_that_is_not_there_says_why():

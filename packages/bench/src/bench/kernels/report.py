@@ -123,7 +123,8 @@ def _calls(device: str, entries: list[Measurement]) -> Table:
 def _notes(results: KernelResults) -> Text:
     lines = [
         "Ratios: one's time over that of copy_ (into memory that is there) or clone (into new memory) of the same "
-        "tensor in the same round, median over rounds; so for the columns of others. ✓ within the target, ✗ not.",
+        "tensor in the same round, median over rounds. Others, and copies beside them, take turns of their own. "
+        "✓ within the target, ✗ not.",
         "logical_io_gbps: 10^9 bytes a second that must be read and written, each once. logical_io_vs_achievable_%: "
         "the same as a fraction of copy_'s.",
         *(f"left out: {line}" for line in results.skipped),

@@ -22,12 +22,14 @@ class Timing:
     Attributes:
         who, what, moved_bytes: as in ``bench.kernels.contenders.Contender``.
         seconds: a call, of each round.
+        beside: who took turns with it: 0 for actcore and its yardsticks, 1 for the others and theirs.
     """
 
     who: str
     what: str
     moved_bytes: int
     seconds: list[float]
+    beside: int = 0
 
     @property
     def logical_io_gbps(self) -> float:
@@ -46,7 +48,7 @@ class Measurement:
         nbytes: of the tensor.
         targets: what each of actcore's ratios should not exceed, by "compress", "decompress" or "forward + backward".
         least_achievable: the fraction of ``copy_``'s bytes a second that actcore should reach.
-        timings: of all contenders; torch's ``copy_`` and ``clone`` are among them.
+        timings: of all contenders; each group that took turns has torch's ``copy_`` and ``clone`` of its own.
     """
 
     case: str
@@ -61,16 +63,19 @@ class Measurement:
         """The times of one contender, if it took part."""
         return next((timing for timing in self.timings if (timing.who, timing.what) == (who, what)), None)
 
+    def _yardstick(self, timing: Timing, what: str) -> Timing:
+        """torch's times for ``what`` among those that took turns with ``timing``."""
+        return next(
+            found for found in self.timings if (found.who, found.what, found.beside) == (TORCH, what, timing.beside)
+        )
+
     def ratio(self, timing: Timing) -> float:
         """Its time over its yardstick's, as the median over rounds."""
-        yardstick = self.get(TORCH, YARDSTICKS[timing.what])
-        assert yardstick is not None
-        return median_ratio(timing.seconds, yardstick.seconds)
+        return median_ratio(timing.seconds, self._yardstick(timing, YARDSTICKS[timing.what]).seconds)
 
     def achievable(self, timing: Timing) -> float:
         """Its bytes a second over ``copy_``'s in the same round, as the median over rounds: 1 is as fast as a copy."""
-        copy = self.get(TORCH, COPY)
-        assert copy is not None
+        copy = self._yardstick(timing, COPY)
         return timing.moved_bytes / copy.moved_bytes / median_ratio(timing.seconds, copy.seconds)
 
     def reached(self, timing: Timing) -> bool | None:
