@@ -9,7 +9,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import actcore
 from actcore import Allocation, GroupAffine, allocate, allocate_bits
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, None)
@@ -98,7 +97,7 @@ def split(table):
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)
-@given(tables, st.integers(0, 110), st.sampled_from([0, 10, 4_000_000]))
+@given(tables, st.integers(0, 110), st.sampled_from([0, 20, 4_000_000]))
 def test_any_table_against_every_choice(table, extra, max_steps):
     """Ties, choices that nobody should take, rows of different lengths; and bounds that hold where the work is cut."""
     costs, nbytes = split(table)
@@ -110,6 +109,10 @@ def test_any_table_against_every_choice(table, extra, max_steps):
     assert found.lower_bound <= best * PROVEN
     assert best <= found.cost * PROVEN
     assert found.steps <= max_steps
+    left = budget - found.nbytes
+    for cost_row, byte_row, choice in zip(costs, nbytes, found.choices, strict=True):
+        cheaper = [size for cost, size in zip(cost_row, byte_row, strict=True) if cost < cost_row[choice]]
+        assert all(size - byte_row[choice] > left for size in cheaper)
     if max_steps == 4_000_000:
         assert found.gap == 0
         assert found.cost <= best * PROVEN
@@ -122,6 +125,15 @@ def test_more_budget_never_costs_more(table, extra, more):
     least = sum(map(min, nbytes))
     small, large = (allocate(costs, nbytes, least + bytes_) for bytes_ in (extra, extra + more))
     assert large.cost <= small.cost * PROVEN
+
+
+def widened(nbytes, budget, found):
+    """For each tensor, whether there is a wider choice that fits into the bytes that are left."""
+    left = budget - sum(row[bits] for row, bits in zip(nbytes, found.choices, strict=True))
+    assert left == budget - found.nbytes >= 0
+    for row, bits in zip(nbytes, found.choices, strict=True):
+        wider = [size for other, size in row.items() if bits is not None and (other is None or other > bits)]
+        yield any(size - row[bits] <= left for size in wider)
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)
@@ -139,10 +151,7 @@ def test_no_tensor_can_be_widened_with_the_bytes_that_are_left(tensors, fraction
     least, most = (sum(end(row.values()) for row in nbytes) for end in (min, max))
     budget = least + int(fraction * (most - least))
     found = allocate_bits([sensitivity for sensitivity, _ in tensors], nbytes, budget)
-    assert found.nbytes <= budget
-    for row, bits in zip(nbytes, found.choices, strict=True):
-        wider = [size for other, size in row.items() if bits is not None and (other is None or other > bits)]
-        assert all(size - row[bits] > budget - found.nbytes for size in wider)
+    assert not any(widened(nbytes, budget, found))
 
 
 def many(count, seed=0):
@@ -181,15 +190,30 @@ def test_without_steps_the_bound_still_holds():
     assert greedy.cost <= (1 + greedy.gap) * exact.cost * PROVEN
 
 
-def test_a_solution_far_cheaper_than_the_rounded_relaxation():
-    """One tensor has nearly all of the cost, and its upgrade fits only where most others stay small. Sums of the costs
-    at the relaxation's base hold none of the digits that the others differ in."""
-    costs = [[1e20, 0.0], *([8.0 + i, 1.0] for i in range(8))]
-    nbytes = [[0, 1000], *([0, 10 + i] for i in range(8))]
-    for budget in range(995, 1100, 5):
-        found = allocate(costs, nbytes, budget)
-        assert found.cost <= optimum(costs, nbytes, budget) * PROVEN
-        assert found.gap == 0
+def test_nor_where_the_work_was_cut():
+    cut = 0
+    for seed, bits in itertools.product(range(5), (2, 3, 4)):
+        sensitivities, nbytes = many(20, seed)
+        budget = sum(row[bits] for row in nbytes)
+        found = allocate_bits(sensitivities, nbytes, budget, max_steps=500)
+        assert not any(widened(nbytes, budget, found))
+        cut += found.gap > 0
+    assert cut
+
+
+@pytest.mark.parametrize("max_steps", [0, 4_000_000])
+def test_an_optimum_far_below_the_rounded_relaxation(max_steps):
+    """The relaxation is within 1e-12 of the optimum, but the sums that it is computed from are 1e10 times as large."""
+    for size in range(10, 40):
+        optimal = 1e8 * size * (1 + 1e-12)
+        found = allocate([[1e20, 0.0], [optimal, 0.0]], [[0, 10**12], [0, size]], 10**12, max_steps=max_steps)
+        assert found.lower_bound <= optimal * PROVEN
+        if max_steps:
+            assert (found.choices, found.gap) == ((1, 0), 0)
+
+
+def test_without_steps_choices_above_the_hull_are_found_too():
+    assert allocate([[10.0, 6.0, 0.0]], [[0, 5, 10]], 7, max_steps=0).choices == (1,)
 
 
 def test_no_tensors():
@@ -268,153 +292,3 @@ def test_the_same_problem_has_the_same_solution():
     sensitivities, nbytes = many(30)
     budget = sum(row[3] for row in nbytes)
     assert allocate_bits(sensitivities, nbytes, budget) == allocate_bits(sensitivities, nbytes, budget)
-
-
-TABLE = {"costs": [[2.0, 1.0], [5.0]], "nbytes": [[1, 2], [3]], "budget": 9}
-BITS = {"sensitivities": [2.0, 1.0], "nbytes": [{1: 10, None: 40}, {4: 20}], "budget": 60}
-
-BAD_TABLES = [
-    (TypeError, "costs must be a sequence, one entry for each tensor, got 3", {"costs": 3}),
-    (TypeError, "nbytes must be a sequence, one entry for each tensor, got None", {"nbytes": None}),
-    (
-        ValueError,
-        "costs and nbytes must have one entry for each tensor, got 1 and 2",
-        {"costs": [[1.0, 2.0]]},
-    ),
-    (TypeError, "costs[1] must be a sequence, one entry for each choice, got 5.0", {"costs": [[2.0, 1.0], 5.0]}),
-    (
-        ValueError,
-        "costs[0] and nbytes[0] must have one entry for each choice, got 2 and 3",
-        {"nbytes": [[1, 2, 3], [3]]},
-    ),
-    (
-        ValueError,
-        "nbytes[1] must have at least one choice, got none; leave out a tensor that has none",
-        {"costs": [[2.0, 1.0], []], "nbytes": [[1, 2], []]},
-    ),
-    (
-        TypeError,
-        "costs[0][1] must be an int or a float, got '1'; a tensor gives them with .tolist()",
-        {"costs": [[2.0, "1"], [5.0]]},
-    ),
-    (
-        TypeError,
-        "costs[0][1] must be an int or a float, got True; a tensor gives them with .tolist()",
-        {"costs": [[2.0, True], [5.0]]},
-    ),
-    (ValueError, "costs[0][0] must not be negative, got -2.0", {"costs": [[-2.0, 1.0], [5.0]]}),
-    (
-        ValueError,
-        "costs[1][0] must be finite, got nan; leave out what must not be chosen",
-        {"costs": [[2.0, 1.0], [math.nan]]},
-    ),
-    (
-        ValueError,
-        "costs[1][0] must be finite, got inf; leave out what must not be chosen",
-        {"costs": [[2.0, 1.0], [math.inf]]},
-    ),
-    (
-        ValueError,
-        "costs must have a finite sum, got numbers up to 1e+308; use a larger unit",
-        {"costs": [[1e308, 1.0], [1e308]]},
-    ),
-    (
-        ValueError,
-        f"costs[1][0] must be within the range of a float, got {10**400}; use a larger unit",
-        {"costs": [[2.0, 1.0], [10**400]]},
-    ),
-    (TypeError, "nbytes[0][1] must be an int, got 2.0", {"nbytes": [[1, 2.0], [3]]}),
-    (TypeError, "nbytes[0][0] must be an int, got True", {"nbytes": [[True, 2], [3]]}),
-    (ValueError, "nbytes[1][0] must not be negative, got -3; it is a number of bytes", {"nbytes": [[1, 2], [-3]]}),
-    (
-        ValueError,
-        f"nbytes must add up to less than 2**63 at the largest choices, got {2**63}; use a larger unit",
-        {"nbytes": [[1, 2**63 - 3], [3]]},
-    ),
-    (TypeError, "budget must be an int, got 9.0", {"budget": 9.0}),
-    (
-        ValueError,
-        "budget must be at least 4 bytes, which the smallest choices take together, got 3; "
-        "raise it, or allow smaller choices",
-        {"budget": 3},
-    ),
-    (TypeError, "max_steps must be an int, got None", {"max_steps": None}),
-    (ValueError, "max_steps must be from 0 to 2**40 - 1, got -1; the default is 4000000", {"max_steps": -1}),
-]
-
-
-@pytest.mark.parametrize(("error", "text", "arguments"), BAD_TABLES, ids=range(len(BAD_TABLES)))
-def test_wrong_tables(error, text, arguments):
-    with pytest.raises(error) as raised:
-        allocate(**(TABLE | arguments))
-    assert str(raised.value) == text
-
-
-BAD_BITS = [
-    (TypeError, "sensitivities must be a sequence, one entry for each tensor, got 1.0", {"sensitivities": 1.0}),
-    (
-        ValueError,
-        "sensitivities and nbytes must have one entry for each tensor, got 3 and 2",
-        {"sensitivities": [1.0] * 3},
-    ),
-    (
-        TypeError,
-        "sensitivities[0] must be an int or a float, got tensor(1.); a tensor gives them with .tolist()",
-        {"sensitivities": [torch.tensor(1.0), 1.0]},
-    ),
-    (ValueError, "sensitivities[1] must not be negative, got -1e-09", {"sensitivities": [1.0, -1e-9]}),
-    (ValueError, "sensitivities[1] must not be negative, got -inf", {"sensitivities": [1.0, -math.inf]}),
-    (
-        ValueError,
-        "sensitivities must have a finite sum, got numbers up to 1e+308; use a larger unit",
-        {"sensitivities": [1e308, 1e308]},
-    ),
-    (
-        TypeError,
-        "nbytes[1] must map each width to its bytes, such as {2: 100, 4: 200}, got [10, 20]",
-        {"nbytes": [{1: 10}, [10, 20]]},
-    ),
-    (
-        ValueError,
-        "widths in nbytes[0] must be ints from 1 to 8, or None for kept exactly, got 0",
-        {"nbytes": [{0: 10}, {4: 20}]},
-    ),
-    (
-        ValueError,
-        "widths in nbytes[0] must be ints from 1 to 8, or None for kept exactly, got 16",
-        {"nbytes": [{16: 10}, {4: 20}]},
-    ),
-    (
-        ValueError,
-        "widths in nbytes[0] must be ints from 1 to 8, or None for kept exactly, got True",
-        {"nbytes": [{True: 10}, {4: 20}]},
-    ),
-    (
-        ValueError,
-        "nbytes[1] must have at least one choice, got none; leave out a tensor that has none",
-        {"nbytes": [{1: 10}, {}]},
-    ),
-    (TypeError, "nbytes[0][None] must be an int, got 1.5", {"nbytes": [{None: 1.5}, {4: 20}]}),
-    (ValueError, "nbytes[0][8] must not be negative, got -1; it is a number of bytes", {"nbytes": [{8: -1}, {4: 20}]}),
-    (TypeError, "budget must be an int, got None", {"budget": None}),
-    (
-        ValueError,
-        "budget must be at least 30 bytes, which the smallest choices take together, got -5; "
-        "raise it, or allow smaller choices",
-        {"budget": -5},
-    ),
-    (TypeError, "max_steps must be an int, got 1.0", {"max_steps": 1.0}),
-]
-
-
-@pytest.mark.parametrize(("error", "text", "arguments"), BAD_BITS, ids=range(len(BAD_BITS)))
-def test_wrong_sensitivities_and_sizes(error, text, arguments):
-    with pytest.raises(error) as raised:
-        allocate_bits(**(BITS | arguments))
-    assert str(raised.value) == text
-
-
-def test_the_good_twins_of_the_bad_arguments():
-    assert allocate(**TABLE).choices == (1, 0)
-    assert allocate_bits(**BITS).choices == (None, 4)
-    assert actcore.Allocation is Allocation
