@@ -55,8 +55,8 @@ def allocate(
     <= budget``. The linear relaxation, solved greedily on each tensor's lower convex hull (Zemel, "The linear multiple
     choice knapsack problem", Operations Research 28, 1980), gives a first solution and a lower bound; dynamic
     programming over the few tensors that it leaves open (after Pisinger, "A minimal algorithm for the multiple-choice
-    knapsack problem", EJOR 83, 1995) closes the gap. Tens of tensors are solved to the optimum; for thousands it stops
-    at ``max_steps``, with a gap of a small fraction of one tensor's share.
+    knapsack problem", EJOR 83, 1995) closes the gap, most often to the optimum. Where ``max_steps`` ends it
+    early, ``gap`` is what a part of one tensor's share is worth.
 
     No tensor could get a cheaper choice with the bytes that are left. Of choices with equal cost the one with the
     fewest bytes is taken, and of equals in both the first. More budget never costs more, up to ``gap``.
@@ -66,7 +66,7 @@ def allocate(
             different lengths.
         nbytes: for each tensor, the bytes that each of these choices takes, metadata included.
         budget: bytes for all tensors together. What exceeds their most expensive choices is not used.
-        max_steps: bounds time (about 20 ns a step) and memory (12 bytes a step).
+        max_steps: bounds time (50 to 100 ns a step) and memory (12 bytes a step).
 
     Raises:
         TypeError: a cost is not a number, or a size, the budget or ``max_steps`` not an int.
