@@ -4,6 +4,7 @@ import weakref
 import pytest
 import torch
 
+from .lanes import take_cpu_for_gpu
 from .nets import assert_nothing_active
 
 
@@ -35,6 +36,12 @@ def payloads(monkeypatch):
 
     monkeypatch.setattr(storage, "compress", noting)
     return made
+
+
+@pytest.fixture
+def lane(monkeypatch):
+    """Offload without a GPU."""
+    return take_cpu_for_gpu(monkeypatch)
 
 
 @pytest.fixture
