@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import actcore
 import integrations
 from integrations import saved as gact
 from integrations.saved import Controller
@@ -263,7 +264,9 @@ def test_quantize_and_dequantize():
         "GroupAffine(bits=8, group_size=256, rounding='stochastic')",
         "BitMask(values=(0, 1))",
     }
-    assert not any(hasattr(form, "nbytes") and form.shape == (64, 64) for _, form in packed)  # no weight
+    assert not any(form.shape == (64, 64) for form in stored)  # no weight
+    kept = [form.tensor.data_ptr() for _, form in packed if isinstance(form, actcore.Kept)]
+    assert X.data_ptr() in kept
     assert_nothing_active()
 
 
