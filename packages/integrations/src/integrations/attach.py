@@ -31,11 +31,12 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
 
     Args:
         model: any module.
-        level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits.
+        level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
+            ``"L4bit-swap"`` 4 bits in host memory, ``"swap"`` tensors as they are there.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons. By
             default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``group_size``,
-            ``min_bytes``, ``seed``.
+            ``min_bytes``, ``seed``, ``offload``.
 
     Returns:
         The same object.
