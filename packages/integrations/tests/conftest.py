@@ -8,6 +8,11 @@ from .lanes import take_cpu_for_gpu
 from .nets import assert_nothing_active
 
 
+def pytest_configure(config):
+    """Many models here are made so that nothing can be compressed; test_never_silent.py is about the warning."""
+    config.addinivalue_line("filterwarnings", "ignore:.*nothing is stored in fewer bytes:UserWarning")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """The tensors are small: threads would only wait for each other."""

@@ -111,10 +111,15 @@ def test_two_processes(tmp_path):
         for rank in range(2)
     ]
     found = []
-    for process in processes:
-        out, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-        found.append(json.loads(out.splitlines()[-1]))
+    try:
+        for process in processes:
+            out, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            found.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in processes:  # one waits for the other, which may have failed
+            process.kill()
+            process.wait()
     for name in ("ddp", "fsdp", "fsdp, compressed first"):
         first, second = (result[name] for result in found)
         assert first["sum"] == second["sum"]  # of the averaged gradients: the ranks agree

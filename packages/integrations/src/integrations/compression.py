@@ -85,13 +85,15 @@ class Compression:
             RuntimeError: it was, and the handle is strict.
         """
         name = f"{type(self.model).__name__} at {self.level.title(self.level_name)}"
+        stuck = why_not_offloaded(records) if self.level.offload else ""
         if why := why_not_smaller(records):
             message = f"{name}: nothing is stored in fewer bytes: {why}"
             if self.strict:
                 raise RuntimeError(f"{message}; without strict=True this is a warning, and level L0 is off")
-            self.warn_once("smaller", message)
-        if self.level.offload and (why := why_not_offloaded(records)):
-            self.warn_once("offload", f"{name}: nothing is offloaded: {why}")
+            if not (stuck and self.level.bits is None):  # said below: the level was to do nothing else
+                self.warn_once("smaller", message)
+        if stuck:
+            self.warn_once("offload", f"{name}: nothing is offloaded: {stuck}")
 
     def warn_once(self, subject: str, message: str) -> None:
         """Warns, unless this handle has warned of the subject before."""
@@ -111,7 +113,7 @@ class Compression:
     def report(self) -> Report:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
         rows = [Row.of(record) for record in self._records]
-        return Report(self.level.title(self.level_name), rows, self.level.off, self.level.offload)
+        return Report(self.level.title(self.level_name), rows, self.level.off, offload=self.level.offload)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""

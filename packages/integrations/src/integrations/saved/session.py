@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import BitMask, Codec, Kept, Offload, Raw, SavedTensor, missing_on, stream_of, uncompiled
+from actcore import BitMask, Codec, Kept, Layout, Offload, Raw, SavedTensor, missing_on, stream_of, uncompiled
 from integrations.levels import Level
 from integrations.saved.calls import CallTracker, storage_of, storages_of
 from integrations.saved.modules import ModulePaths
@@ -99,7 +99,7 @@ class Session:
         identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         stream = stream_of(identity, self._step, self._rank)
         try:
-            codec = self._placed(_codec_for(tensor, decision, record), tensor, saved)
+            codec = self._placed(_codec_for(tensor, decision, record), tensor)
             if storage in self.tracker.exposed:
                 self._storages.forget(storage)
             if isinstance(codec, Raw):
@@ -111,12 +111,12 @@ class Session:
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, record)
 
-    def _placed(self, codec: Codec, tensor: Tensor, saved: SavedTensor) -> Codec:
+    def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
         """The codec, its stored form on the host where the level says so: of tensors that are on a device, and large
         enough to be worth two copies."""
         if not self._level.offload or not _can_leave(tensor):
             return codec
-        small = saved.shape.numel() * saved.dtype.itemsize < self._level.min_bytes
+        small = Layout.of(tensor).stored_numel * tensor.itemsize < self._level.min_bytes
         return codec if small or _lazy(tensor) else Offload(codec)
 
     def _record_of_compound(self, tensor: Tensor, saved: SavedTensor) -> Record:

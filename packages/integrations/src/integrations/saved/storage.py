@@ -71,7 +71,7 @@ class Region:
         self.kept = Kept.of(self._source(tensor))
         for record in (self._value_record, self._sign_record):
             if record is not None:
-                record.stored_bytes = 0
+                record.stored_bytes, record.host = 0, False
                 record.codec = "kept"
                 record.why = "its storage is kept exactly for another operator"
         self.value = self.sign = None
