@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.data import Graph, digits
+from bench.data import Graph, digits, load
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.results import Results
@@ -20,11 +20,21 @@ def one_thread():
 @pytest.fixture(scope="session")
 def cora_root() -> Path:
     """A folder with ``planetoid/Cora/raw``: ``ACTCORE_DATA``, or ``../shared/data`` beside the repository."""
-    repository = Path(__file__).parents[3]
-    root = Path(os.environ.get("ACTCORE_DATA") or repository.parent / "shared" / "data")
+    root = _data_root()
     if not (root / "planetoid" / "Cora" / "raw").is_dir():
         pytest.skip(f"no planetoid/Cora/raw in {root}; name a folder that has it with ACTCORE_DATA")
     return root
+
+
+@pytest.fixture(scope="session")
+def cora_or_digits() -> Graph:
+    """Cora where that folder is at hand, otherwise the built-in graph; nothing is downloaded."""
+    root = _data_root()
+    return load("cora", root) if (root / "planetoid" / "Cora" / "raw").is_dir() else digits()
+
+
+def _data_root() -> Path:
+    return Path(os.environ.get("ACTCORE_DATA") or Path(__file__).parents[3].parent / "shared" / "data")
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,7 @@ def noted(monkeypatch):
     monkeypatch.setattr(offload, "lane", lambda device: lane)
     monkeypatch.setattr(offload, "_leaves", lambda device: True)
     monkeypatch.setattr(offload, "_last", {})
+    monkeypatch.setattr(offload, "_ahead", {})
     return lane
 
 
@@ -73,6 +74,30 @@ def test_the_one_stored_before_comes_back_ahead_of_its_use(noted):
         "use after back 2",
         "use after back 1",
     ]
+
+
+def test_the_order_is_kept_across_what_is_gone(noted):
+    """One that was stored between two others, and replaced, is no gap in the fetching ahead."""
+    one, two, three = map(stored, (1, 2, 3))
+    del two
+    gc.collect()
+    four = stored(4)
+    del three
+    gc.collect()
+    four.decompress()
+    assert "back 1 after out 1" in noted.log
+    assert torch.equal(one.decompress(), torch.ones(4))
+
+
+def test_no_more_than_two_wait_for_their_use(noted):
+    """Every other one is asked for, so the guess is wrong each time; what was dropped comes back when it is needed."""
+    stack = [stored(number) for number in range(10)]
+    for number in (9, 7, 5, 3, 1):
+        stack[number].decompress()
+        assert sum(transfer.coming is not None for transfer in offload._transfers.values()) <= offload._AHEAD
+    for number in (8, 6, 4, 2, 0):
+        assert torch.equal(stack[number].decompress(), torch.full((4,), float(number)))
+    assert len(offload._ahead[noted.device]) <= offload._AHEAD
 
 
 def test_decompressing_twice_copies_twice(noted):

@@ -4,7 +4,13 @@ import weakref
 import pytest
 import torch
 
+from .lanes import take_cpu_for_gpu
 from .nets import assert_nothing_active
+
+
+def pytest_configure(config):
+    """Many models here are made so that nothing can be compressed; test_never_silent.py is about the warning."""
+    config.addinivalue_line("filterwarnings", "ignore:.*nothing is stored in fewer bytes:UserWarning")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,6 +41,12 @@ def payloads(monkeypatch):
 
     monkeypatch.setattr(storage, "compress", noting)
     return made
+
+
+@pytest.fixture
+def lane(monkeypatch):
+    """Offload without a GPU."""
+    return take_cpu_for_gpu(monkeypatch)
 
 
 @pytest.fixture

@@ -92,7 +92,17 @@ def test_a_handles_state_is_plain():
     assert state == {
         "version": 1,
         "level": "L1.2",
-        "options": {"bits": 2, "product_bits": 4, "norm_bits": 8, "group_size": 256, "min_bytes": 1024, "seed": 0},
+        "options": {
+            "bits": 2,
+            "adaptive": False,
+            "adapt_interval": 1000,
+            "offload": False,
+            "product_bits": 4,
+            "norm_bits": 8,
+            "group_size": 256,
+            "min_bytes": 1024,
+            "seed": 0,
+        },
         "step": 0,
     }
     file = io.BytesIO()

@@ -23,7 +23,7 @@ _blocks: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # by thre
 _lock = threading.Lock()
 
 
-def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
+def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **options: Any) -> Model:
     """Stores what autograd saves in the model's forward in fewer bits, from now on and in place.
 
     The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
@@ -31,18 +31,21 @@ def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
 
     Args:
         model: any module.
-        level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits.
+        level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
+            ``"L4bit-swap"`` 4 bits in host memory, ``"swap"`` tensors as they are there.
+        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons. By
+            default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``group_size``,
-            ``min_bytes``, ``seed``.
+            ``min_bytes``, ``seed``, ``offload``.
 
     Returns:
         The same object.
 
     Raises:
-        TypeError: ``model`` is not a module, or an option has the wrong type.
+        TypeError: ``model`` is not a module, or ``strict`` or an option has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already.
     """
-    handle = _new_handle(model, level, options)
+    handle = _new_handle(model, level, strict, options)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     model.__dict__[_HANDLE] = handle
     model.__dict__["forward"] = CompressedForward(handle, model.forward, "forward" in model.__dict__)
@@ -85,7 +88,7 @@ def restore_model(model: Model) -> Model:
 
 
 @contextmanager
-def compress(model: nn.Module, level: str = "L1", **options: Any) -> Iterator[Compression]:
+def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **options: Any) -> Iterator[Compression]:
     """Compression for a block, for instance a whole step with its loss.
 
     ::
@@ -98,7 +101,7 @@ def compress(model: nn.Module, level: str = "L1", **options: Any) -> Iterator[Co
     Arguments and errors are those of ``compress_model``; the handle lives on for its report. In ``eval()`` and without
     gradients the block runs as it is. A block is one step: open one for each step of a loop.
     """
-    handle = _new_handle(model, level, options)
+    handle = _new_handle(model, level, strict, options)
     if not handle.active:
         yield handle
         return
@@ -114,14 +117,16 @@ def compress(model: nn.Module, level: str = "L1", **options: Any) -> Iterator[Co
         open_in.discard(here)
 
 
-def _new_handle(model: nn.Module, level: str, options: Mapping[str, Any]) -> Compression:
+def _new_handle(model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]) -> Compression:
     _require_module(model)
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict must be True or False, got {strict!r}")
     name = type(model).__name__
     if _HANDLE in model.__dict__:
         raise ValueError(f"{name} is compressed already; call integrations.restore_model(model) first")
     if threading.get_ident() in _blocks.get(model, ()):
         raise ValueError(f"{name} is in a block of integrations.compress already; leave it first")
-    handle = Compression(model, level, resolve_level(level, options))
+    handle = Compression(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from actcore import current_rank
 from integrations.levels import Level, resolve_level
+from integrations.outcome import why_not_offloaded, why_not_smaller
 from integrations.report import Report, Row
 from integrations.saved.calls import tensors_in
 from integrations.saved.modules import ModulePaths, called_module
@@ -22,6 +25,8 @@ from integrations.saved.session import Session
 
 _STATE_VERSION = 1
 _STEPS = threading.Lock()
+_keys = itertools.count()
+_handles: WeakValueDictionary[str, Compression] = WeakValueDictionary()  # by key
 
 
 class Compression:
@@ -34,18 +39,22 @@ class Compression:
         level_name: the level's name.
         level: the level, options applied.
         step: forwards compressed so far; each draws noise of its own.
+        strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored; a forward that somebody still holds is the plain one then.
     """
 
-    def __init__(self, model: nn.Module, level_name: str, level: Level) -> None:
+    def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
         self.model = model
         self.level_name = level_name
         self.level = level
+        self.strict = strict
         self.step = 0
         self.closed = False
         self._records: list[Record] = []
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
+        self._told: set[str] = set()  # what has been warned of
+        self._register()
 
     # ---- a forward ----
 
@@ -69,6 +78,29 @@ class Compression:
         """A context in which what autograd saves is compressed: a forward, or a whole step."""
         return _RunningSession(self)
 
+    def judge(self, records: Sequence[Record]) -> None:
+        """Says so if a forward that has ended was compressed to no effect.
+
+        Raises:
+            RuntimeError: it was, and the handle is strict.
+        """
+        name = f"{type(self.model).__name__} at {self.level.title(self.level_name)}"
+        stuck = why_not_offloaded(records) if self.level.offload else ""
+        if why := why_not_smaller(records):
+            message = f"{name}: nothing is stored in fewer bytes: {why}"
+            if self.strict:
+                raise RuntimeError(f"{message}; without strict=True this is a warning, and level L0 is off")
+            if not (stuck and self.level.bits is None):  # said below: the level was to do nothing else
+                self.warn_once("smaller", message)
+        if stuck:
+            self.warn_once("offload", f"{name}: nothing is offloaded: {stuck}")
+
+    def warn_once(self, subject: str, message: str) -> None:
+        """Warns, unless this handle has warned of the subject before."""
+        if subject not in self._told:
+            self._told.add(subject)
+            warnings.warn(message, stacklevel=2)
+
     def _take_step(self) -> int:
         """The number of a new forward; no two get the same, in whichever thread they start."""
         with _STEPS:
@@ -81,7 +113,7 @@ class Compression:
     def report(self) -> Report:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
         rows = [Row.of(record) for record in self._records]
-        return Report(self.level.title(self.level_name), rows, self.level.off)
+        return Report(self.level.title(self.level_name), rows, self.level.off, offload=self.level.offload)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
@@ -123,6 +155,25 @@ class Compression:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._paths = ModulePaths(self.model)
+        self._register()
+
+    def _register(self) -> None:
+        self.key = str(next(_keys))
+        _handles[self.key] = self
+
+
+@torch.compiler.assume_constant_result
+def _tell_compiled(key: str) -> bool:
+    """Warns that a compiled model runs uncompressed. torch.compile calls this while it traces, as what it is: a
+    constant of the compiled code, which holds no call of it and is not broken by one."""
+    handle = _handles.get(key)
+    if handle is not None:
+        handle.warn_once(
+            "compiled",
+            f"{type(handle.model).__name__} runs uncompressed under torch.compile: compile its submodules instead "
+            "(module.compile()), which leaves what lies around them compressed",
+        )
+    return True
 
 
 class _RunningSession:
@@ -141,6 +192,8 @@ class _RunningSession:
     def __exit__(self, *error: Any) -> None:
         self._handle._sessions.pop(threading.get_ident(), None)
         self._session.__exit__(*error)
+        if error[0] is None:
+            self._handle.judge(self._session.records)
 
 
 class CompressedForward:
@@ -157,7 +210,11 @@ class CompressedForward:
         self.replaced = replaced  # whether the instance had a forward of its own before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if torch.compiler.is_compiling():
+            if self.handle.active:
+                _tell_compiled(self.handle.key)
+            return self.forward(*args, **kwargs)
+        if torch._C._get_tracing_state() is not None:
             return self.forward(*args, **kwargs)
         module = called_module()
         if module is not None and module is not self.handle.model and not self.replaced and _is_copy(module, self):

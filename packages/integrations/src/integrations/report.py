@@ -14,6 +14,8 @@ from rich.text import Text
 
 from integrations.saved.records import Record
 
+NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -29,6 +31,7 @@ class Row:
         stored_bytes: what is kept instead; 0 where it shares what an earlier row counts.
         why: the reason for the codec.
         owner: who keeps the tensor alive anyway (a parameter, a buffer, an input); its bytes count nothing.
+        host: whether what is kept was taken to host memory.
     """
 
     module: str
@@ -41,6 +44,7 @@ class Row:
     stored_bytes: int
     why: str
     owner: str
+    host: bool = False
 
     @classmethod
     def of(cls, record: Record) -> Row:
@@ -56,6 +60,7 @@ class Row:
             record.stored_bytes,
             record.why,
             record.owner,
+            record.host,
         )
 
 
@@ -67,11 +72,13 @@ class Report:
         level: name of the level, and what was changed of it: ``"L1 with bits=6"``.
         rows: one per saved tensor, in the order of saving.
         off: whether the level compresses nothing.
+        offload: whether the level takes what is stored to host memory.
     """
 
     level: str
     rows: Sequence[Row]
     off: bool = False
+    offload: bool = False
 
     @property
     def original_bytes(self) -> int:
@@ -80,8 +87,13 @@ class Report:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that are kept instead."""
+        """Bytes that are kept instead, on the host or not."""
         return sum(row.stored_bytes for row in self.rows)
+
+    @property
+    def host_bytes(self) -> int:
+        """Those of ``stored_bytes`` that were taken to host memory: no device holds them."""
+        return sum(row.stored_bytes for row in self.rows if row.host)
 
     @property
     def ratio(self) -> float:
@@ -128,7 +140,16 @@ class Report:
             if row.owner:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
-        return f"Left alone, because somebody else keeps them alive: {listed}." if listed else ""
+        lines = [f"Left alone, because somebody else keeps them alive: {listed}."] if listed else []
+        if self.offload:
+            lines.append(self._where())
+        return "\n".join(lines)
+
+    def _where(self) -> str:
+        if self.host_bytes:
+            here = format_bytes(self.stored_bytes - self.host_bytes)
+            return f"Taken to host memory: {format_bytes(self.host_bytes)}; left where it was: {here}."
+        return f"Nothing was taken to host memory: {NOTHING_LEFT}."
 
     def __str__(self) -> str:
         text = StringIO()

@@ -19,6 +19,9 @@ from actcore.ops import Key
 
 Event: TypeAlias = Any  # torch.cuda.Event; torch builds without CUDA have a stand-in
 
+# Tensors that may be back on a device before they are asked for: the next one, and one that the order was wrong about.
+_AHEAD = 2
+
 
 @dataclass(frozen=True)
 class Offload:
@@ -26,7 +29,8 @@ class Offload:
 
     Copies run on streams of their own, one for each direction, beside the computation; the host never waits. Tensors
     are needed in the reverse order of their storing, so whenever one is decompressed, the copy back of the one that was
-    stored before it is started. What ``inner`` stores without a copy (``Raw``) is copied on the device first, so that a
+    stored before it is started. At most two wait on a device for their use; where the order is another, the older one
+    is dropped and copied again. What ``inner`` stores without a copy (``Raw``) is copied on the device first, so that a
     change in place cannot reach it. Pinned memory comes from torch's pool, which reuses it once the copies have ended.
 
     The stored form is on the host, and so are its ``device`` and ``nbytes``; ``decompress`` puts the tensor on the
@@ -121,16 +125,33 @@ lane = lru_cache(maxsize=None)(Lane)
 """The lane of a device."""
 
 
+class _Place:
+    """Where a payload stands in the order of storing. It outlives the payload, so that its neighbours meet."""
+
+    __slots__ = ("before", "transfer")
+
+    def __init__(self, transfer: _Transfer, before: _Place | None) -> None:
+        self.transfer = weakref.ref(transfer)
+        self.before = before
+
+
+def _still_there(place: _Place | None) -> _Place | None:
+    """The nearest place, from this one backwards, whose payload has not gone."""
+    while place is not None and place.transfer() is None:
+        place = place.before
+    return place
+
+
 class _Transfer:
     """One payload on its way out and back. It lives as long as the payload's memory."""
 
-    def __init__(self, payload: tuple[Tensor, ...], arrived: Event, before: _Transfer | None) -> None:
+    def __init__(self, payload: tuple[Tensor, ...], arrived: Event, before: _Place | None) -> None:
         # The storages are what autograd's own saving keeps, whatever tensor objects it makes of them.
         self.payload = [
             (weakref.ref(part.untyped_storage()), part.shape, part.stride(), part.dtype) for part in payload
         ]
         self.arrived = arrived
-        self.before = None if before is None else weakref.ref(before)
+        self.place = _Place(self, before)
         self.coming: tuple[tuple[Tensor, ...], Event] | None = None
 
     def fetch(self, lane: Lane) -> None:
@@ -147,7 +168,8 @@ class _Transfer:
 
 
 _transfers: weakref.WeakKeyDictionary[torch.UntypedStorage, _Transfer] = weakref.WeakKeyDictionary()
-_last: dict[torch.device, weakref.ref[_Transfer]] = {}
+_last: dict[torch.device, _Place] = {}
+_ahead: dict[torch.device, list[weakref.ref[_Transfer]]] = {}  # fetched and not yet used, the oldest first
 _lock = threading.Lock()  # forward and backward run in different threads
 
 
@@ -158,10 +180,9 @@ def _transfer_of(payload: Sequence[Tensor]) -> _Transfer | None:
 def _store(lane: Lane, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     payload, arrived = lane.copy_out(parts)
     with _lock:
-        last = _last.get(lane.device)
-        transfer = _Transfer(payload, arrived, None if last is None else last())
+        transfer = _Transfer(payload, arrived, _still_there(_last.get(lane.device)))
         _transfers[payload[0].untyped_storage()] = transfer
-        _last[lane.device] = weakref.ref(transfer)
+        _last[lane.device] = transfer.place
     return payload
 
 
@@ -174,8 +195,24 @@ def _restore(lane: Lane, payload: Sequence[Tensor]) -> tuple[Tensor, ...]:
             transfer.fetch(lane)
             assert transfer.coming is not None
             (parts, arrived), transfer.coming = transfer.coming, None
-            before = None if transfer.before is None else transfer.before()
-            if before is not None:
-                before.fetch(lane)
+            _fetch_ahead(lane, transfer.place)
     lane.hand_over(parts, arrived)
     return parts
+
+
+def _fetch_ahead(lane: Lane, place: _Place) -> None:
+    """Starts the copy back of what was stored before; drops those that have waited longest, if there are too many."""
+    waiting = [found for found in _ahead.get(lane.device, ()) if _waits(found())]
+    place.before = _still_there(place.before)
+    following = None if place.before is None else place.before.transfer()
+    if following is not None and not _waits(following):
+        following.fetch(lane)
+        waiting.append(weakref.ref(following))
+    for found in waiting[:-_AHEAD]:
+        if (dropped := found()) is not None:
+            dropped.coming = None
+    _ahead[lane.device] = waiting[-_AHEAD:]
+
+
+def _waits(transfer: _Transfer | None) -> bool:
+    return transfer is not None and transfer.coming is not None

@@ -36,6 +36,8 @@ class FixedBits:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
             return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
+        if self.level.bits is None:
+            return Decision(Raw(), "the level quantises nothing")
         if saved.dtype is torch.bool:
             return Decision(BitMask(), Need.MASK.value)
         if saved.dtype not in _FLOATS:

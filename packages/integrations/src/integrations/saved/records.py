@@ -18,6 +18,7 @@ class Record:
         owner: who keeps it alive anyway; empty if only autograd does. Bytes count nothing then.
         original_bytes: what plain autograd would keep for it; 0 where an earlier record counts the same storage.
         stored_bytes: what is kept for it; 0 where it shares what an earlier record counts.
+        host: whether that was taken to host memory from another device.
     """
 
     saved: SavedTensor
@@ -26,3 +27,4 @@ class Record:
     owner: str = ""
     original_bytes: int = 0
     stored_bytes: int = 0
+    host: bool = False

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import BitMask, Codec, Kept, Raw, SavedTensor, missing_on, stream_of, uncompiled
+from actcore import BitMask, Codec, Kept, Layout, Offload, Raw, SavedTensor, missing_on, stream_of, uncompiled
 from integrations.levels import Level
 from integrations.saved.calls import CallTracker, storage_of, storages_of
 from integrations.saved.modules import ModulePaths
@@ -40,7 +40,7 @@ class Session:
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
-        self._policy = FixedBits(level)
+        self._policy, self._level = FixedBits(level), level
         self._seed, self._step, self._rank = level.seed, step, rank
         self._storages = Storages()
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
@@ -99,7 +99,7 @@ class Session:
         identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         stream = stream_of(identity, self._step, self._rank)
         try:
-            codec = _codec_for(tensor, decision, record)
+            codec = self._placed(_codec_for(tensor, decision, record), tensor)
             if storage in self.tracker.exposed:
                 self._storages.forget(storage)
             if isinstance(codec, Raw):
@@ -110,6 +110,14 @@ class Session:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, record)
+
+    def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
+        """The codec, its stored form on the host where the level says so: of tensors that are on a device, and large
+        enough to be worth two copies."""
+        if not self._level.offload or not _can_leave(tensor):
+            return codec
+        small = Layout.of(tensor).stored_numel * tensor.itemsize < self._level.min_bytes
+        return codec if small or _lazy(tensor) else Offload(codec)
 
     def _record_of_compound(self, tensor: Tensor, saved: SavedTensor) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
@@ -146,9 +154,19 @@ def _unpack(packed: Exact | View) -> Tensor:
     return packed.unpack()
 
 
+def _can_leave(tensor: Tensor) -> bool:
+    """Whether ``Offload`` has a way to the host for it."""
+    return tensor.device.type == "cuda"
+
+
+def _lazy(tensor: Tensor) -> bool:
+    """Whether the memory does not hold the elements as they are read."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
 def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
     """The decision's codec; for a mask of unknown values, the one that its data show."""
-    if tensor.is_neg() or tensor._is_zerotensor():
+    if _lazy(tensor):
         record.why = "lazily negated, or zeros without memory: kept exactly"
         return Raw()
     if isinstance(decision.codec, Raw):

@@ -2,7 +2,8 @@
 
 ``Region`` is a stretch of one storage that was saved. It holds what its users need and no more: a sign mask, a
 quantised value, or the memory itself. When a later user needs more bits, the value is replaced, and all views share the
-better one; when one needs the tensor exactly, the memory stays and everything else is dropped.
+better one; when one needs the tensor exactly, the memory stays and everything else is dropped. Under ``Offload`` the
+stored form is on the host, an exact one included, and serves the same users.
 
 A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Positive, Raw, compress
+from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, Positive, Raw, compress
 from integrations.saved.calls import StorageSet
 from integrations.saved.records import Record
 
@@ -70,7 +71,7 @@ class Region:
         self.kept = Kept.of(self._source(tensor))
         for record in (self._value_record, self._sign_record):
             if record is not None:
-                record.stored_bytes = 0
+                record.stored_bytes, record.host = 0, False
                 record.codec = "kept"
                 record.why = "its storage is kept exactly for another operator"
         self.value = self.sign = None
@@ -79,17 +80,20 @@ class Region:
         """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
         if self.kept is not None:
             record.codec, record.why = "kept", "its storage is kept exactly for another operator"
-        elif isinstance(codec, Positive):
+        elif is_sign(codec) and not self._exact:
             if self.sign is None:
                 self.sign, self._sign_record = self._compress(tensor, codec, record, seed, stream), record
             else:
                 record.codec, record.why = _name(self.sign.codec), "shares the copy that is stored already"
         elif self.value is None or _fineness(codec) > _fineness(self.value.codec):
+            if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
+                codec = Offload(codec)  # what was on the host stays there
             self.value = self._compress(tensor, codec, record, seed, stream)
-            if self._value_record is not None:
-                self._value_record.stored_bytes = 0
-                self._value_record.codec, self._value_record.why = record.codec, "shares a copy with more bits"
+            _share(self._value_record, record)
             self._value_record = record
+            if self._exact and self.sign is not None:
+                _share(self._sign_record, record)
+                self.sign = self._sign_record = None
         else:
             record.codec, record.why = _name(self.value.codec), "shares the copy that is stored already"
 
@@ -102,7 +106,13 @@ class Region:
             compressed = compress(source, codec, seed=seed, stream=stream)
             record.codec = _name(compressed.codec)
         record.stored_bytes = compressed.nbytes
+        record.host = isinstance(compressed.codec, Offload)
         return compressed
+
+    @property
+    def _exact(self) -> bool:
+        """Whether the value stored is the tensor's own, from which signs can be read, too."""
+        return self.value is not None and isinstance(inner(self.value.codec), Raw)
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +123,7 @@ class Region:
         """The region's elements, as good as they are stored."""
         if self.kept is not None:
             return self.kept.unpack()
-        stored = self.sign if sign else self.value
+        stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
         return stored.decompress()
 
@@ -203,7 +213,7 @@ class Storages:
             kept = self.keep(tensor, record, overlapping=True)
             record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
             return kept
-        return View(region, layout, int(tensor.storage_offset()), isinstance(codec, Positive))
+        return View(region, layout, int(tensor.storage_offset()), is_sign(codec))
 
     def _alive(self, storage: torch.UntypedStorage) -> list[Region]:
         references = self._regions.get(storage._cdata, [])
@@ -221,10 +231,30 @@ def _lazy(tensor: Tensor) -> tuple[bool, bool]:
     return tensor.is_neg(), tensor.is_conj()
 
 
+def inner(codec: Codec) -> Codec:
+    """What makes the stored form, wherever that is kept."""
+    return codec.inner if isinstance(codec, Offload) else codec
+
+
+def is_sign(codec: Codec) -> bool:
+    """Whether only signs are stored."""
+    return isinstance(inner(codec), Positive)
+
+
+def _share(earlier: Record | None, record: Record) -> None:
+    """Says of an earlier record that ``record`` counts what serves it now."""
+    if earlier is not None:
+        earlier.stored_bytes = 0
+        earlier.codec, earlier.why = record.codec, "shares a copy with more bits"
+
+
 def _name(codec: Codec) -> str:
+    if isinstance(codec, Offload):
+        return f"{_name(codec.inner)}, on the host"
     return "copied" if isinstance(codec, Raw) else str(codec)
 
 
 def _fineness(codec: Codec) -> tuple[int, int]:
     """How much a stored value keeps: bits an element, then how few share bounds; what is exact keeps most."""
+    codec = inner(codec)
     return (codec.bits, -codec.group_size) if isinstance(codec, GroupAffine) else (64, 0)
