@@ -32,8 +32,8 @@ def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
     Args:
         model: any module.
         level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits.
-        **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``group_size``,
-            ``min_bytes``, ``seed``.
+        **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
+            ``attention_bits``, ``group_size``, ``min_bytes``, ``seed``; see ``Level``.
 
     Returns:
         The same object.
