@@ -1,8 +1,6 @@
 """Attention where other parts of torch are at work: autocast, checkpoints, kernels, blocks, composites, libraries."""
 
 import copy
-import gc
-import weakref
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 
-from .nets import EIGHT_BITS, assert_same, gradients, normal, plain_and_compressed, relative_error, rows
+from .nets import EIGHT_BITS, assert_same, gradients, plain_and_compressed, relative_error, rows
 from .test_attention import LEVEL_OF_NOTHING, SDPA, X, attending
 
 
@@ -146,7 +144,8 @@ def test_backward_twice_and_double_backward():
         [slope] = torch.autograd.grad(loss, x, create_graph=True)
         slope.square().sum().backward()
         found.append(first | {f"{name} again": p.grad for name, p in net.named_parameters()} | {"x": x.grad})
-    assert_same(*found)
+    # The same terms, summed in another order: float32, sums of some hundred terms, so 1e-5 is far above their rounding.
+    assert relative_error(*found) < 1e-5
 
 
 def test_double_backward_of_a_kernel_that_has_none_raises():
@@ -172,14 +171,13 @@ def test_a_query_changed_in_place_raises_torchs_message():
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
-def test_nothing_is_held_after_backward():
+def test_nothing_is_held_after_backward(payloads):
     model = integrations.compress_model(copy.deepcopy(DROPPING))
-    output = model(X)
-    node = weakref.ref(output.grad_fn)
-    output.sum().backward()
-    del output
-    assert node() is None
-    gc.collect()
+    loss = model(X).sum()
+    assert len(payloads) == 6
+    assert all(payload() is not None for payload in payloads)
+    loss.backward()
+    assert all(payload() is None for payload in payloads)
 
 
 def nested(q, k, v):
@@ -231,7 +229,8 @@ def test_a_transformer_encoder():
         def forward(self, x):
             return self.inner(x, src_key_padding_mask=mask)
 
-    plain, found, model = plain_and_compressed(Masked(model), X, level="L1.1")
+    # After the last norm, the sum of squares does not depend on the input.
+    plain, found, model = plain_and_compressed(Masked(model), X, level="L1.1", loss=lambda h: h[..., ::2].square().mean())
     assert relative_error(plain, found) < 3 * EIGHT_BITS
     assert not [row for row in rows(model) if row.why.startswith("no rule") and row.stored_bytes]
 

@@ -8,13 +8,12 @@ that are stored, and differentiates that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
@@ -27,23 +26,24 @@ OPERATOR = "scaled_dot_product_attention"
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of ``F.scaled_dot_product_attention``: its arguments but the tensors, and the surroundings that decide its
+    """A call of ``F.scaled_dot_product_attention``: the function, its arguments but the tensors, and the surroundings that decide its
     result and its kernel."""
 
+    function: Callable[..., Tensor]
     options: dict[str, Any]
     autocast: tuple[bool, torch.dtype]
     backends: list[SDPBackend]
     generator: Tensor | None  # its state, where there is dropout
 
     @classmethod
-    def of(cls, options: dict[str, Any], device: torch.device) -> Attention:
+    def of(cls, function: Callable[..., Tensor], options: dict[str, Any], device: torch.device) -> Attention:
         generator = _generator_state(device) if options["dropout_p"] > 0 else None
-        return cls(options, _autocast(device.type), _backends(), generator)
+        return cls(function, options, _autocast(device.type), _backends(), generator)
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
         """Attention of query, key, value and mask, in today's surroundings."""
         query, key, value, mask = tensors
-        return F.scaled_dot_product_attention(query, key, value, mask, **self.options)
+        return self.function(query, key, value, mask, **self.options)
 
     @contextmanager
     def surroundings(self, device: torch.device) -> Iterator[None]:
@@ -67,9 +67,15 @@ class Attention:
 class _Recomputed(Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        function: Callable[..., Tensor],
+        options: dict[str, Any],
     ) -> Tensor:
-        ctx.attention = Attention.of(options, query.device)
+        ctx.attention = Attention.of(function, options, query.device)
         ctx.set_materialize_grads(False)
         # With gradients enabled, as in backward: torch chooses its kernel by that, too. The graph goes at once.
         with torch.enable_grad(), _exact():
@@ -81,7 +87,7 @@ class _Recomputed(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         (gradient,) = gradients
         if gradient is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         twice = torch.is_grad_enabled()  # create_graph=True: with the history of what was saved
         stored = ctx.saved_tensors
         # A block of integrations.compress may be open still. This is nobody's forward.
@@ -91,10 +97,10 @@ class _Recomputed(Function):
             with ctx.attention.surroundings(stored[0].device):
                 output = ctx.attention(*tensors)
             found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=twice))
-        return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None
+        return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None, None
 
 
-def recomputed(given: Arguments) -> Tensor | None:
+def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | None:
     """Attention whose node saves query, key and value ("recomputed") and the mask alone; ``None`` for a call that is
     torch's to do.
 
@@ -119,7 +125,7 @@ def recomputed(given: Arguments) -> Tensor | None:
         return None
     if options["dropout_p"] > 0 and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    output: Tensor = _Recomputed.apply(*tensors, options)
+    output: Tensor = _Recomputed.apply(*tensors, function, options)
     return output
 
 

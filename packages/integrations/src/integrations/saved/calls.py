@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -180,11 +180,11 @@ class CallTracker(TorchFunctionMode):
     ) -> Any:
         if call.name == attention.OPERATOR and self._packs_now():
             call.recomputes = True
-            output = attention.recomputed(call.given)
+            output = attention.recomputed(func, call.given)
             if output is not None:
                 return output
             call.recomputes = False
-        elif func is F.multi_head_attention_forward and not types:
+        elif func is F.multi_head_attention_forward and all(kind in (Tensor, nn.Parameter) for kind in types):
             with self:
                 return _opened(F.multi_head_attention_forward)(*args, **kwargs)
         return func(*args, **kwargs)

@@ -24,6 +24,7 @@ from integrations.saved.records import Record
 from integrations.saved.storage import Exact, Storages, View
 
 _innermost = threading.local()  # .session: the one entered last in this thread
+_INDICES = "indices, whose range the call tells: exact in the bits that it takes"
 
 
 class Session:
@@ -109,6 +110,7 @@ class Session:
             form = self._form(tensor, decision, stream)
             if form is not None:
                 record.codec, record.stored_bytes = form.name, form.nbytes
+                record.why = _INDICES if decision.indices else record.why
                 return form
             codec = _codec_for(tensor, decision, record, self.tracker.call)
             if storage in self.tracker.exposed:
@@ -189,7 +191,7 @@ def _codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | 
     if decision.indices and call is not None and not missing_on(tensor.device):
         narrow = index_codec(call.name, call.given)
         if narrow is not None:
-            record.why = "indices, whose range the call tells: exact in the bits that it takes"
+            record.why = _INDICES
             return narrow
     if decision.form is not None:
         record.why = f"{decision.why}, but for these arguments or bits there is no such form: kept exactly"
