@@ -48,7 +48,9 @@ CALLS = {
     "boolean mask": lambda q, k, v, m: SDPA(q, k, v, triangle()),
     "float mask": lambda q, k, v, m: SDPA(q, k, v, m.detach() * 2),
     "float mask with minus infinity": lambda q, k, v, m: SDPA(q, k, v, m.detach().masked_fill(~triangle(), -torch.inf)),
-    "float mask with the least number": lambda q, k, v, m: SDPA(q, k, v, torch.zeros_like(m).masked_fill(~triangle(), -3.4e38)),
+    "float mask with the least number": lambda q, k, v, m: SDPA(
+        q, k, v, torch.zeros_like(m).masked_fill(~triangle(), -3.4e38)
+    ),
     "float mask with a gradient": lambda q, k, v, m: SDPA(q, k, v, m * 2),
     "a parameter as mask": lambda q, k, v, m: SDPA(q, k, v, m),
     "expanded mask": lambda q, k, v, m: SDPA(q, k, v, (m * 1).expand(2, HEADS, -1, -1)),
@@ -91,9 +93,9 @@ def test_grouped_queries():
 def allowed(bits, logits):
     """How far a gradient may be off with query, key and value in so many bits, and logits of that standard deviation.
 
-    A group of near-normal elements spans up to 8 standard deviations, so a rounding's is at most e = 8 / (2**b - 1) / 2 of
-    the elements'. A logit, a sum of products of rounded elements, is off by sqrt(2) e of its size, and the softmax by that
-    much relatively; the other factor, a value or the linear layer's own input, adds e each.
+    A group of near-normal elements spans up to 8 standard deviations, so a rounding's is at most e = 8 / (2**b - 1) / 2
+    of the elements'. A logit, a sum of products of rounded elements, is off by sqrt(2) e of its size, and the softmax
+    by that much relatively; the other factor, a value or the linear layer's own input, adds e each.
     """
     e = 4 / (2**bits - 1)
     return e * (2 + 2**0.5 * logits)

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -52,7 +51,7 @@ def test_autocast_of_float32_inputs():
 
 
 def test_the_kernel_is_the_one_of_the_forward():
-    """With another one in backward, dropout would be another; here the math kernel is asked for in the forward alone."""
+    """With another one in backward, dropout would be another; here the forward alone asks for the math kernel."""
 
     def call(q, k, v, m):
         with sdpa_kernel(SDPBackend.MATH):
@@ -151,8 +150,8 @@ def test_backward_twice_and_double_backward():
 def test_double_backward_of_a_kernel_that_has_none_raises():
     model = integrations.compress_model(attending(lambda q, k, v, m: SDPA(q, k, v)))
     x = X.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match="not implemented|twice"):
-        [slope] = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    [slope] = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="not implemented"):
         slope.square().sum().backward()
 
 
@@ -182,7 +181,8 @@ def test_nothing_is_held_after_backward(payloads):
 
 def nested(q, k, v):
     """Each sequence cut to a length of its own."""
-    cut = [torch.nested.as_nested_tensor([t[0, :, :20].transpose(0, 1), t[1].transpose(0, 1)], layout=torch.jagged) for t in (q, k, v)]
+    cut = [[t[0, :, :20].transpose(0, 1), t[1].transpose(0, 1)] for t in (q, k, v)]
+    cut = [torch.nested.as_nested_tensor(parts, layout=torch.jagged) for parts in cut]
     return SDPA(*(t.transpose(1, 2) for t in cut)).transpose(1, 2).to_padded_tensor(0.0)
 
 
@@ -230,7 +230,9 @@ def test_a_transformer_encoder():
             return self.inner(x, src_key_padding_mask=mask)
 
     # After the last norm, the sum of squares does not depend on the input.
-    plain, found, model = plain_and_compressed(Masked(model), X, level="L1.1", loss=lambda h: h[..., ::2].square().mean())
+    plain, found, model = plain_and_compressed(
+        Masked(model), X, level="L1.1", loss=lambda h: h[..., ::2].square().mean()
+    )
     assert relative_error(plain, found) < 3 * EIGHT_BITS
     assert not [row for row in rows(model) if row.why.startswith("no rule") and row.stored_bytes]
 
@@ -261,7 +263,9 @@ def test_transformers(implementation):
         def forward(self, ids):
             return self.inner(ids, attention_mask=mask).last_hidden_state
 
-    plain, found, compressed = plain_and_compressed(Masked(), ids, level="L1.1", loss=lambda h: h[:, :, ::2].pow(2).mean())
+    plain, found, compressed = plain_and_compressed(
+        Masked(), ids, level="L1.1", loss=lambda h: h[:, :, ::2].pow(2).mean()
+    )
     whole = [torch.cat([g[name].flatten() for name in plain]) for g in (plain, found)]
     assert (whole[0] - whole[1]).norm() < 3 * EIGHT_BITS * whole[0].norm()
     assert len(recomputed(compressed)) == (6 if implementation == "sdpa" else 0)

@@ -104,7 +104,7 @@ EXACT = {
     "power of two": lambda h: 2**h,
     "abs": torch.abs,
     "sqrt": lambda h: (h.abs() + 1).sqrt(),
-    "quotient": lambda h: 1 / (h.square() + 1),
+    "quotient": lambda h: 1 / (h.abs() + 1),
     "norm": torch.linalg.norm,
     "normalize": F.normalize,
     "std": lambda h: h.std(1),

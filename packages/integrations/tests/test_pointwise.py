@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from .nets import Net, assert_same, normal, plain_and_compressed, relative_error, rows
+from .nets import Net, normal, plain_and_compressed, relative_error, rows
 
 ROWS, WIDTH = 32, 256  # a row is a group
 
@@ -74,7 +74,9 @@ def test_logsigmoid_keeps_two_tensors_of_eight_bits():
     x = 3 * normal(ROWS, WIDTH)
     exact, found, model = slopes(F.logsigmoid, x)
     assert ((found - exact).abs() <= 1 / 255 + steps(x.clamp(-10, 10), 8) / 2 + 1e-4).all()
-    assert {row.codec for row in rows(model, "log_sigmoid")} == {"GroupAffine(bits=8, group_size=256, rounding='stochastic')"}
+    assert {row.codec for row in rows(model, "log_sigmoid")} == {
+        "GroupAffine(bits=8, group_size=256, rounding='stochastic')"
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -91,7 +93,7 @@ def test_hardswish_never_takes_one_side_of_its_jumps_for_the_other(dtype, bits):
     assert beyond.sum() > x.numel() // 4
     assert torch.equal(found[beyond], exact[beyond])
     inside = ~beyond
-    # A third of a step, which is at most a margin: (6 / (levels - 2)) and 1 % and the dtype's rounding; so is the result.
+    # A third of a step, which is at most a margin: 6 / (levels - 2) and 1 % and the dtype's rounding.
     step = 1.01 * 6 / (2**bits - 3) + 12 * torch.finfo(dtype).eps
     assert ((found - exact)[inside].abs() <= step / 3 + 4 * torch.finfo(dtype).eps).all()
 
@@ -137,7 +139,7 @@ def test_softmax(operator, scale, level, bits):
     step = steps(y, bits)
     off = step * upstream.abs().sum(-1, keepdim=True)
     assert ((found - exact).abs() <= step * (upstream - total).abs() + (y + step) * off + 1e-6).all()
-    assert "bits=%d" % bits in next(row.codec for row in rows(model) if row.role == "result")
+    assert f"bits={bits}" in next(row.codec for row in rows(model) if row.role == "result")
 
 
 def test_softmax_of_eight_bits_loses_little():
@@ -155,7 +157,8 @@ def test_softmax_of_eight_bits_loses_little():
 
 # ---- exact in one bit ----
 
-X = torch.cat([normal(30, 64), torch.tensor([-3.0, 3.0, 6.0, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5]).repeat(64)[:128].view(2, 64)])
+BOUNDS = torch.tensor([-3.0, 3.0, 6.0, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -0.25, 0.75]).repeat(11)[:128]
+X = torch.cat([normal(30, 64), BOUNDS.view(2, 64)])
 SPECIAL = torch.tensor([float("inf"), float("-inf"), -1e-45, 1e-45, 3e38, -3e38, 2.0, -0.25])
 INSIDE = {
     "relu6": [F.relu6, lambda h: F.relu6(h, inplace=True)],
@@ -209,7 +212,9 @@ def test_a_piecewise_constant_slope_takes_one_bit(name, operator, dtype):
 def test_bounds_that_leave_no_bit_are_kept(operator):
     exact, found, model = slopes(operator, X)
     assert torch.equal(exact, found)
-    assert {row.codec for row in rows(model) if row.operator in ("clamp", "hardtanh") and row.role == "input"} == {"kept"}
+    assert {row.codec for row in rows(model) if row.operator in ("clamp", "hardtanh") and row.role == "input"} == {
+        "kept"
+    }
 
 
 # ---- proportional to what is saved ----

@@ -1,4 +1,4 @@
-"""What a call's arguments say of what it saves: whether a rule holds, where a gradient passes, which indices there are."""
+"""What a call's arguments say of what it saves: if a rule holds, where a gradient passes, which indices there are."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Arguments:
 
 # ---- operators whose rule holds for one value of an argument ----
 
-# elu's slope jumps at 0 unless alpha is 1, softplus and celu change the faster the larger beta and the smaller alpha are,
-# and of the powers only the square has a gradient that is linear in what is saved.
+# elu's slope jumps at 0 unless alpha is 1; those of softplus and celu change the faster the larger beta and the smaller
+# alpha are; of the powers only the square has a gradient that is linear in what is saved.
 _ASSUMED = MappingProxyType(
     {
         "elu": (1, "alpha", 1, 1),
@@ -188,9 +188,12 @@ def _plane(dims: int) -> Callable[[Arguments], int | None]:
 # operator -> (how many indices there are, whether negative ones count from the end)
 _RANGES: Mapping[str, tuple[Callable[[Arguments], int | None], bool]] = MappingProxyType(
     {
-        **dict.fromkeys(("index_select", "gather", "index_add", "scatter", "scatter_add", "index_copy"), (_size, False)),
-        **dict.fromkeys(("topk", "sort", "max", "min", "median", "mode", "kthvalue", "cummax"), (_largest, False)),
-        "cummin": (_largest, False),
+        **dict.fromkeys(
+            ["index_select", "index_add", "index_copy", "gather", "scatter", "scatter_add"], (_size, False)
+        ),
+        **dict.fromkeys(
+            ["topk", "sort", "max", "min", "median", "mode", "kthvalue", "cummax", "cummin"], (_largest, False)
+        ),
         "getitem": (_largest, True),
         "setitem": (_largest, True),
         "embedding": (_rows, False),

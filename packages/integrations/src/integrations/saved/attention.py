@@ -26,8 +26,8 @@ OPERATOR = "scaled_dot_product_attention"
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of ``F.scaled_dot_product_attention``: the function, its arguments but the tensors, and the surroundings that decide its
-    result and its kernel."""
+    """A call of ``F.scaled_dot_product_attention``: the function, its arguments but the tensors, and the surroundings
+    that decide its result and its kernel."""
 
     function: Callable[..., Tensor]
     options: dict[str, Any]
@@ -79,7 +79,7 @@ class _Recomputed(Function):
         ctx.set_materialize_grads(False)
         # With gradients enabled, as in backward: torch chooses its kernel by that, too. The graph goes at once.
         with torch.enable_grad(), _exact():
-            output = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
+            output: Tensor = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
         ctx.save_for_backward(query, key, value, mask)
         return output.detach()
 
@@ -93,7 +93,7 @@ class _Recomputed(Function):
         # A block of integrations.compress may be open still. This is nobody's forward.
         with torch._C.DisableTorchFunction(), torch.enable_grad(), _exact():
             tensors = [_alias(tensor, twice) for tensor in stored]
-            wanted = [tensor for tensor, needs in zip(tensors, ctx.needs_input_grad, strict=False) if needs]
+            wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
             with ctx.attention.surroundings(stored[0].device):
                 output = ctx.attention(*tensors)
             found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=twice))
@@ -167,7 +167,8 @@ def _autocast(kind: str) -> tuple[bool, torch.dtype]:
 
 def _backends() -> list[SDPBackend]:
     """The kernels that the user allows, in the order of preference."""
-    return torch.nn.attention._cur_sdpa_kernel_backends(with_priority=True)
+    backends: list[SDPBackend] = torch.nn.attention._cur_sdpa_kernel_backends(with_priority=True)
+    return backends
 
 
 def _generator_state(device: torch.device) -> Tensor:

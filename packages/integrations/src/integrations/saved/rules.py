@@ -60,16 +60,14 @@ _LINEAR = Rule(Need.LINEAR, Need.LINEAR, Need.LINEAR, Need.LINEAR)
 _PRODUCT = Rule(Need.PRODUCT, Need.PRODUCT)
 # dy = y dx: a product with the result, not with something that amplifies it. In place, the result is the input, too.
 _OWN_SLOPE = Rule(input=Need.PRODUCT, result=Need.PRODUCT)
-# 2 (x - mean) / (n - 1). Not so for std and norms, which divide by what may be small: a row of small numbers that shares
-# a group with large ones would be rounded as coarsely, and the quotient would make that error large.
+# 2 (x - mean) / (n - 1). Not so for std and norms, which divide by what may be small: a row of small numbers that
+# shares a group with large ones would be rounded as coarsely, and the quotient would make that error large.
 _VARIANCE = Rule(input=Need.PRODUCT)
 _NORM = Rule(input=Need.NORM, why="statistics or scale of a normalisation: small, and every gradient uses them")
 _SATURATING = Rule(input=Need.SATURATING, result=Need.SATURATING, internal=Need.SATURATING)
 _BOUNDED = Rule(input=Need.BOUNDED, result=Need.BOUNDED)
 _SIGN = Rule(input=Need.SIGN, result=Need.SIGN)
-_INSIDE = Rule(
-    input=Need.INSIDE, result=Need.INSIDE, internal=Need.INSIDE, why="bounds that are tensors: kept exactly"
-)
+_INSIDE = Rule(input=Need.INSIDE, result=Need.INSIDE, internal=Need.INSIDE, why="bounds that are tensors: kept exactly")
 _DROPOUT = Rule(internal=Need.MASK, why="dropout needs only its mask")
 _POOL = Rule(input=Need.SHAPE, why="indices are exact")
 _INDEX = Rule(why="indices are exact")
