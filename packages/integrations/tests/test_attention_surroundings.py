@@ -1,6 +1,7 @@
 """Attention where other parts of torch are at work: autocast, checkpoints, kernels, blocks, composites, libraries."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -130,19 +131,23 @@ def test_without_gradients_nothing_is_replaced(calm, monkeypatch):
     model(X)
 
 
-def test_backward_twice_and_double_backward():
-    model = integrations.compress_model(attending(lambda q, k, v, m: SDPA(q, k, v, m * 1)), "L1.1", min_bytes=1 << 30)
+@pytest.mark.parametrize(
+    "call", [lambda q, k, v, m: SDPA(q, k, v, m * 1), lambda q, k, v, m: SDPA(q, q, q, m * 1)], ids=["three", "one"]
+)
+def test_backward_twice_and_double_backward(call):
+    model = integrations.compress_model(attending(call), "L1.1", min_bytes=1 << 30)
     plain = integrations.restore_model(copy.deepcopy(model))
     found = []
     for net in (plain, model):
         x = X.clone().requires_grad_()
         loss = net(x).square().sum()
         loss.backward(retain_graph=True)
-        first = {name: p.grad.clone() for name, p in net.named_parameters()}
+        first = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
         net.zero_grad()
         [slope] = torch.autograd.grad(loss, x, create_graph=True)
         slope.square().sum().backward()
-        found.append(first | {f"{name} again": p.grad for name, p in net.named_parameters()} | {"x": x.grad})
+        second = {f"{name} again": p.grad for name, p in net.named_parameters() if p.grad is not None}
+        found.append(first | second | {"x": x.grad})
     # The same terms, summed in another order: float32, sums of some hundred terms, so 1e-5 is far above their rounding.
     assert relative_error(*found) < 1e-5
 
@@ -170,13 +175,26 @@ def test_a_query_changed_in_place_raises_torchs_message():
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
-def test_nothing_is_held_after_backward(payloads):
-    model = integrations.compress_model(copy.deepcopy(DROPPING))
-    loss = model(X).sum()
-    assert len(payloads) == 6
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_nothing_is_held_after_backward(payloads, monkeypatch, kernel):
+    """Neither what was stored nor what torch's own attention saves, for instance its result, in either pass."""
+    results = []
+    attend = integrations.saved.attention.Attention.__call__
+
+    def noting(self, *tensors):
+        result = attend(self, *tensors)
+        results.append(weakref.ref(result.untyped_storage()))
+        return result
+
+    monkeypatch.setattr(integrations.saved.attention.Attention, "__call__", noting)
+    model = integrations.compress_model(attending(lambda q, k, v, m: SDPA(q, k, v).square()))
+    with sdpa_kernel(kernel):
+        loss = model(X).sum()
+    assert len(payloads) == 8
     assert all(payload() is not None for payload in payloads)
     loss.backward()
     assert all(payload() is None for payload in payloads)
+    assert [result() for result in results] == [None, None]
 
 
 def nested(q, k, v):

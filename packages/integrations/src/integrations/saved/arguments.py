@@ -185,15 +185,14 @@ def _plane(dims: int) -> Callable[[Arguments], int | None]:
     return of
 
 
+_ALONG_DIM = ("index_select", "index_add", "index_copy", "gather", "scatter", "scatter_add")
+_SELECTING = ("topk", "sort", "max", "min", "median", "mode", "kthvalue", "cummax", "cummin")
+
 # operator -> (how many indices there are, whether negative ones count from the end)
 _RANGES: Mapping[str, tuple[Callable[[Arguments], int | None], bool]] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ["index_select", "index_add", "index_copy", "gather", "scatter", "scatter_add"], (_size, False)
-        ),
-        **dict.fromkeys(
-            ["topk", "sort", "max", "min", "median", "mode", "kthvalue", "cummax", "cummin"], (_largest, False)
-        ),
+        **dict.fromkeys(_ALONG_DIM, (_size, False)),
+        **dict.fromkeys(_SELECTING, (_largest, False)),
         "getitem": (_largest, True),
         "setitem": (_largest, True),
         "embedding": (_rows, False),
