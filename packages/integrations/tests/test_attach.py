@@ -1,5 +1,6 @@
 """compress_model, compression, restore_model: what they change on a model, and that it can be undone."""
 
+import dataclasses
 import inspect
 
 import pytest
@@ -127,15 +128,15 @@ def test_the_handle():
     handle = integrations.compression(model)
     assert handle is integrations.compression(model)
     assert handle.model is model
-    assert handle.level == integrations.Level(bits=2, product_bits=4, seed=4)
+    assert handle.level == dataclasses.replace(integrations.LEVELS["L1.2"], seed=4)
     assert repr(handle) == "Compression(Sequential, level='L1.2', step=0)"
 
 
 def test_options_override_fields_of_a_level():
     options = {"bits": 3, "product_bits": 5, "norm_bits": 6, "group_size": 64, "min_bytes": 1, "seed": 9}
     model = integrations.compress_model(mlp(), "L1.2", **options)
-    assert integrations.compression(model).level == integrations.Level(**options)
-    assert integrations.LEVELS["L1.2"] == integrations.Level(bits=2, product_bits=4)
+    assert integrations.compression(model).level == dataclasses.replace(integrations.LEVELS["L1.2"], **options)
+    assert integrations.LEVELS["L1.2"] == integrations.Level(bits=2, product_bits=4, pointwise_bits=4, attention_bits=4)
 
 
 def test_levels_are_immutable():

@@ -92,24 +92,24 @@ def test_signs_and_masks_in_other_dtypes(dtype):
     assert sum(row.stored_bytes for row in rows(model)) == 4 * X.numel() // 8
 
 
-UNKNOWN = {
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "elu": F.elu,
+EXACT = {
+    "elu that jumps": lambda h: F.elu(h, 0.5),
+    "celu": lambda h: F.celu(h, 2.0),
+    "selu": F.selu,
+    "steep softplus": lambda h: F.softplus(h, 50.0),
     "relu6": F.relu6,
     "prelu": lambda h: F.prelu(h, torch.tensor([0.3])),
-    "softplus": F.softplus,
-    "exp": torch.exp,
-    "square": torch.square,
-    "pow": lambda h: h**3,
+    "cube": lambda h: h**3,
+    "power of a tensor": lambda h: (h.abs() + 1) ** torch.tensor(2.0),
+    "power of two": lambda h: 2**h,
+    "abs": torch.abs,
     "sqrt": lambda h: (h.abs() + 1).sqrt(),
-    "quotient": lambda h: 1 / (h.square() + 1),
+    "quotient": lambda h: 1 / (h.abs() + 1),
     "norm": torch.linalg.norm,
+    "normalize": F.normalize,
     "std": lambda h: h.std(1),
     "logsumexp": lambda h: h.logsumexp(1),
-    "softmax": lambda h: F.softmax(h, 1),
+    "log_softmax": lambda h: F.log_softmax(h, 1),
     "log_softmax and nll_loss": lambda h: F.nll_loss(F.log_softmax(h, 1), torch.arange(48)),
     "cross_entropy": lambda h: F.cross_entropy(h, torch.arange(48), label_smoothing=0.1),
     "mse_loss": lambda h: F.mse_loss(h, torch.zeros(48, 64)),
@@ -124,13 +124,12 @@ UNKNOWN = {
     "scatter_add": lambda h: torch.zeros(9, 64).scatter_add(0, (torch.arange(48) % 9)[:, None].expand(48, 64), h),
     "cumsum": lambda h: h.cumsum(0),
     "cat and chunk": lambda h: torch.cat(h.chunk(4, 1)[::-1], 1),
-    "attention": lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None], is_causal=True),
     "fft": lambda h: torch.fft.rfft(h).abs(),
     "complex product": lambda h: (torch.view_as_complex(h.view(48, 32, 2)) ** 2).abs(),
 }
 
 
-@pytest.mark.parametrize("operator", UNKNOWN.values(), ids=UNKNOWN.keys())
+@pytest.mark.parametrize("operator", EXACT.values(), ids=EXACT.keys())
 def test_an_operator_without_bits_of_its_own_is_exact(operator):
     plain, compressed, _ = plain_and_compressed(above_linear(operator), X, level="L1.2", min_bytes=0)
     assert_same(plain, compressed)
@@ -160,20 +159,9 @@ def test_recurrent_layers_are_exact(recurrent):
     assert_same(plain, compressed)
 
 
-@pytest.mark.parametrize("need_weights", [True, False])
-def test_multihead_attention_is_exact(need_weights):
-    class SelfAttention(torch.nn.MultiheadAttention):
-        def forward(self, x):
-            return super().forward(x, x, x, need_weights=need_weights)[0]
-
-    net = SelfAttention(32, 4, dropout=0.2, batch_first=True)
-    plain, compressed, _ = plain_and_compressed(net, normal(3, 9, 32), level="L1.2", min_bytes=0)
-    assert_same(plain, compressed)
-
-
 def test_embedding_is_exact_and_passes_the_error_of_nothing():
-    net = Net(lambda self, i: F.embedding(i * 2, self.table).tanh(), table=normal(100, 32))
+    net = Net(lambda self, i: F.embedding(i * 2, self.table).cosh(), table=normal(100, 32))
     plain, compressed, model = plain_and_compressed(net, torch.arange(50).repeat(8))
     assert_same(plain, compressed)
     [row] = rows(model, "embedding")
-    assert (row.dtype, row.codec) == (torch.int64, "kept")
+    assert (row.dtype, row.codec) == (torch.int64, "Narrow(low=0, high=99)")

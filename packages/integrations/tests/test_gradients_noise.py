@@ -154,3 +154,65 @@ def test_a_bias_and_what_lies_below_get_exact_gradients():
         gradients[level] = {name: p.grad for name, p in model.named_parameters()}
     for name, same in (("w0", True), ("bias", True), ("w1", False), ("w2", False)):
         assert torch.equal(gradients["L0"][name], gradients["L1.2"][name]) is same, name
+
+
+# ---- slopes ----
+
+# name: operator, what of its input is saved, the gradient's factor
+PROPORTIONAL = {
+    "square": (torch.square, lambda h: h, 2),
+    "power of 2": (lambda h: h**2, lambda h: h, 2),
+    "exp": (torch.exp, torch.exp, 1),
+    "exp2": (torch.exp2, torch.exp2, math.log(2)),
+}
+
+
+@pytest.mark.parametrize(("level", "bits"), [("L1", 8), ("L1.2", 4)])
+@pytest.mark.parametrize("name", PROPORTIONAL)
+def test_a_slope_proportional_to_what_is_saved_is_unbiased(name, level, bits):
+    operator, saved, factor = PROPORTIONAL[name]
+    model = Net(lambda self, x: operator(x + self.offset), offset=torch.zeros(256))
+    x, upstream = normal(32, 256, seed=1), normal(32, 256, seed=2)
+    integrations.compress_model(model, level)
+    mean, variance, bias = rounding(saved(x), bits)
+    g = factor * upstream.double()
+    predicted = (g * mean).sum(0), (g**2 * variance).sum(0), (g.abs() * bias).sum(0)
+    assert_as_predicted(draws(model, x, upstream), (g * saved(x)).sum(0), predicted, 256)
+
+
+@pytest.mark.parametrize("scale", [1, 8])
+def test_softmaxs_gradient_is_off_by_the_roundings_variance(scale):
+    """dx = y (g - sum(g y)) has one term that is quadratic in one rounding: the mean is off by -g var(y)."""
+    model = Net(lambda self, x: F.softmax(x + self.offset, -1), offset=torch.zeros(8, 256))
+    x, upstream = scale * normal(8, 256, seed=1), normal(8, 256, seed=2)
+    integrations.compress_model(model, "L1")
+    y, g = x.softmax(-1), upstream.double()
+    mean, variance, _ = rounding(y, 8)
+    predicted = mean * (g - (g * mean).sum(1, keepdim=True)) - g * variance
+    found = draws(model, x, upstream)
+    standard_error = found.std(0) / math.sqrt(DRAWS)
+    # A rounding that happened in no draw has no spread: an element within 1 / DRAWS of a step may be off by as much.
+    unseen = (g.abs() + g.abs().max()) * 2 / DRAWS * (y.amax(1, keepdim=True) - y.amin(1, keepdim=True)) / 255
+    assert ((found.mean(0) - predicted).abs() <= Z * standard_error + Z * unseen + 1e-6).all()
+
+
+@pytest.mark.parametrize("operator", [F.gelu, F.silu, F.softplus])
+def test_a_smooth_slopes_bias_is_second_order(operator):
+    """Taylor: slope(x + d) = slope + change d + curvature d**2 / 2, and the mean of d is 0, of d**2 the variance."""
+    model = Net(lambda self, x: operator(x + self.offset), offset=torch.zeros(8, 256))
+    x = 2 * normal(8, 256, seed=1)
+    integrations.compress_model(model, "L1", pointwise_bits=4)
+    grid = torch.arange(-10, 10, 1e-2, dtype=torch.float64, requires_grad=True)
+    values = operator(grid)
+    derivatives = []
+    for _ in range(3):
+        [values] = torch.autograd.grad(values.sum(), grid, create_graph=True)
+        derivatives.append(values.abs().max().item())
+    _, change, curvature = derivatives
+    _, variance, bias = rounding(x.clamp(-5, 5) if operator is F.gelu else x, 4)
+    [exact] = torch.autograd.grad(operator(h := x.double().requires_grad_()).sum(), h)
+    found = draws(model, x, torch.ones(8, 256)).mean(0)
+    bound = curvature * variance / 2 + change * (bias + Z * (variance / DRAWS).sqrt())
+    # Roundings of probability below 1 / DRAWS may not have happened: as far as they weigh, they move less than this.
+    step = bias * 512
+    assert ((found - exact).abs() <= bound + change * Z * step / DRAWS + 2e-4).all()

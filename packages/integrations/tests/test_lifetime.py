@@ -63,7 +63,9 @@ def test_dropping_the_loss_frees_everything(payloads, sessions):
     integrations.compress_model(model)
     output = model(X)
     loss = output.square().sum()
-    assert alive(payloads) == len(payloads) == 6  # a sign, a mask, codes and bounds for the norm and for the last layer
+    assert (
+        alive(payloads) == len(payloads) == 8
+    )  # a sign, a mask, codes and bounds for the norm, for the last layer and GELU
     del output, loss
     assert (alive(payloads), alive(results), alive(sessions)) == (0, 0, 0)
 

@@ -136,7 +136,7 @@ def test_bits_are_not_downgraded(payloads):
 
 @pytest.mark.parametrize("exact_first", [True, False])
 def test_a_tensor_kept_for_one_operator_is_not_stored_for_another(exact_first, payloads):
-    """sigmoid keeps its result exactly, so the linear layer and ReLU use it, exactly, at no cost."""
+    """cosh keeps its input exactly, so the linear layer and ReLU use it, exactly, at no cost."""
 
     def forward(self, x):
         h = F.linear(x, self.w0)

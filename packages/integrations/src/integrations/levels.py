@@ -30,6 +30,10 @@ class Level:
             unbiased, too, but goes on into every gradient below (in GAT it outweighs all others).
         norm_bits: bits per element for the inputs of normalisation layers, at least ``bits``; fewer than 8 tilt every
             gradient below the layer.
+        pointwise_bits: bits per element for the inputs of smooth nonlinearities (GELU, SiLU) and the results of
+            bounded ones (sigmoid, tanh, softmax), at least ``bits``.
+        attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
+            backward computes it again, at least ``bits``.
         group_size: elements that share two bounds, a positive multiple of 32.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
@@ -41,6 +45,8 @@ class Level:
     offload: bool = False
     product_bits: int = 8
     norm_bits: int = 8
+    pointwise_bits: int = 8
+    attention_bits: int = 6
     group_size: int = 256
     min_bytes: int = 1024
     seed: int = 0
@@ -49,7 +55,7 @@ class Level:
         for name in ("adaptive", "offload"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("adapt_interval", "product_bits", "norm_bits", "group_size", "min_bytes", "seed"):
+        for name in ("adapt_interval", "group_size", "min_bytes", "seed"):
             _require_int(name, getattr(self, name))
         if self.adapt_interval < 1:
             raise ValueError(f"adapt_interval must be 1 step or more, got {self.adapt_interval}; 1000 is the default")
@@ -59,13 +65,13 @@ class Level:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, got {self.min_bytes}; 0 compresses every tensor")
-        for name in ("bits", "product_bits", "norm_bits"):
+        for name in ("bits", "product_bits", "norm_bits", "pointwise_bits", "attention_bits"):
             bits = getattr(self, name)
             if name == "bits" and bits is None:
                 continue
             _require_int(name, bits)
             if not 1 <= bits <= 8:
-                way_out = "None switches compression off" if name == "bits" else "8 is the default"
+                way_out = "None switches compression off" if name == "bits" else "8 is the most precise"
                 raise ValueError(f"{name} must be from 1 to 8, got {bits}; {way_out}")
         actcore.GroupAffine(8, self.group_size)
 
@@ -86,10 +92,10 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         "L0": Level(bits=None),
         "L1": Level(bits=4),
         "L1.1": Level(bits=8),
-        "L1.2": Level(bits=2, product_bits=4),
+        "L1.2": Level(bits=2, product_bits=4, pointwise_bits=4, attention_bits=4),
         "L2": Level(bits=4, adaptive=True),
         "L2.1": Level(bits=3, adaptive=True),
-        "L2.2": Level(bits=2, product_bits=4, adaptive=True),
+        "L2.2": Level(bits=2, product_bits=4, pointwise_bits=4, attention_bits=4, adaptive=True),
         "L3": Level(bits=4, adaptive=True, offload=True),
         "swap": Level(bits=None, offload=True),
         "L4bit-swap": Level(bits=4, offload=True),

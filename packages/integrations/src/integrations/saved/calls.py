@@ -2,20 +2,24 @@
 
 A pack hook is told neither. While a forward runs, a ``TorchFunctionMode`` sees each call with its arguments before
 autograd saves anything for it. Composites written in Python (``F.dropout``, ``F.cross_entropy``) are one call: the mode
-is off inside it.
+is off inside it. ``F.multi_head_attention_forward`` is opened, since it is whole layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from integrations.saved import attention
+from integrations.saved.arguments import Arguments, variant
 from integrations.saved.rules import operator_name
 
 
@@ -82,16 +86,30 @@ class StorageSet:
 
 
 class Call:
-    """One call of a torch function, while it runs."""
+    """One call of a torch function, while it runs.
 
-    __slots__ = ("arguments", "operator")
+    Attributes:
+        name: of the function, as ``operator_name`` has it.
+        operator: the same, with an argument after it where that argument makes the function's rule not hold.
+        given: its arguments.
+        arguments: the tensors among them.
+        recomputes: whether backward computes the call again, from the tensors that it saves.
+    """
+
+    __slots__ = ("arguments", "given", "name", "operator", "recomputes")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.operator = operator_name(function)
+        self.name = operator_name(function)
+        self.given = Arguments(args, kwargs)
+        self.operator = variant(self.name, self.given)
         self.arguments = [*tensors_in(args), *tensors_in(kwargs)]
+        self.recomputes = False
 
     def role(self, tensor: Tensor) -> str:
-        """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``."""
+        """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"recomputed"``
+        for query, key and value of attention that backward computes again."""
+        if self.recomputes and tensor is not self.given.get(3, "attn_mask"):
+            return "recomputed"
         storage = storage_of(tensor)
         for position, argument in enumerate(self.arguments):
             if argument is tensor or (storage is not None and _same_storage(argument, storage)):
@@ -121,10 +139,13 @@ class CallTracker(TorchFunctionMode):
         foreign: storages that were there before the forward: somebody else keeps them alive.
         born: storages that calls of this forward made.
         exposed: storages that may be written to without their version moving.
+        pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
+            inside a checkpoint, which runs the forward again without this mode and counts what is saved.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.pack: Callable[[Tensor], Any] | None = None
         self.call: Call | None = None
         self.foreign = StorageSet()
         self.born = StorageSet()
@@ -145,7 +166,7 @@ class CallTracker(TorchFunctionMode):
                 self._meet(argument)
                 if func in _EXPOSING and (storage := storage_of(argument)) is not None:
                     self.exposed.add(storage)
-            result = func(*args, **(kwargs or {}))
+            result = self._run(self.call, func, types, args, kwargs or {})
         finally:
             self.call = outer
         for output in tensors_in(result):
@@ -154,6 +175,24 @@ class CallTracker(TorchFunctionMode):
                     self.born.add(storage)
         return result
 
+    def _run(
+        self, call: Call, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if call.name == attention.OPERATOR and self._packs_now():
+            call.recomputes = True
+            output = attention.recomputed(func, call.given)
+            if output is not None:
+                return output
+            call.recomputes = False
+        elif func is F.multi_head_attention_forward and all(kind in (Tensor, nn.Parameter) for kind in types):
+            with self:
+                return _opened(F.multi_head_attention_forward)(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _packs_now(self) -> bool:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return self.pack is not None and hooks is not None and hooks[0] is self.pack
+
     def _meet(self, argument: Tensor) -> None:
         """Marks an argument that no call of this forward made. One with a history is left: some operator that the mode
         does not see, such as a custom autograd Function, may have made it."""
@@ -161,6 +200,14 @@ class CallTracker(TorchFunctionMode):
             for storage in storages_of(argument):
                 if storage not in self.born:
                     self.foreign.add(storage)
+
+
+def _opened(composite: Any) -> FunctionType:
+    """The same function, whose own calls a mode sees: it does not ask first whether to hand itself to the mode."""
+    names = {**composite.__globals__, "has_torch_function": lambda tensors: False}
+    opened = FunctionType(composite.__code__, names, composite.__name__, composite.__defaults__, composite.__closure__)
+    opened.__kwdefaults__ = composite.__kwdefaults__
+    return opened
 
 
 def _same_storage(tensor: Tensor, storage: torch.UntypedStorage) -> bool:

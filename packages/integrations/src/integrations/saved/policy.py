@@ -12,6 +12,15 @@ from integrations.saved.rules import RULES, Need, Rule
 
 # They normalise the last dimensions; the others take statistics over many rows.
 _ROW_NORMS = ("layer_norm", "rms_norm")
+# The option of a level that says how many bits a need takes.
+_BITS = {
+    Need.LINEAR: "bits",
+    Need.PRODUCT: "product_bits",
+    Need.NORM: "norm_bits",
+    Need.SATURATING: "pointwise_bits",
+    Need.BOUNDED: "pointwise_bits",
+    Need.ATTENTION: "attention_bits",
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -19,11 +28,18 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 class Decision:
     """A codec and why it was chosen.
 
-    ``codec`` is ``None`` for a mask whose two values are only known from its data.
+    Attributes:
+        codec: ``None`` for a mask whose two values are only known from its data.
+        why: the reason.
+        form: a need for which the arguments of the call may allow a form of its own; ``codec`` is then that of the
+            values in it, or what is left where they do not.
+        indices: whether these are integers, whose range the arguments of the call may tell.
     """
 
     codec: Codec | None
     why: str
+    form: Need | None = None
+    indices: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class FixedBits:
         if saved.dtype is torch.bool:
             return Decision(BitMask(), Need.MASK.value)
         if saved.dtype not in _FLOATS:
-            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly")
+            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=True)
         if not saved.operator:
             return Decision(Raw(), "the operator that saves it is unknown")
         rule = RULES.get(saved.operator)
@@ -50,24 +66,29 @@ class FixedBits:
         return self._apply(rule, saved)
 
     def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
-        level = self.level
         need = rule.need(saved.role)
-        if need is Need.LINEAR and level.bits is not None:
-            return Decision(GroupAffine(level.bits, level.group_size), need.value)
-        if need is Need.PRODUCT and level.bits is not None:
-            return Decision(GroupAffine(max(level.bits, level.product_bits), level.group_size), need.value)
-        if need is Need.NORM and level.bits is not None:
-            group_size = level.group_size
-            if saved.operator in _ROW_NORMS:
+        if need in _BITS:
+            bits, group_size = self._bits(need), self.level.group_size
+            if bits is None:
+                return Decision(Raw(), "the level quantises nothing")
+            if need is Need.NORM and saved.operator in _ROW_NORMS:
                 group_size = _row_group(saved, group_size)
                 if not group_size:
                     return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
-            return Decision(GroupAffine(max(level.bits, level.norm_bits), group_size), need.value)
+            form = need if need is Need.SATURATING else None
+            return Decision(GroupAffine(bits, group_size), need.value, form)
         if need is Need.SIGN:
             return Decision(Positive(), need.value)
         if need is Need.MASK:
             return Decision(None, need.value)
+        if need in (Need.INSIDE, Need.SHAPE):
+            return Decision(Raw(), need.value, need)
         return Decision(Raw(), rule.why or need.value)
+
+    def _bits(self, need: Need) -> int | None:
+        """Bits an element for a need; no need gets fewer than linear operators do."""
+        bits = self.level.bits
+        return None if bits is None else max(bits, getattr(self.level, _BITS[need]))
 
 
 def _row_group(saved: SavedTensor, limit: int) -> int:

@@ -14,7 +14,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actcore import BitMask, Codec, Kept, Layout, Offload, Raw, SavedTensor, missing_on, stream_of, uncompiled
 from integrations.levels import Level
-from integrations.saved.calls import CallTracker, storage_of, storages_of
+from integrations.saved.arguments import index_codec
+from integrations.saved.calls import Call, CallTracker, storage_of, storages_of
+from integrations.saved.forms import Form, form_of, window_indices
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision, FixedBits
@@ -22,6 +24,7 @@ from integrations.saved.records import Record
 from integrations.saved.storage import Exact, Storages, View
 
 _innermost = threading.local()  # .session: the one entered last in this thread
+_INDICES = "indices, whose range the call tells: exact in the bits that it takes"
 
 
 class Session:
@@ -50,12 +53,15 @@ class Session:
     def __enter__(self) -> Self:
         with ExitStack() as contexts:
             contexts.enter_context(self.tracker)
+            pack = uncompiled(self._pack)
             try:
-                contexts.enter_context(saved_tensors_hooks(uncompiled(self._pack), uncompiled(_unpack)))
+                contexts.enter_context(saved_tensors_hooks(pack, uncompiled(_unpack)))
             except RuntimeError as error:
                 _explain(error)
                 raise
             self._contexts = contexts.pop_all()
+        if self._level.bits is not None:
+            self.tracker.pack = pack
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
         return self
 
@@ -63,13 +69,14 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _innermost.session = self._outer
+        self.tracker.pack = None
         self._contexts.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError):
             _explain(error)
 
     # ---- packing ----
 
-    def _pack(self, tensor: Tensor) -> Exact | View:
+    def _pack(self, tensor: Tensor) -> Exact | View | Form:
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
             return self._owner_of_forward()._pack_one(tensor)
@@ -83,7 +90,7 @@ class Session:
             session = session._outer
         return self
 
-    def _pack_one(self, tensor: Tensor) -> Exact | View:
+    def _pack_one(self, tensor: Tensor) -> Exact | View | Form:
         saved = self._describe(tensor)
         storage = storage_of(tensor)
         if storage is None:
@@ -99,14 +106,19 @@ class Session:
         identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         stream = stream_of(identity, self._step, self._rank)
         try:
-            codec = self._placed(_codec_for(tensor, decision, record), tensor)
+            form = self._form(tensor, decision, stream)
+            if form is not None:
+                record.codec, record.stored_bytes, record.host = form.name, form.nbytes, form.host
+                record.why = _INDICES if decision.indices else record.why
+                return form
+            codec = self._placed(_codec_for(tensor, decision, record, self.tracker.call), tensor)
             if storage in self.tracker.exposed:
                 self._storages.forget(storage)
             if isinstance(codec, Raw):
                 return self._storages.keep(tensor, record)
             return self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
-        except ValueError as refusal:  # a mask that has a third value
-            if decision.codec is not None:
+        except ValueError as refusal:  # a mask that has a third value, an index out of range
+            if decision.codec is not None and not decision.indices:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, record)
@@ -118,6 +130,26 @@ class Session:
             return codec
         small = Layout.of(tensor).stored_numel * tensor.itemsize < self._level.min_bytes
         return codec if small or _lazy(tensor) else Offload(codec)
+
+    def _form(self, tensor: Tensor, decision: Decision, stream: int) -> Form | None:
+        """A form that serves this call alone, if its arguments allow one."""
+        call = self.tracker.call
+        if call is None or _lazy(tensor) or missing_on(tensor.device):
+            return None
+        if decision.indices:
+            return window_indices(call.name, call.given, tensor, self._placed(Raw(), tensor))
+        if decision.form is None or decision.codec is None:
+            return None
+        return form_of(
+            decision.form,
+            call.name,
+            call.given,
+            tensor.detach(),
+            decision.codec,
+            lambda codec: self._placed(codec, tensor),
+            seed=self._seed,
+            stream=stream,
+        )
 
     def _record_of_compound(self, tensor: Tensor, saved: SavedTensor) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
@@ -150,7 +182,7 @@ def _explain(error: RuntimeError) -> None:
         )
 
 
-def _unpack(packed: Exact | View) -> Tensor:
+def _unpack(packed: Exact | View | Form) -> Tensor:
     return packed.unpack()
 
 
@@ -161,13 +193,22 @@ def _can_leave(tensor: Tensor) -> bool:
 
 def _lazy(tensor: Tensor) -> bool:
     """Whether the memory does not hold the elements as they are read."""
-    return tensor.is_neg() or tensor._is_zerotensor()
+    return bool(tensor.is_neg() or tensor._is_zerotensor())
 
 
-def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
-    """The decision's codec; for a mask of unknown values, the one that its data show."""
+def _codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | None) -> Codec:
+    """The decision's codec; for indices the one that the call's arguments tell, for a mask of unknown values the one
+    that its data show."""
     if _lazy(tensor):
         record.why = "lazily negated, or zeros without memory: kept exactly"
+        return Raw()
+    if decision.indices and call is not None and not missing_on(tensor.device):
+        narrow = index_codec(call.name, call.given)
+        if narrow is not None:
+            record.why = _INDICES
+            return narrow
+    if decision.form is not None:
+        record.why = f"{decision.why}, but for these arguments or bits there is no such form: kept exactly"
         return Raw()
     if isinstance(decision.codec, Raw):
         return decision.codec

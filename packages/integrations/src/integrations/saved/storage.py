@@ -84,7 +84,7 @@ class Region:
             if self.sign is None:
                 self.sign, self._sign_record = self._compress(tensor, codec, record, seed, stream), record
             else:
-                record.codec, record.why = _name(self.sign.codec), "shares the copy that is stored already"
+                record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
         elif self.value is None or _fineness(codec) > _fineness(self.value.codec):
             if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
                 codec = Offload(codec)  # what was on the host stays there
@@ -95,16 +95,16 @@ class Region:
                 _share(self._sign_record, record)
                 self.sign = self._sign_record = None
         else:
-            record.codec, record.why = _name(self.value.codec), "shares the copy that is stored already"
+            record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
 
     def _compress(self, tensor: Tensor, codec: Codec, record: Record, seed: int, stream: int) -> Compressed:
         source = self._source(tensor)
         if isinstance(codec, Raw):
             compressed = compress(source.clone(), codec)
-            record.codec, record.why = _name(codec), f"{record.why}; a copy, since its storage is larger"
+            record.codec, record.why = codec_name(codec), f"{record.why}; a copy, since its storage is larger"
         else:
             compressed = compress(source, codec, seed=seed, stream=stream)
-            record.codec = _name(compressed.codec)
+            record.codec = codec_name(compressed.codec)
         record.stored_bytes = compressed.nbytes
         record.host = isinstance(compressed.codec, Offload)
         return compressed
@@ -248,9 +248,10 @@ def _share(earlier: Record | None, record: Record) -> None:
         earlier.codec, earlier.why = record.codec, "shares a copy with more bits"
 
 
-def _name(codec: Codec) -> str:
+def codec_name(codec: Codec) -> str:
+    """How a record calls a codec."""
     if isinstance(codec, Offload):
-        return f"{_name(codec.inner)}, on the host"
+        return f"{codec_name(codec.inner)}, on the host"
     return "copied" if isinstance(codec, Raw) else str(codec)
 
 
