@@ -12,15 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from actcore import current_rank
+from actcore import SavedTensor, current_rank
+from integrations.adaptive.adapt import Adapter
+from integrations.adaptive.plan import Plan
+from integrations.adaptive.planned import PlannedBits
+from integrations.adaptive.probe import Probe
 from integrations.levels import Level, resolve_level
 from integrations.report import Report, Row
 from integrations.saved.calls import tensors_in
 from integrations.saved.modules import ModulePaths, called_module
+from integrations.saved.policy import FixedBits
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2  # 1 had no plan
 _STEPS = threading.Lock()
 
 
@@ -35,6 +40,7 @@ class Compression:
         level: the level, options applied.
         step: forwards compressed so far; each draws noise of its own.
         closed: whether the model was restored; a forward that somebody still holds is the plain one then.
+        redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level) -> None:
@@ -43,6 +49,8 @@ class Compression:
         self.level = level
         self.step = 0
         self.closed = False
+        self.redraw: Callable[[SavedTensor], int] | None = None
+        self._adapter = Adapter()
         self._records: list[Record] = []
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
@@ -61,13 +69,16 @@ class Compression:
         running = self._sessions.get(threading.get_ident())
         if running is not None:
             return forward(*args, **kwargs)
-        with self.session() as session:
+        with self.session(measured=True) as session:
             session.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
 
-    def session(self) -> _RunningSession:
-        """A context in which what autograd saves is compressed: a forward, or a whole step."""
-        return _RunningSession(self)
+    def session(self, measured: bool = False) -> _RunningSession:
+        """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``, backward
+        comes after it, and an adaptive level may look at it."""
+        step = self._take_step()
+        plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
+        return _RunningSession(self, step, plan, probe)
 
     def _take_step(self) -> int:
         """The number of a new forward; no two get the same, in whichever thread they start."""
@@ -76,38 +87,99 @@ class Compression:
             self.step += 1
         return step
 
+    # ---- adaptive levels ----
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force at an adaptive level; ``None`` before the first measurement, and at other levels."""
+        return self._adapter.plan(self.level)
+
+    def adapt(self, closure: Callable[[], Any], passes: int = 2) -> Plan:
+        """Measures how much each tensor's rounding changes the gradient, and gives each its bits.
+
+        ::
+
+            def closure():
+                optimizer.zero_grad()
+                criterion(model(x), y).backward()
+
+            handle.adapt(closure)
+
+        In an unchanged loop this happens by itself, in the second step and every ``adapt_interval`` steps. The state of
+        training is as before afterwards: ``.grad``, buffers such as batch norm's statistics, the random generators of
+        torch, NumPy and Python, and this handle's step. At most one more copy of the gradients is held meanwhile.
+
+        Args:
+            closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
+            passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data.
+
+        Returns:
+            The plan, in force from the next forward on.
+
+        Raises:
+            ValueError: the level is not adaptive, or ``passes`` is out of range.
+            RuntimeError: the closure steps an optimizer or changes a parameter, which is prevented; it runs no forward
+                and backward of this model; its gradients are not finite; or ranks run different tensors. What the
+                closure itself raises comes through.
+        """
+        step = self.step
+        try:
+            return self._adapter.adapt(self.level, step, self.model, closure, passes)
+        finally:
+            self.step = step
+
     # ---- what the user asks ----
 
     def report(self) -> Report:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
         rows = [Row.of(record) for record in self._records]
-        return Report(self.level.title(self.level_name), rows, self.level.off)
+        return Report(self.level.title(self.level_name), rows, self.level.off, self._plan_in_words())
+
+    def _plan_in_words(self) -> str:
+        if not self.level.adaptive:
+            return ""
+        plan = self.plan
+        if plan is None:
+            return "No plan yet: fixed bits until the second forward's backward has been measured, or handle.adapt(closure)."
+        return (
+            f"Bits by the plan that was made in step {plan.step}: predicted relative error of the gradient "
+            f"{plan.relative_error:.2g}. handle.plan has the reasons."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
         options = {name: getattr(self.level, name) for name in Level.__dataclass_fields__}
-        return {"version": _STATE_VERSION, "level": self.level_name, "options": options, "step": self.step}
+        return {
+            "version": _STATE_VERSION,
+            "level": self.level_name,
+            "options": options,
+            "step": self.step,
+            "adaptive": self._adapter.state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over another handle's level and step.
+        """Takes over another handle's level, step and plan.
 
         Raises:
             TypeError: the state, or its options, are no mapping.
-            ValueError: the state is of another version, lacks a key, or names an unknown level or option.
+            ValueError: the state is of another version, lacks a key, or names an unknown level or option; or its plan
+                is of another model, whose tensors the message names.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
         missing = [key for key in ("version", "level", "options", "step") if key not in state]
         if missing:
             raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
-        if state["version"] != _STATE_VERSION:
+        if state["version"] not in (1, _STATE_VERSION):
             raise ValueError(f"state must be of version {_STATE_VERSION}, got {state['version']!r}")
         if not isinstance(state["options"], Mapping):
             raise TypeError(f"the state's options must be a mapping, got {state['options']!r}")
         step = state["step"]
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"the state's step must be an int, 0 or more, got {step!r}")
-        self.level = resolve_level(state["level"], state["options"])
+        level = resolve_level(state["level"], state["options"])
+        self._adapter.load(state.get("adaptive"), self.model)
+        self.level = level
         self.level_name = state["level"]
         self.step = step
 
@@ -128,9 +200,18 @@ class Compression:
 class _RunningSession:
     """Registers a session with its handle while it runs, and keeps its records after."""
 
-    def __init__(self, handle: Compression) -> None:
+    def __init__(self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None) -> None:
         self._handle = handle
-        self._session = Session(handle.model, handle._paths, handle.level, handle._take_step(), current_rank())
+        self._session = Session(
+            handle.model,
+            handle._paths,
+            handle.level,
+            step,
+            current_rank(),
+            policy=None if plan is None else PlannedBits(FixedBits(handle.level), plan),
+            observer=probe,
+            redraw=handle.redraw,
+        )
 
     def __enter__(self) -> Session:
         self._session.__enter__()

@@ -67,11 +67,13 @@ class Report:
         level: name of the level, and what was changed of it: ``"L1 with bits=6"``.
         rows: one per saved tensor, in the order of saving.
         off: whether the level compresses nothing.
+        plan: where the bits of an adaptive level come from, in words; empty at other levels.
     """
 
     level: str
     rows: Sequence[Row]
     off: bool = False
+    plan: str = ""
 
     @property
     def original_bytes(self) -> int:
@@ -128,7 +130,8 @@ class Report:
             if row.owner:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
-        return f"Left alone, because somebody else keeps them alive: {listed}." if listed else ""
+        alone = f"Left alone, because somebody else keeps them alive: {listed}." if listed else ""
+        return "\n".join(filter(None, (self.plan, alone)))
 
     def __str__(self) -> str:
         text = StringIO()

@@ -121,6 +121,7 @@ class CallTracker(TorchFunctionMode):
         foreign: storages that were there before the forward: somebody else keeps them alive.
         born: storages that calls of this forward made.
         exposed: storages that may be written to without their version moving.
+        watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
     """
 
     def __init__(self) -> None:
@@ -129,6 +130,7 @@ class CallTracker(TorchFunctionMode):
         self.foreign = StorageSet()
         self.born = StorageSet()
         self.exposed = StorageSet()
+        self.watcher: Callable[[list[Tensor]], None] | None = None
 
     def __torch_function__(
         self,
@@ -146,9 +148,12 @@ class CallTracker(TorchFunctionMode):
                 if func in _EXPOSING and (storage := storage_of(argument)) is not None:
                     self.exposed.add(storage)
             result = func(*args, **(kwargs or {}))
+            outputs = list(tensors_in(result))
+            if self.watcher is not None:
+                self.watcher([*self.call.arguments, *outputs])
         finally:
             self.call = outer
-        for output in tensors_in(result):
+        for output in outputs:
             for storage in storages_of(output):
                 if storage not in self.foreign:
                     self.born.add(storage)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import BitMask, Codec, Kept, Raw, SavedTensor, missing_on, stream_of, uncompiled
+from actcore import BitMask, Codec, GroupAffine, Kept, Raw, SavedTensor, missing_on, stream_of, uncompiled
 from integrations.levels import Level
 from integrations.saved.calls import CallTracker, storage_of, storages_of
 from integrations.saved.modules import ModulePaths
@@ -20,8 +21,32 @@ from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision, FixedBits
 from integrations.saved.records import Record
 from integrations.saved.storage import Exact, Storages, View
+from integrations.saved.watch import unpack
 
 _innermost = threading.local()  # .session: the one entered last in this thread
+
+
+class Policy(Protocol):
+    """What a session asks for codecs."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+
+
+class Observer(Protocol):
+    """Who is told what a session sees, while it measures."""
+
+    def called(self, tensors: Iterable[Tensor], ours: bool) -> None:
+        """A call is over: its arguments and results, and whether what autograd saved for it came to our hooks."""
+
+    def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: View | Exact) -> None:
+        """A tensor was quantised, or found stored already."""
+
+    def forward_is_over(self) -> None:
+        """The session was left in good order."""
+
+    def cancel(self) -> None:
+        """The session was left by an exception."""
 
 
 class Session:
@@ -33,14 +58,29 @@ class Session:
         level: decides the codecs.
         step: number of this forward, so that its noise is its own.
         rank: of this process.
+        policy: decides the codecs in the level's place.
+        observer: is told what happens.
+        redraw: another number for a tensor, other noise; for measurements.
     """
 
-    def __init__(self, model: nn.Module, paths: ModulePaths, level: Level, step: int, rank: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: ModulePaths,
+        level: Level,
+        step: int,
+        rank: int,
+        policy: Policy | None = None,
+        observer: Observer | None = None,
+        redraw: Callable[[SavedTensor], int] | None = None,
+    ) -> None:
         self.tracker = CallTracker()
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
-        self._policy = FixedBits(level)
+        self._policy = policy or FixedBits(level)
+        self._observer, self._redraw = observer, redraw
+        self._hook: Callable[[Tensor], Exact | View] | None = None  # while the session is entered
         self._seed, self._step, self._rank = level.seed, step, rank
         self._storages = Storages()
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
@@ -48,24 +88,37 @@ class Session:
         self._outer: Session | None = None
 
     def __enter__(self) -> Self:
+        self._hook = uncompiled(self._pack)
         with ExitStack() as contexts:
             contexts.enter_context(self.tracker)
             try:
-                contexts.enter_context(saved_tensors_hooks(uncompiled(self._pack), uncompiled(_unpack)))
+                contexts.enter_context(saved_tensors_hooks(self._hook, uncompiled(unpack)))
             except RuntimeError as error:
                 _explain(error)
                 raise
             self._contexts = contexts.pop_all()
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
+        if self._observer is not None:
+            self.tracker.watcher = self._watch
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _innermost.session = self._outer
+        _innermost.session, self._hook = self._outer, None
         self._contexts.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError):
             _explain(error)
+        if self._observer is not None:
+            if error is None:
+                self._observer.forward_is_over()
+            else:
+                self._observer.cancel()
+
+    def _watch(self, tensors: Iterable[Tensor]) -> None:
+        assert self._observer is not None
+        innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._observer.called(tensors, innermost is not None and innermost[0] is self._hook)
 
     # ---- packing ----
 
@@ -97,14 +150,17 @@ class Session:
         record = Record(saved, "kept", decision.why, "", self._storages.original_bytes(storage))
         self.records.append(record)
         identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
-        stream = stream_of(identity, self._step, self._rank)
+        stream = stream_of(identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
         try:
             codec = _codec_for(tensor, decision, record)
             if storage in self.tracker.exposed:
                 self._storages.forget(storage)
             if isinstance(codec, Raw):
                 return self._storages.keep(tensor, record)
-            return self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
+            packed = self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
+            if self._observer is not None and isinstance(codec, GroupAffine):
+                self._observer.stored(saved, tensor, codec, packed)
+            return packed
         except ValueError as refusal:  # a mask that has a third value
             if decision.codec is not None:
                 raise
@@ -140,10 +196,6 @@ def _explain(error: RuntimeError) -> None:
             "torch.func transforms refuse saved-tensor hooks, and integrations compresses through them: call "
             "torch.func outside of the compressed forward, or restore the model first (integrations.restore_model)."
         )
-
-
-def _unpack(packed: Exact | View) -> Tensor:
-    return packed.unpack()
 
 
 def _codec_for(tensor: Tensor, decision: Decision, record: Record) -> Codec:
