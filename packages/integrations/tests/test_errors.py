@@ -88,7 +88,7 @@ def test_asking_what_is_no_model(function):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 99}, "state must be of version 1, got 99"),
+        ({"version": 99}, "state must be of version 2, got 99"),
         ({"level": "L9"}, "level must be one of L0, L1, L1.1, L1.2, got 'L9'"),
         ({"options": {"colour": 1}}, "options of a level are .*, got 'colour'"),
         ({"options": {"bits": 12}}, "bits must be from 1 to 8, got 12"),

@@ -39,8 +39,8 @@ def sessions(monkeypatch):
     made = []
 
     class Noted(session_module.Session):
-        def __init__(self, *args):
-            super().__init__(*args)
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
     # integrations.compression is the function: the module of that name is found only here.

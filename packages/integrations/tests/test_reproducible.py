@@ -90,10 +90,11 @@ def test_a_handles_state_is_plain():
     handle = integrations.compression(Trainer().model)
     state = handle.state_dict()
     assert state == {
-        "version": 1,
+        "version": 2,
         "level": "L1.2",
         "options": {"bits": 2, "product_bits": 4, "norm_bits": 8, "group_size": 256, "min_bytes": 1024, "seed": 0},
         "step": 0,
+        "adaptive": None,
     }
     file = io.BytesIO()
     torch.save(state, file)

@@ -6,7 +6,8 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from actcore import SavedTensor, current_rank
 from integrations.adaptive.adapt import Adapter
+from integrations.adaptive.monitor import GradientError, measure_error
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
@@ -51,6 +53,7 @@ class Compression:
         self.closed = False
         self.redraw: Callable[[SavedTensor], int] | None = None
         self._adapter = Adapter()
+        self._paused = False  # while an exact gradient is taken for comparison
         self._records: list[Record] = []
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
@@ -60,7 +63,8 @@ class Compression:
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
-        return not self.level.off and torch.is_grad_enabled() and self.model.training and not self.closed
+        off = self.level.off or self.closed or self._paused
+        return not off and torch.is_grad_enabled() and self.model.training
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
@@ -74,8 +78,8 @@ class Compression:
             return forward(*args, **kwargs)
 
     def session(self, measured: bool = False) -> _RunningSession:
-        """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``, backward
-        comes after it, and an adaptive level may look at it."""
+        """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
+        backward comes after it, and an adaptive level may look at it."""
         step = self._take_step()
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
         return _RunningSession(self, step, plan, probe)
@@ -128,6 +132,35 @@ class Compression:
         finally:
             self.step = step
 
+    def gradient_error(self, closure: Callable[[], Any] | None = None) -> GradientError:
+        """The relative error of the whole gradient that compression causes.
+
+        Args:
+            closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
+                two gradients are compared; the state of training is as before afterwards. Without it, the answer is the
+                plan's prediction for the step that was measured last, and says so.
+
+        Raises:
+            ValueError: there is neither a closure nor a plan.
+            RuntimeError: as for ``adapt``.
+        """
+        if closure is not None:
+            return measure_error(self, closure)
+        if self.plan is None:
+            raise ValueError(
+                "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
+            )
+        return GradientError(self.plan.relative_error, measured=False)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which the model runs uncompressed."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     # ---- what the user asks ----
 
     def report(self) -> Report:
@@ -140,7 +173,7 @@ class Compression:
             return ""
         plan = self.plan
         if plan is None:
-            return "No plan yet: fixed bits until the second forward's backward has been measured, or handle.adapt(closure)."
+            return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
         return (
             f"Bits by the plan that was made in step {plan.step}: predicted relative error of the gradient "
             f"{plan.relative_error:.2g}. handle.plan has the reasons."

@@ -77,9 +77,7 @@ class Adapter:
         if common is not None:
             self._plan = plan_of(common, level.bits, step)
 
-    def adapt(
-        self, level: Level, step: int, model: nn.Module, closure: Callable[[], Any], passes: int
-    ) -> Plan:
+    def adapt(self, level: Level, step: int, model: nn.Module, closure: Callable[[], Any], passes: int) -> Plan:
         """Measures with ``closure`` and plans. See ``Compression.adapt``."""
         if level.bits is None or not level.adaptive:
             raise ValueError("level must be adaptive to adapt, such as 'L2'; or give compress_model adaptive=True")
@@ -94,16 +92,16 @@ class Adapter:
                         closure()
             except BaseException as error:
                 error.add_note(
-                    "This was in the closure of handle.adapt: the plan, gradients, buffers and random generators are as "
-                    "they were before."
+                    "This was in the closure of handle.adapt: the plan, gradients, buffers and random generators are "
+                    "as they were before."
                 )
                 raise
             found = [probe.measurement for probe in probes if probe.measurement is not None]
         found = [measurement for measurement in found if measurement.tensors]
         if not found:
             raise RuntimeError(
-                "closure must run a forward of the compressed model, in train() mode, and its backward, and something must "
-                "be quantised in it; nothing was measured, and the plan is as it was"
+                "closure must run a forward of the compressed model, in train() mode, and its backward, and something "
+                "must be quantised in it; nothing was measured, and the plan is as it was"
             )
         finite = [measurement for measurement in found if measurement.finite]
         common = agreed(mean_of(finite) if finite else None)

@@ -44,15 +44,13 @@ def _allotment(tensor: Sensitivity, costs: Sequence[float], bits: int) -> Allotm
     )
 
 
-def _allocate(
-    costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]], budget: int
-) -> tuple[list[int], float]:
+def _allocate(costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]], budget: int) -> tuple[list[int], float]:
     """For each row a position in it, so that the costs add up to little and the sizes to no more than ``budget``; and
     a lower bound of the least sum of costs.
 
     Greedy along each row's lower convex hull: the linear relaxation's solution, rounded down (Zemel 1980).
     """
-    choices = [min(range(len(row)), key=lambda at, row=row: row[at]) for row in sizes]
+    choices = [row.index(min(row)) for row in sizes]
     left = budget - sum(row[choice] for row, choice in zip(sizes, choices, strict=True))
     steps = sorted(
         (
@@ -75,7 +73,7 @@ def _allocate(
 
 def _hull(costs: Sequence[float], sizes: Sequence[int], start: int) -> list[tuple[float, int, int]]:
     """The steps along the lower convex hull, from the smallest choice: cost saved a byte, from, to."""
-    steps = []
+    steps: list[tuple[float, int, int]] = []
     while True:
         slope, end = max(
             (

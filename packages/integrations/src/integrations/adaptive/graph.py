@@ -30,7 +30,7 @@ class Graph:
         self.edges: list[list[tuple[int, int]]] = []
         # The wrappers of nodes that are alive are unique, so identity finds a node again.
         self._index: dict[Node, int] = {}
-        self._start = torch.autograd._get_sequence_nr()  # nodes are numbered as they are made
+        self._start = torch._C._autograd._get_sequence_nr()  # nodes are numbered as they are made
 
     def add(self, tensors: Iterable[Tensor], ours: bool) -> None:
         """Adds the nodes that computed these tensors and are not known yet.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -28,22 +28,22 @@ class ParametersChanged(RuntimeError):
 
 @contextmanager
 def trial(model: nn.Module) -> Iterator[None]:
-    """A block whose traces are removed: gradients, buffers and the states of the random generators come back as they were,
-    whatever ends the block.
+    """A block whose traces are removed: gradients, buffers and the states of the random generators come back as they
+    were, whatever ends the block.
 
-    ``.grad`` is ``None`` when the block begins, so that a gradient that is there keeps its tensor and its values; one that
-    is a view, as DistributedDataParallel makes them of its buckets, is copied.
+    ``.grad`` is ``None`` when the block begins, so that a gradient that is there keeps its tensor and its values; one
+    that is a view, as DistributedDataParallel makes them of its buckets, is copied.
 
     Raises:
-        ParametersChanged: an optimizer was about to step, or a parameter to be changed in place, which is prevented; or a
-            parameter was changed in a way that nobody sees.
+        ParametersChanged: an optimizer was about to step, or a parameter to be changed in place, which is prevented;
+            or a parameter was changed in a way that nobody sees.
     """
     parameters = dict(model.named_parameters())
     versions = {name: parameter._version for name, parameter in parameters.items()}
     gradients = {name: parameter.grad for name, parameter in parameters.items()}
     values = {name: grad.clone() for name, grad in gradients.items() if grad is not None and grad._base is not None}
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    restore_random = _random_states()
+    restore_random = random_states()
     for parameter in parameters.values():
         parameter.grad = None
     stepping = register_optimizer_step_pre_hook(_refuse_step)
@@ -107,7 +107,7 @@ def _writes(name: str) -> bool:
 _NOT_IN_PLACE = ("__invert__", "__index__", "__int__", "__iter__", "__init__", "__init_subclass__", "__instancecheck__")
 
 
-def _random_states() -> Callable[[], None]:
+def random_states() -> Callable[[], None]:
     """What puts torch's, Python's and, where it is loaded, NumPy's generators back."""
     on_cpu, python = torch.get_rng_state(), random.getstate()
     on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
@@ -123,8 +123,3 @@ def _random_states() -> Callable[[], None]:
             numpy.random.set_state(of_numpy)
 
     return restore
-
-
-def gradient_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients that are there, by name."""
-    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}

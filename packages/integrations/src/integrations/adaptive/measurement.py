@@ -46,7 +46,7 @@ class Measurement:
 
     @property
     def finite(self) -> bool:
-        """Whether it can be used: not so where a gradient overflowed, as under a GradScaler that looks for its scale."""
+        """Whether it can be used: not so where a gradient overflowed, as when a GradScaler looks for its scale."""
         values = [self.gradient, *(value for tensor in self.tensors for value in (*tensor.costs, *tensor.energies))]
         return all(map(math.isfinite, values))
 
@@ -88,9 +88,7 @@ def mean_of(measurements: Sequence[Measurement]) -> Measurement:
     for measurement in measurements:
         for tensor in measurement.tensors:
             seen.setdefault(tensor.identities, []).append(tensor)
-    return Measurement(
-        tuple(map(_mean, seen.values())), fmean(measurement.gradient for measurement in measurements)
-    )
+    return Measurement(tuple(map(_mean, seen.values())), fmean(measurement.gradient for measurement in measurements))
 
 
 def _mean(found: Sequence[Sensitivity]) -> Sensitivity:

@@ -88,8 +88,8 @@ class Plan:
         if strange:
             listed = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
             raise ValueError(
-                f"the plan must be of this model, but {model} has no modules for {len(strange)} of its tensors: {listed}; "
-                "load the state into the model that it was made for, or adapt this one: handle.adapt(closure)"
+                f"the plan must be of this model, but {model} has no modules for {len(strange)} of its tensors: "
+                f"{listed}; load the state into the model that it is of, or adapt this one: handle.adapt(closure)"
             )
 
     # ---- plain values ----
@@ -157,8 +157,8 @@ class Plan:
 
     def _caption(self) -> str:
         return (
-            f"Predicted relative error of the gradient: {self.relative_error:.2g}, at most {self.gap:.1%} above the least "
-            "possible sum of squares in these bytes."
+            f"Predicted relative error of the gradient: {self.relative_error:.2g}, at most {self.gap:.1%} above the "
+            "least possible sum of squares in these bytes."
         )
 
     def __str__(self) -> str:

@@ -25,5 +25,5 @@ class PlannedBits:
             return decision
         bits = self.plan.bits(Identity.of(saved))
         if bits is None:
-            return Decision(decision.codec, f"{decision.why}; not in the plan: the level's bits")
-        return Decision(replace(decision.codec, bits=bits), f"{decision.why}; bits by the plan")
+            return decision
+        return replace(decision, codec=replace(decision.codec, bits=bits), why=f"{decision.why}; bits by the plan")

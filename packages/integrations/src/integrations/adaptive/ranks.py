@@ -41,7 +41,7 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
             name = min(str(identities[0]) for identities in got ^ expected)
             where = "rank 0 alone" if any(str(names[0]) == name for names in expected - got) else f"rank {rank} alone"
             raise RanksDisagree(
-                f"all ranks must quantise the same tensors to share a plan, but {name} is quantised in one way by {where}; "
-                "let every rank run the same modules in the step that is measured, or choose a level of fixed bits"
+                f"all ranks must quantise the same tensors to share a plan, but {name} is quantised so by {where}; let "
+                "every rank run the same modules in the step that is measured, or choose a level of fixed bits"
             )
     return first

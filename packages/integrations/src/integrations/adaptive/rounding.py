@@ -1,7 +1,7 @@
 """The variance model of stochastic rounding: how large an error each width makes, computed from the data.
 
-An element that lies at the fraction ``f`` between two codes is rounded up with probability ``f``, so the variance of its
-error is ``step**2 * f * (1 - f)``, whatever the distribution of the data.
+An element that lies at the fraction ``f`` between two codes is rounded up with probability ``f``, so the variance of
+its error is ``step**2 * f * (1 - f)``, whatever the distribution of the data.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def rounding_energies(flat: Tensor, group_size: int) -> Tensor:
     Returns:
         ``Float64[Tensor, "8"]``, on the device of ``flat``; NaN where an element is not finite.
     """
+    if not flat.numel():
+        return torch.zeros(len(WIDTHS), dtype=torch.float64, device=flat.device)
     whole = flat.numel() // group_size
     groups = flat[: whole * group_size].view(whole, group_size) if whole else flat.view(1, -1)
     sampled = groups[:: max(1, whole // _SAMPLED)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from actcore import SavedTensor
-from integrations.adaptive.guard import trial
+from integrations.adaptive.guard import random_states, trial
 from integrations.adaptive.identity import Identity
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def two_seed_errors(
     errors = []
     try:
         with trial(handle.model):
-            random = torch.get_rng_state()
+            restore = random_states()
 
             def run(names: Sequence[Identity]) -> None:
                 # Every tensor draws the noise of this pair; the named ones draw anew.
-                torch.set_rng_state(random)
+                restore()
                 handle.step = step
                 handle.redraw = partial(_number, {*names}, pair)
                 for parameter in parameters:

@@ -59,7 +59,7 @@ class Region:
         version, a view as another dtype, or one that is lazily negated or conjugated where this is not."""
         return tensor.dtype == self.dtype and tensor._version == self.version and _lazy(tensor) == self.lazy
 
-    def source(self, tensor: Tensor) -> Tensor:
+    def _source(self, tensor: Tensor) -> Tensor:
         """This region's elements, through any tensor of its storage."""
         return tensor.detach().as_strided(self.layout.shape, self.layout.strides, self.start)
 
@@ -67,7 +67,7 @@ class Region:
 
     def keep(self, tensor: Tensor) -> None:
         """Keeps the memory itself and drops what is stored besides."""
-        self.kept = Kept.of(self.source(tensor))
+        self.kept = Kept.of(self._source(tensor))
         for record in (self._value_record, self._sign_record):
             if record is not None:
                 record.stored_bytes = 0
@@ -94,7 +94,7 @@ class Region:
             record.codec, record.why = _name(self.value.codec), "shares the copy that is stored already"
 
     def _compress(self, tensor: Tensor, codec: Codec, record: Record, seed: int, stream: int) -> Compressed:
-        source = self.source(tensor)
+        source = self._source(tensor)
         if isinstance(codec, Raw):
             compressed = compress(source.clone(), codec)
             record.codec, record.why = _name(codec), f"{record.why}; a copy, since its storage is larger"
