@@ -81,6 +81,18 @@ def test_an_unchanged_loop_adapts_in_its_second_step_and_every_interval():
     assert made == [None, 1, 1, 1, 4, 4, 4, 7, 7]
 
 
+def test_what_cannot_be_measured_is_tried_less_and_less_often():
+    """Otherwise a loop whose every backward makes a graph of itself would pay for a measurement in every step."""
+    trainer = Trainer()
+    tried = []
+    for step in range(40):
+        loss = F.mse_loss(trainer.model(X), TARGET)
+        if trainer.handle._adapter._probe is not None:
+            tried.append(step)
+        torch.autograd.grad(loss, list(trainer.model.parameters()), create_graph=True)
+    assert tried == [1, 2, 4, 8, 16, 32]
+
+
 def test_the_plan_holds_from_the_next_forward_on():
     trainer = Trainer("L2.2")
     codecs = []
@@ -223,6 +235,33 @@ def test_an_error_inside_the_measurement_does_not_reach_the_step(monkeypatch):
     monkeypatch.setattr("integrations.adaptive.probe.backward_of", failing)
     assert trainer.train(2) == expected
     assert all("OutOfMemoryError" in entry.why for entry in trainer.handle.plan.allotments)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "complex", "nested autograd"])
+def test_gradients_of_any_kind_are_no_obstacle(kind):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.words = nn.Embedding(50, 64, sparse=kind == "sparse")
+            self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            x = self.one(self.words(x))
+            return self.two(torch.fft.ifft(torch.fft.fft(x) * 2).real if kind == "complex" else x)
+
+    gradients = []
+    for adaptive in (True, False):
+        model = integrations.compress_model(Net(), "L2", adaptive=adaptive)
+        handle = integrations.compression(model)
+        handle.step = 1
+        loss = model(torch.arange(48)).square().mean()
+        if kind == "nested autograd":
+            loss.backward(retain_graph=True)
+        loss.backward()
+        assert (handle.plan is not None) == adaptive
+        gradients.append([p.grad.to_dense() if p.grad.is_sparse else p.grad for p in model.parameters()])
+    assert_equal(*gradients)
 
 
 @pytest.mark.parametrize("closure", ["eval", "nothing", "no_grad"])

@@ -48,6 +48,15 @@ def sessions(monkeypatch):
     return made
 
 
+def test_a_measured_step_frees_everything(payloads, sessions, no_garbage_collection):
+    model = integrations.compress_model(mlp(), "L2")
+    for _ in range(2):
+        model(normal(48, 64)).sum().backward()
+    assert integrations.compression(model).plan is not None
+    assert len(sessions) == 2
+    assert all(reference() is None for reference in [*payloads, *sessions])
+
+
 def kept_results(model):
     """Weak references to what the layers return, which some of them save as their result."""
     references = []

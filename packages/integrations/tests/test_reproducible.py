@@ -1,6 +1,7 @@
 """Rounding is random and repeatable: one seed, one run, bit for bit; and no two packs draw the same noise."""
 
 import copy
+import dataclasses
 import io
 import sys
 
@@ -92,7 +93,7 @@ def test_a_handles_state_is_plain():
     assert state == {
         "version": 2,
         "level": "L1.2",
-        "options": {"bits": 2, "product_bits": 4, "norm_bits": 8, "group_size": 256, "min_bytes": 1024, "seed": 0},
+        "options": dataclasses.asdict(integrations.LEVELS["L1.2"]),
         "step": 0,
         "adaptive": None,
     }

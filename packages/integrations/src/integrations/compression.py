@@ -187,7 +187,7 @@ class Compression:
             "level": self.level_name,
             "options": options,
             "step": self.step,
-            "adaptive": self._adapter.state(),
+            "adaptive": self._adapter.state(self.level),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

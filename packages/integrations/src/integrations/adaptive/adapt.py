@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,23 +23,24 @@ class Adapter:
     """A model's plan, and the measurement that is under way.
 
     A loop that nobody changed is measured in its second forward and then every ``adapt_interval`` steps; the plan
-    holds from the next forward on. Where there are several ranks, they agree on it when that forward starts.
+    holds from the next forward on. Where there are several ranks, they agree on it when that forward starts. A
+    measurement that fails, for a gradient that overflows or because nothing is quantised, is tried again after 1, 2,
+    4, ... steps.
     """
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._probe: Probe | None = None
         self._found: tuple[int, Measurement] | None = None  # measured, not planned yet
-        self._waiting = False  # for the next forward, in which all ranks agree; the same on all of them
+        self._attempt: int | None = None  # the forward that was measured last, until it is settled what came of it
+        self._next, self._wait = 1, 1  # the forward to measure next; how long to wait if it fails. As on other ranks
         self._trial: list[Probe] | None = None  # the probes of an adaptation that was asked for
 
     def plan(self, level: Level) -> Plan | None:
         """The plan in force; ``None`` before the first measurement, and for levels of fixed bits."""
         if level.bits is None or not level.adaptive:
             return None
-        self._collect()
-        if self._found is not None and not distributed():
-            self._settle(level)
+        self._settle_alone(level)
         return self._plan
 
     def start_forward(self, level: Level, step: int) -> tuple[Plan | None, Probe | None]:
@@ -50,12 +51,11 @@ class Adapter:
             probe = Probe(level.bits, level.seed, step)
             self._trial.append(probe)
             return self._plan, probe
-        if self._waiting:
+        if self._attempt is not None:
             self._collect()
             self._settle(level)
-        due = step >= 1 and (self._plan is None or step - self._plan.step >= level.adapt_interval)
-        if due:
-            self._probe, self._waiting = Probe(level.bits, level.seed, step), True
+        if step >= self._next:
+            self._probe, self._attempt = Probe(level.bits, level.seed, step), step
         return self._plan, self._probe
 
     def _collect(self) -> None:
@@ -69,13 +69,29 @@ class Adapter:
     def _settle(self, level: Level) -> None:
         """Plans from what was found, on all ranks at once. A probe that has found nothing yet will not."""
         assert level.bits is not None
+        assert self._attempt is not None
+        step, found = self._attempt, self._found
+        self._forget()
+        common = agreed(None if found is None else found[1])
+        if common is not None:
+            self._accept(plan_of(common, level.bits, step), level)
+        else:
+            self._next, self._wait = step + self._wait, min(2 * self._wait, level.adapt_interval)
+
+    def _settle_alone(self, level: Level) -> None:
+        """The same before the next forward, where there is one rank and its backward has passed."""
+        self._collect()
+        if self._attempt is not None and self._probe is None and not distributed():
+            self._settle(level)
+
+    def _accept(self, plan: Plan, level: Level) -> None:
+        self._plan, self._next, self._wait = plan, plan.step + level.adapt_interval, 1
+
+    def _forget(self) -> None:
+        """Drops a measurement that is under way."""
         if self._probe is not None:
             self._probe.cancel()
-        step, measurement = self._found or (0, None)
-        self._probe, self._found, self._waiting = None, None, False
-        common = agreed(measurement)
-        if common is not None:
-            self._plan = plan_of(common, level.bits, step)
+        self._probe, self._found, self._attempt = None, None, None
 
     def adapt(self, level: Level, step: int, model: nn.Module, closure: Callable[[], Any], passes: int) -> Plan:
         """Measures with ``closure`` and plans. See ``Compression.adapt``."""
@@ -110,16 +126,16 @@ class Adapter:
                 "the closure's gradients must be finite to be measured, and were not; the plan is as it was; with a "
                 "GradScaler, adapt when it has found its scale"
             )
-        self._plan = plan_of(common, level.bits, step)
-        return self._plan
+        plan = plan_of(common, level.bits, step)
+        self._accept(plan, level)
+        return plan
 
     @contextmanager
     def _measuring(self) -> Iterator[list[Probe]]:
         if self._trial is not None:
             raise RuntimeError("handle.adapt must not be called from its own closure")
-        if self._probe is not None:
-            self._probe.cancel()
-        self._probe, self._found, self._waiting, self._trial = None, None, False, []
+        self._forget()
+        self._trial = []
         try:
             yield self._trial
         finally:
@@ -129,35 +145,41 @@ class Adapter:
 
     # ---- state ----
 
-    def state(self) -> dict[str, Any] | None:
-        """Plain values only; ``None`` where there is nothing to save."""
-        self._collect()
-        if self._plan is None and self._found is None:
+    def state(self, level: Level) -> dict[str, Any] | None:
+        """Plain values only; ``None`` for levels of fixed bits."""
+        if level.bits is None or not level.adaptive:
             return None
+        self._settle_alone(level)
         return {
             "plan": None if self._plan is None else self._plan.plain(),
             "found": None if self._found is None else {"step": self._found[0], **self._found[1].plain()},
+            "attempt": self._attempt,
+            "next": self._next,
+            "wait": self._wait,
         }
 
-    def load(self, state: dict[str, Any] | None, model: nn.Module) -> None:
+    def load(self, state: Mapping[str, Any] | None, model: nn.Module) -> None:
         """Takes over what ``state`` returned.
 
         Raises:
             ValueError: it has another form, or plans for modules that the model has not.
         """
-        plan, found = None, None
+        fresh = Adapter()
         if state is not None:
-            if not isinstance(state, dict) or "plan" not in state or "found" not in state:
-                raise ValueError(f"the state's plan must be what state_dict returned, got {state!r}")
-            if state["plan"] is not None:
-                plan = Plan.of(state["plan"])
-                plan.require_modules((path for path, _ in model.named_modules()), type(model).__name__)
-            if state["found"] is not None:
-                found = state["found"]["step"], Measurement.of(state["found"])
-        if self._probe is not None:
-            self._probe.cancel()
-        self._plan, self._found, self._probe, self._waiting = plan, found, None, found is not None
+            try:
+                plan, found = state["plan"], state["found"]
+                fresh._attempt, fresh._next, fresh._wait = state["attempt"], state["next"], state["wait"]
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"the state of an adaptive level must be what state_dict returned: {error}") from error
+            if plan is not None:
+                fresh._plan = Plan.of(plan)
+                fresh._plan.require_modules((path for path, _ in model.named_modules()), type(model).__name__)
+            if found is not None:
+                fresh._found = found["step"], Measurement.of(found)
+        self._forget()
+        self.__dict__.update(fresh.__dict__)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has the plan, and nothing of a measurement that is under way.
-        return {**self.__dict__, "_probe": None, "_trial": None, "_waiting": self._found is not None}
+        under_way = {} if self._probe is None else {"_attempt": None}
+        return {**self.__dict__, "_probe": None, "_trial": None, **under_way}

@@ -145,17 +145,21 @@ class Probe:
         if not self._gains:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         with torch._C.DisableTorchFunction():
-            for (following, _), result in zip(self._graph.edges[place], results, strict=True):
-                if following == PARAMETER and result is not None:
-                    self._gradient.append(_energy(result))
-            if place in self._gains:
-                return
-            if not self._graph.repeatable[place] or not self._repeat(place, results, gradients):
-                # Its own gradient in place of a random one: the best that is known of it.
-                self._gains[place] = _ratios(results, gradients)
-            for stored, error in self._errors.pop(place, {}).items():
-                for part in error.parts.values():
-                    stored.effects.append((place, _energy(part)))
+            try:
+                self._measure(place, results, gradients)
+            except Exception:  # such as one of a gradient's layout: no part of the step may fail for being measured
+                self._gains[place] = [torch.zeros(())] * len(results)
+
+    def _measure(self, place: int, results: Gradients, gradients: Gradients) -> None:
+        for (following, _), result in zip(self._graph.edges[place], results, strict=True):
+            if following == PARAMETER and result is not None:
+                self._gradient.append(_energy(result))
+        if not self._graph.repeatable[place] or not self._repeat(place, results, gradients):
+            # Its own gradient in place of a random one: the best that is known of it.
+            self._gains[place] = _ratios(results, gradients)
+        for stored, error in self._errors.pop(place, {}).items():
+            for part in error.parts.values():
+                stored.effects.append((place, _energy(part)))
 
     def _repeat(self, place: int, results: Gradients, gradients: Gradients) -> bool:
         """Measures a node's gains and effects by calling it; whether that was possible."""
@@ -280,6 +284,10 @@ def _noting(unpacked: list[View | Exact], packed: View | Exact) -> Tensor:
 
 def _energy(tensor: Tensor) -> Tensor:
     """The squared norm; in float32 at least, since a half's square overflows."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     wide = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
     return norm.double().square()

@@ -105,7 +105,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _innermost.session, self._hook = self._outer, None
+        _innermost.session, self._hook, self.tracker.watcher = self._outer, None, None
         self._contexts.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError):
             _explain(error)
