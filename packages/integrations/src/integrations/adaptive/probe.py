@@ -34,7 +34,7 @@ from actcore import GroupAffine, SavedTensor, stream_of
 from integrations.adaptive.graph import NOWHERE, PARAMETER, Graph, backward_of
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.measurement import Measurement, Sensitivity
-from integrations.adaptive.rounding import WIDTHS, rounding_energies, rounding_noise
+from integrations.adaptive.rounding import WIDTHS, rounding_deviations, rounding_energies, rounding_noise
 from integrations.saved.storage import Exact, Region, View
 from integrations.saved.watch import watched_unpacks
 
@@ -43,19 +43,26 @@ Gradients = tuple[Tensor | None, ...]
 # Nodes that save something, through which an error is followed before the model takes over. Rounding in a norm makes
 # errors with a structure: a norm below removes some of them, a convolution that made its input adds others up. Estimate
 # over two-seed reference: without following, LayerNorms of a 4-layer BERT 4 to 56 and the first BatchNorm of ResNet-18
-# 0.2; with 4 nodes all tensors of both 0.6 to 1.7, and matrix products of a small attention 0.86 to 1.05.
-_HOPS = 4
+# 0.2; after 8 nodes all tensors of both 0.6 to 1.7, but edge weights of a GCN up to 1.7; after 16 these 1.0 to 1.1.
+_HOPS = 16
+
+# Elements up to which it is remembered, in a byte each, how uncertain the rounding of each is: values that take few
+# levels, such as a graph's edge weights, lie on codes or far from them (1.45 without). Of larger tensors that mostly
+# averages out.
+_DETAILED = 65536
 
 
 class _Stored:
     """One stored copy that is measured."""
 
-    def __init__(self, region: Region, codec: GroupAffine, elements: Tensor) -> None:
+    def __init__(self, region: Region, codec: GroupAffine, elements: Tensor, bits: int) -> None:
         self.identities: list[Identity] = []
         self.numel = region.numel
         self.dtype = region.dtype
         self.codec = codec
         self.energies = rounding_energies(elements, codec.group_size)
+        small = 0 < region.numel <= _DETAILED
+        self.deviations = rounding_deviations(elements, codec.group_size, bits) if small else None
         self.effects: list[tuple[int, Tensor]] = []  # where an error ends, or is modelled from there on; its energy
         self.why = "no gradient reached it in the step that was measured"
 
@@ -112,7 +119,7 @@ class Probe:
         if known is None or (codec.bits, -codec.group_size) > (known.codec.bits, -known.codec.group_size):
             layout = region.layout
             elements = tensor.detach().as_strided(layout.shape, layout.strides, region.start)
-            found = _Stored(region, codec, layout.flatten(elements))
+            found = _Stored(region, codec, layout.flatten(elements), self._bits)
             if known is not None:
                 found.identities = known.identities
                 self._all.remove(known)
@@ -198,7 +205,8 @@ class Probe:
         elements = region.elements(False)
         flat = region.layout.flatten(elements)
         energy = stored.energies[self._bits - 1]
-        noise = rounding_noise(flat, stored.codec.group_size, energy, self._generator(flat.device))
+        generator = self._generator(flat.device)
+        noise = rounding_noise(flat, stored.codec.group_size, energy, generator, stored.deviations)
         perturbed = region.layout.restore(flat + noise.to(flat.dtype))
         del elements, flat, noise
 

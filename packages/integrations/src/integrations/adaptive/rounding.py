@@ -44,22 +44,48 @@ def rounding_energies(flat: Tensor, group_size: int) -> Tensor:
     return torch.stack(energies) * (flat.numel() / max(1, sampled.numel()))
 
 
-def rounding_noise(flat: Tensor, group_size: int, energy: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise like that of rounding: as large in each group as its range makes it, ``energy`` in all."""
-    spreads = _spreads(flat, group_size)
-    signs = torch.empty_like(spreads).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-    scale = (energy / spreads.double().square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
-    return signs.mul_(spreads).mul_(scale.to(spreads.dtype))
+def rounding_deviations(flat: Tensor, group_size: int, bits: int) -> Tensor:
+    """How uncertain the rounding of each element is: its standard deviation, 255 for half a step.
+
+    Returns:
+        ``UInt8[Tensor, "n"]``: 0 for elements that are codes already, such as a group's bounds.
+    """
+    low, spread = _bounds(flat, group_size)
+    position = torch.where(spread > 0, (flat - low) / spread, 0)
+    fraction = (position * (2**bits - 1)).frac()
+    return (fraction * (1 - fraction)).sqrt().mul(510).nan_to_num(0).byte()
 
 
-def _spreads(flat: Tensor, group_size: int) -> Tensor:
-    """The range of each element's group; the bounds are stored exactly, so a decompressed tensor has them, too."""
+def rounding_noise(
+    flat: Tensor, group_size: int, energy: Tensor, generator: torch.Generator, deviations: Tensor | None = None
+) -> Tensor:
+    """Noise like that of rounding: as large in each group as its range makes it, ``energy`` in all.
+
+    Args:
+        flat, group_size: as for ``rounding_energies``; the tensor may have been rounded, for that keeps the bounds.
+        energy: a scalar on the same device.
+        generator: of the noise.
+        deviations: of each element, by ``rounding_deviations``; ``None`` takes them for equal within a group.
+    """
+    _, amplitudes = _bounds(flat, group_size)
+    if deviations is not None:
+        amplitudes = amplitudes * deviations
+    signs = torch.empty_like(amplitudes).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+    scale = (energy / amplitudes.double().square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+    return signs.mul_(amplitudes).mul_(scale.to(amplitudes.dtype))
+
+
+def _bounds(flat: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """The lower bound and the range of each element's group, in float32 at least."""
+    flat = flat if flat.dtype is torch.float64 else flat.float()
     whole = flat.numel() // group_size * group_size
-    parts = []
+    lows, spreads = [], []
     if whole:
         low, high = flat[:whole].view(-1, group_size).aminmax(dim=1)
-        parts.append((high - low).repeat_interleave(group_size))
+        lows.append(low.repeat_interleave(group_size))
+        spreads.append((high - low).repeat_interleave(group_size))
     if whole < flat.numel():
         low, high = flat[whole:].aminmax()
-        parts.append((high - low).expand(flat.numel() - whole))
-    return torch.cat(parts)
+        lows.append(low.expand(flat.numel() - whole))
+        spreads.append((high - low).expand(flat.numel() - whole))
+    return torch.cat(lows), torch.cat(spreads)
