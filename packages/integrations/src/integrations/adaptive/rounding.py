@@ -53,7 +53,8 @@ def rounding_deviations(flat: Tensor, group_size: int, bits: int) -> Tensor:
     low, spread = _bounds(flat, group_size)
     position = torch.where(spread > 0, (flat - low) / spread, 0)
     fraction = (position * (2**bits - 1)).frac()
-    return (fraction * (1 - fraction)).sqrt().mul(510).nan_to_num(0).byte()
+    deviations: Tensor = (fraction * (1 - fraction)).sqrt()
+    return deviations.mul(510).nan_to_num(0).byte()
 
 
 def rounding_noise(
