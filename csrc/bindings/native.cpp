@@ -1,14 +1,15 @@
-// What Python asks of the native code that has no tensors in it: how it was built, and which kernels run here.
+// What Python asks of the native code that has no tensors in it: how it was built, which kernels run here, and solvers.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/solvers.h"
 #include "codec/philox.h"
 #include "cpu/kernels.h"
 
 namespace py = pybind11;
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "How actcore's native code was built.";
+  m.doc() = "How actcore's native code was built, and its solvers.";
   m.attr("torch_version") = ACTCORE_TORCH_VERSION;
   m.attr("compiler") = ACTCORE_COMPILER;
   m.attr("cuda_version") = ACTCORE_CUDA_VERSION;
@@ -33,4 +34,6 @@ PYBIND11_MODULE(_native, m) {
       },
       py::arg("seed"), py::arg("stream"), py::arg("block"),
       "The four 32-bit words of one block of the noise sequence (seed, stream).");
+
+  actcore::bind_solvers(m);
 }

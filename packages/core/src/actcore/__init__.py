@@ -10,6 +10,7 @@ import torch as _torch
 
 from actcore._library import missing_on
 from actcore._version import __version__
+from actcore.allocation import Allocation, allocate, allocate_bits
 from actcore.autograd import save_for_backward, saved_tensors_of
 from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
@@ -25,6 +26,7 @@ from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
 
 __all__ = [
+    "Allocation",
     "BitMask",
     "Codec",
     "Compressed",
@@ -41,6 +43,8 @@ __all__ = [
     "SavedTensor",
     "Streams",
     "__version__",
+    "allocate",
+    "allocate_bits",
     "build_info",
     "compress",
     "current_rank",
