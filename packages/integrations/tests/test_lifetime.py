@@ -39,13 +39,22 @@ def sessions(monkeypatch):
     made = []
 
     class Noted(session_module.Session):
-        def __init__(self, *args):
-            super().__init__(*args)
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
     # integrations.compression is the function: the module of that name is found only here.
     monkeypatch.setattr(sys.modules["integrations.compression"], "Session", Noted)
     return made
+
+
+def test_a_measured_step_frees_everything(payloads, sessions, no_garbage_collection):
+    model = integrations.compress_model(mlp(), "L2")
+    for _ in range(2):
+        model(normal(48, 64)).sum().backward()
+    assert integrations.compression(model).plan is not None
+    assert len(sessions) == 2
+    assert all(reference() is None for reference in [*payloads, *sessions])
 
 
 def kept_results(model):

@@ -92,6 +92,29 @@ def test_compressed_first(lane):
     assert lane.sent == [N // 8, N // 2 + 8 * N // 256, N // 8]
 
 
+class Forms(nn.Module):
+    """Operators whose stored form serves nobody else."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, x):
+        h = self.convolution(x.view(-1, 1, 16, 32))
+        return F.max_pool2d(F.relu6(F.hardswish(F.gelu(h))), 2)
+
+
+def test_forms_of_one_operator_go_along(lane):
+    without = gradients(integrations.compress_model(Forms(), "L1"), X)
+    model = integrations.compress_model(Forms(), "L4bit-swap")
+    assert_same(without, gradients(model, X))
+    found = {row.operator: row for row in rows(model) if row.stored_bytes}
+    assert [*found] == ["gelu", "hardswish", "relu6", "max_pool2d"]
+    assert all(row.host and row.codec.endswith(", on the host") for row in found.values())
+    assert lane.sent == [row.stored_bytes for row in found.values()]
+
+
 def relu_and_exact(self, x):
     h = F.relu(F.linear(x, self.w))
     return h.cosh() + h

@@ -91,10 +91,11 @@ def test_a_handles_state_is_plain():
     handle = integrations.compression(Trainer().model)
     state = handle.state_dict()
     assert state == {
-        "version": 1,
+        "version": 2,
         "level": "L1.2",
         "options": dataclasses.asdict(integrations.LEVELS["L1.2"]),
         "step": 0,
+        "adaptive": None,
     }
     file = io.BytesIO()
     torch.save(state, file)

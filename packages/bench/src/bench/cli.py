@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench gnn | kernels | show``."""
+"""The command line: ``python -m bench gnn | kernels | sensitivity | show``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from bench.kernels import measure, report
 from bench.kernels.cases import FLOATS
 from bench.kernels.results import KernelResults
 from bench.models import MODELS
+from bench.sensitivity import measure as sensitivity
+from bench.sensitivity import report as sensitivity_report
+from bench.sensitivity.models import MODELS as SENSITIVITY_MODELS
+from bench.sensitivity.results import SensitivityResults
 from bench.style import require_drawable
 from bench.summary import REFERENCE
 from bench.table import console, render
@@ -108,6 +112,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_shared(time, threads=gnn.KERNEL_THREADS)
     _add_chart(time)
+
+    know = commands.add_parser("sensitivity", help="how well adaptive levels know which tensors matter")
+    know.set_defaults(command=_sensitivity)
+    know.add_argument("--model", action="append", choices=SENSITIVITY_MODELS, help="repeatable; default: all")
+    adaptive = [name for name, level in LEVELS.items() if level.adaptive and not level.offload]
+    know.add_argument("--level", default="L2", choices=adaptive, help="default: %(default)s")
+    know.add_argument("--pairs", type=_positive, help=f"of seeds in the reference; default: {sensitivity.PAIRS}")
+    know.add_argument("--steps", type=_positive, help=f"of the gradient's error; default: {sensitivity.STEPS}")
+    know.add_argument("--threads", type=_positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    know.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{sensitivity.QUICK_PAIRS} pairs, {sensitivity.QUICK_STEPS} steps: shows that it works",
+    )
+    know.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
 
     show = commands.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=_show)
@@ -200,9 +219,29 @@ def _kernels(options: argparse.Namespace) -> None:
         kernel_chart.save_chart(results, options.chart)
 
 
+def _sensitivity(options: argparse.Namespace) -> None:
+    _require_folder(options.json)
+    results = sensitivity.run(
+        sensitivity.Options(
+            models=list(dict.fromkeys(options.model or SENSITIVITY_MODELS)),
+            level=options.level,
+            pairs=options.pairs or (sensitivity.QUICK_PAIRS if options.quick else sensitivity.PAIRS),
+            steps=options.steps or (sensitivity.QUICK_STEPS if options.quick else sensitivity.STEPS),
+            threads=options.threads,
+        )
+    )
+    if options.json is not None:
+        records.save(results, options.json)
+    console().print(sensitivity_report.render(results))
+
+
 def _show(options: argparse.Namespace) -> None:
     results = records.load(options.results)
-    if isinstance(results, KernelResults):
+    if isinstance(results, SensitivityResults):
+        if options.chart is not None:
+            raise BenchError("there is no chart of sensitivities; leave --chart out")
+        console().print(sensitivity_report.render(results))
+    elif isinstance(results, KernelResults):
         console().print(report.render(results))
         if options.chart is not None:
             kernel_chart.save_chart(results, options.chart)

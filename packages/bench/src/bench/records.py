@@ -12,18 +12,25 @@ from typing import Any
 from bench.errors import BenchError
 from bench.kernels.results import KernelResults
 from bench.results import Results
+from bench.sensitivity.results import SensitivityResults
+
+AnyResults = Results | KernelResults | SensitivityResults
 
 _FORMAT = 1
-_GNN, _KERNELS = "gnn", "kernels"
+_KINDS: Mapping[str, type[AnyResults]] = {
+    "gnn": Results,
+    "kernels": KernelResults,
+    "sensitivity": SensitivityResults,
+}
 
 
-def save(results: Results | KernelResults, path: Path) -> None:
+def save(results: AnyResults, path: Path) -> None:
     """Writes JSON, each list of numbers on one line.
 
     Raises:
         BenchError: the file cannot be written.
     """
-    kind = _KERNELS if isinstance(results, KernelResults) else _GNN
+    kind = next(name for name, found in _KINDS.items() if isinstance(results, found))
     text = json.dumps({"format": _FORMAT, "kind": kind, **asdict(results)}, indent=1)
     text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: f"[{' '.join(numbers.group()[1:-1].split())}]", text)
     try:
@@ -32,7 +39,7 @@ def save(results: Results | KernelResults, path: Path) -> None:
         raise BenchError(f"results cannot be written to {path} ({error.strerror}); name another file") from error
 
 
-def load(path: Path) -> Results | KernelResults:
+def load(path: Path) -> AnyResults:
     """Reads what ``save`` wrote.
 
     Raises:
@@ -43,8 +50,7 @@ def load(path: Path) -> Results | KernelResults:
         if content.pop("format") != _FORMAT:
             raise ValueError("another format")
         # Files that say no kind are older than the kinds.
-        readers: Mapping[str, type[Results] | type[KernelResults]] = {_GNN: Results, _KERNELS: KernelResults}
-        return readers[content.pop("kind", _GNN)].of(content)
+        return _KINDS[content.pop("kind", "gnn")].of(content)
     except OSError as error:
         raise BenchError(f"results cannot be read from {path} ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

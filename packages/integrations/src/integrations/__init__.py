@@ -7,6 +7,8 @@ model = compress_model(model, level="L1")
 print(integrations.compression(model).report())
 """
 
+from integrations.adaptive.monitor import GradientError
+from integrations.adaptive.plan import Allotment, Plan
 from integrations.attach import compress, compress_model, compression, restore_model
 from integrations.compression import Compression
 from integrations.levels import LEVELS, Level
@@ -14,8 +16,11 @@ from integrations.report import Report, Row
 
 __all__ = [
     "LEVELS",
+    "Allotment",
     "Compression",
+    "GradientError",
     "Level",
+    "Plan",
     "Report",
     "Row",
     "compress",

@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from integrations.compression import CompressedForward, Compression
+from integrations.compression import Compression
+from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
-from actcore import current_rank
+from actcore import SavedTensor, current_rank
+from integrations.adaptive.adapt import Adapter
+from integrations.adaptive.monitor import GradientError, measure_error
+from integrations.adaptive.plan import Plan
+from integrations.adaptive.planned import PlannedBits
+from integrations.adaptive.probe import Probe
 from integrations.levels import Level, resolve_level
 from integrations.outcome import why_not_offloaded, why_not_smaller
 from integrations.report import Report, Row
 from integrations.saved.calls import tensors_in
-from integrations.saved.modules import ModulePaths, called_module
+from integrations.saved.modules import ModulePaths
+from integrations.saved.policy import FixedBits
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2  # 1 had no plan
 _STEPS = threading.Lock()
 _keys = itertools.count()
 _handles: WeakValueDictionary[str, Compression] = WeakValueDictionary()  # by key
@@ -41,6 +46,7 @@ class Compression:
         step: forwards compressed so far; each draws noise of its own.
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored; a forward that somebody still holds is the plain one then.
+        redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
@@ -50,6 +56,9 @@ class Compression:
         self.strict = strict
         self.step = 0
         self.closed = False
+        self.redraw: Callable[[SavedTensor], int] | None = None
+        self._adapter = Adapter()
+        self._paused = False  # while an exact gradient is taken for comparison
         self._records: list[Record] = []
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
@@ -61,7 +70,8 @@ class Compression:
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
-        return not self.level.off and torch.is_grad_enabled() and self.model.training and not self.closed
+        off = self.level.off or self.closed or self._paused
+        return not off and torch.is_grad_enabled() and self.model.training
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
@@ -70,13 +80,16 @@ class Compression:
         running = self._sessions.get(threading.get_ident())
         if running is not None:
             return forward(*args, **kwargs)
-        with self.session() as session:
+        with self.session(measured=True) as session:
             session.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
 
-    def session(self) -> _RunningSession:
-        """A context in which what autograd saves is compressed: a forward, or a whole step."""
-        return _RunningSession(self)
+    def session(self, measured: bool = False) -> _RunningSession:
+        """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
+        backward comes after it, and an adaptive level may look at it."""
+        step = self._take_step()
+        plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
+        return _RunningSession(self, step, plan, probe)
 
     def judge(self, records: Sequence[Record]) -> None:
         """Says so if a forward that has ended was compressed to no effect.
@@ -108,38 +121,129 @@ class Compression:
             self.step += 1
         return step
 
+    # ---- adaptive levels ----
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force at an adaptive level; ``None`` before the first measurement, and at other levels."""
+        return self._adapter.plan(self.level)
+
+    def adapt(self, closure: Callable[[], Any], passes: int = 2) -> Plan:
+        """Measures how much each tensor's rounding changes the gradient, and gives each its bits.
+
+        ::
+
+            def closure():
+                optimizer.zero_grad()
+                criterion(model(x), y).backward()
+
+            handle.adapt(closure)
+
+        In an unchanged loop this happens by itself, in the second step and every ``adapt_interval`` steps. The state of
+        training is as before afterwards: ``.grad``, buffers such as batch norm's statistics, the random generators of
+        torch, NumPy and Python, and this handle's step. At most one more copy of the gradients is held meanwhile.
+
+        Args:
+            closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
+            passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data.
+
+        Returns:
+            The plan, in force from the next forward on.
+
+        Raises:
+            ValueError: the level is not adaptive, or ``passes`` is out of range.
+            RuntimeError: the closure steps an optimizer or changes a parameter, which is prevented; it runs no forward
+                and backward of this model; its gradients are not finite; or ranks run different tensors. What the
+                closure itself raises comes through.
+        """
+        step = self.step
+        try:
+            return self._adapter.adapt(self.level, step, self.model, closure, passes)
+        finally:
+            self.step = step
+
+    def gradient_error(self, closure: Callable[[], Any] | None = None) -> GradientError:
+        """The relative error of the whole gradient that compression causes.
+
+        Args:
+            closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
+                two gradients are compared; the state of training is as before afterwards. Without it, the answer is the
+                plan's prediction for the step that was measured last, and says so.
+
+        Raises:
+            ValueError: there is neither a closure nor a plan.
+            RuntimeError: as for ``adapt``.
+        """
+        if closure is not None:
+            return measure_error(self, closure)
+        if self.plan is None:
+            raise ValueError(
+                "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
+            )
+        return GradientError(self.plan.relative_error, measured=False)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which the model runs uncompressed."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     # ---- what the user asks ----
 
     def report(self) -> Report:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
         rows = [Row.of(record) for record in self._records]
-        return Report(self.level.title(self.level_name), rows, self.level.off, offload=self.level.offload)
+        level, title = self.level, self.level.title(self.level_name)
+        return Report(title, rows, level.off, level.offload, self._plan_in_words())
+
+    def _plan_in_words(self) -> str:
+        if not self.level.adaptive:
+            return ""
+        plan = self.plan
+        if plan is None:
+            return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
+        return (
+            f"Bits by the plan that was made in step {plan.step}: predicted relative error of the gradient "
+            f"{plan.relative_error:.2g}. handle.plan has the reasons."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
         options = {name: getattr(self.level, name) for name in Level.__dataclass_fields__}
-        return {"version": _STATE_VERSION, "level": self.level_name, "options": options, "step": self.step}
+        return {
+            "version": _STATE_VERSION,
+            "level": self.level_name,
+            "options": options,
+            "step": self.step,
+            "adaptive": self._adapter.state(self.level),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over another handle's level and step.
+        """Takes over another handle's level, step and plan.
 
         Raises:
             TypeError: the state, or its options, are no mapping.
-            ValueError: the state is of another version, lacks a key, or names an unknown level or option.
+            ValueError: the state is of another version, lacks a key, or names an unknown level or option; or its plan
+                is of another model, whose tensors the message names.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
         missing = [key for key in ("version", "level", "options", "step") if key not in state]
         if missing:
             raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
-        if state["version"] != _STATE_VERSION:
+        if state["version"] not in (1, _STATE_VERSION):
             raise ValueError(f"state must be of version {_STATE_VERSION}, got {state['version']!r}")
         if not isinstance(state["options"], Mapping):
             raise TypeError(f"the state's options must be a mapping, got {state['options']!r}")
         step = state["step"]
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"the state's step must be an int, 0 or more, got {step!r}")
-        self.level = resolve_level(state["level"], state["options"])
+        level = resolve_level(state["level"], state["options"])
+        self._adapter.load(state.get("adaptive"), self.model)
+        self.level = level
         self.level_name = state["level"]
         self.step = step
 
@@ -162,26 +266,21 @@ class Compression:
         _handles[self.key] = self
 
 
-@torch.compiler.assume_constant_result
-def _tell_compiled(key: str) -> bool:
-    """Warns that a compiled model runs uncompressed. torch.compile calls this while it traces, as what it is: a
-    constant of the compiled code, which holds no call of it and is not broken by one."""
-    handle = _handles.get(key)
-    if handle is not None:
-        handle.warn_once(
-            "compiled",
-            f"{type(handle.model).__name__} runs uncompressed under torch.compile: compile its submodules instead "
-            "(module.compile()), which leaves what lies around them compressed",
-        )
-    return True
-
-
 class _RunningSession:
     """Registers a session with its handle while it runs, and keeps its records after."""
 
-    def __init__(self, handle: Compression) -> None:
+    def __init__(self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None) -> None:
         self._handle = handle
-        self._session = Session(handle.model, handle._paths, handle.level, handle._take_step(), current_rank())
+        self._session = Session(
+            handle.model,
+            handle._paths,
+            handle.level,
+            step,
+            current_rank(),
+            policy=None if plan is None else PlannedBits(FixedBits(handle.level), plan),
+            observer=probe,
+            redraw=handle.redraw,
+        )
 
     def __enter__(self) -> Session:
         self._session.__enter__()
@@ -196,46 +295,6 @@ class _RunningSession:
             self._handle.judge(self._session.records)
 
 
-class CompressedForward:
-    """Stands in a model's ``forward``: the original, under compression.
-
-    An attribute of the instance, so that a ``with`` block closes the hooks whatever ends the forward; forward hooks are
-    not called for a ``KeyboardInterrupt``. Signature, copies and pickles are those of the original.
-    """
-
-    def __init__(self, handle: Compression, forward: Callable[..., Any], replaced: bool) -> None:
-        functools.update_wrapper(self, forward, updated=())
-        self.handle = handle
-        self.forward = forward
-        self.replaced = replaced  # whether the instance had a forward of its own before
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            if self.handle.active:
-                _tell_compiled(self.handle.key)
-            return self.forward(*args, **kwargs)
-        if torch._C._get_tracing_state() is not None:
-            return self.forward(*args, **kwargs)
-        module = called_module()
-        if module is not None and module is not self.handle.model and not self.replaced and _is_copy(module, self):
-            return self._run_copy(module, args, kwargs)
-        return self.handle.run(self.forward, args, kwargs)
-
-    def _run_copy(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """For a shallow copy, such as ``nn.DataParallel``'s replicas: it has this object in its dictionary, too, but
-        its own parameters, which the handle does not know."""
-        warnings.warn(
-            f"a shallow copy of the compressed {type(module).__name__} (copy.copy, nn.DataParallel) runs uncompressed; "
-            "use copy.deepcopy, or DistributedDataParallel",
-            stacklevel=3,
-        )
-        return type(module).forward(module, *args, **kwargs)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.forward)
-
-
-def _is_copy(module: nn.Module, forward: CompressedForward) -> bool:
-    """Whether the module carries this very forward: not so for one that wraps the model and calls its forward."""
-    return module.__dict__.get("forward") is forward
+def handle_of(key: str) -> Compression | None:
+    """The handle with that key, if it is alive."""
+    return _handles.get(key)

@@ -73,12 +73,14 @@ class Report:
         rows: one per saved tensor, in the order of saving.
         off: whether the level compresses nothing.
         offload: whether the level takes what is stored to host memory.
+        plan: where the bits of an adaptive level come from, in words; empty at other levels.
     """
 
     level: str
     rows: Sequence[Row]
     off: bool = False
     offload: bool = False
+    plan: str = ""
 
     @property
     def original_bytes(self) -> int:
@@ -140,7 +142,9 @@ class Report:
             if row.owner:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
-        lines = [f"Left alone, because somebody else keeps them alive: {listed}."] if listed else []
+        lines = [self.plan] if self.plan else []
+        if listed:
+            lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
         if self.offload:
             lines.append(self._where())
         return "\n".join(lines)

@@ -141,6 +141,7 @@ class CallTracker(TorchFunctionMode):
         exposed: storages that may be written to without their version moving.
         pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
+        watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
     """
 
     def __init__(self) -> None:
@@ -150,6 +151,7 @@ class CallTracker(TorchFunctionMode):
         self.foreign = StorageSet()
         self.born = StorageSet()
         self.exposed = StorageSet()
+        self.watcher: Callable[[list[Tensor]], None] | None = None
 
     def __torch_function__(
         self,
@@ -167,9 +169,12 @@ class CallTracker(TorchFunctionMode):
                 if func in _EXPOSING and (storage := storage_of(argument)) is not None:
                     self.exposed.add(storage)
             result = self._run(self.call, func, types, args, kwargs or {})
+            outputs = list(tensors_in(result))
+            if self.watcher is not None:
+                self.watcher([*self.call.arguments, *outputs])
         finally:
             self.call = outer
-        for output in tensors_in(result):
+        for output in outputs:
             for storage in storages_of(output):
                 if storage not in self.foreign:
                     self.born.add(storage)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from actcore import Codec, Compressed, GroupAffine, Layout, Offload, compress
 from integrations.saved.arguments import Arguments, two_valued
 from integrations.saved.rules import Need
-from integrations.saved.storage import codec_name
+from integrations.saved.storage import Exact, View, codec_name
 
 
 class Form(Protocol):
@@ -34,7 +34,11 @@ class Form(Protocol):
     def unpack(self) -> Tensor: ...
 
 
-@dataclass(frozen=True)
+Packed: TypeAlias = Exact | View | Form
+"""What autograd holds in place of a saved tensor."""
+
+
+@dataclass(frozen=True, eq=False)
 class Held:
     """A compressed tensor, or what stands for it."""
 
@@ -56,7 +60,19 @@ class Held:
         return self.compressed.decompress()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Clamped(Held):
+    """Values between two bounds, at which the values beyond them lie, too."""
+
+    low: float
+    high: float
+
+    def source(self, tensor: Tensor) -> Tensor:
+        """What is stored of a tensor, before its rounding."""
+        return tensor.detach().clamp(self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
 class Sides(Held):
     """Values between two bounds, exclusively; of those beyond, only on which side they are, exactly. See ``_sides``."""
 
@@ -158,7 +174,8 @@ def form_of(
         stand_in = two_valued(operator, given, tensor)
         return None if stand_in is None else Held(compress(stand_in[0], place(stand_in[1])))
     if need is Need.SATURATING and operator in _SATURATED:
-        return Held(compress(tensor.clamp(*_SATURATED[operator]), place(codec), seed=seed, stream=stream))
+        low, high = _SATURATED[operator]
+        return Clamped(compress(tensor.clamp(low, high), place(codec), seed=seed, stream=stream), low, high)
     if need is Need.SATURATING and isinstance(codec, GroupAffine) and codec.bits > 1:
         moved, low, high, margin = _sides(tensor, *_JUMPING[operator], codec.bits)
         return Sides(compress(moved, place(codec), seed=seed, stream=stream), low, high, margin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -40,6 +41,13 @@ class Decision:
     why: str
     form: Need | None = None
     indices: bool = False
+
+
+class Policy(Protocol):
+    """What a session asks for codecs."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -12,19 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import BitMask, Codec, Kept, Layout, Offload, Raw, SavedTensor, missing_on, stream_of, uncompiled
+from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, missing_on, stream_of, uncompiled
 from integrations.levels import Level
-from integrations.saved.arguments import index_codec
-from integrations.saved.calls import Call, CallTracker, storage_of, storages_of
-from integrations.saved.forms import Form, form_of, window_indices
+from integrations.saved.calls import CallTracker, storage_of, storages_of
+from integrations.saved.choice import INDICES, codec_for, lazy
+from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
-from integrations.saved.policy import Decision, FixedBits
+from integrations.saved.policy import Decision, FixedBits, Policy
 from integrations.saved.records import Record
-from integrations.saved.storage import Exact, Storages, View
+from integrations.saved.storage import Exact, Storages, inner
+from integrations.saved.watch import Observer, unpack
 
 _innermost = threading.local()  # .session: the one entered last in this thread
-_INDICES = "indices, whose range the call tells: exact in the bits that it takes"
 
 
 class Session:
@@ -36,14 +37,29 @@ class Session:
         level: decides the codecs.
         step: number of this forward, so that its noise is its own.
         rank: of this process.
+        policy: decides the codecs in the level's place.
+        observer: is told what happens.
+        redraw: another number for a tensor, other noise; for measurements.
     """
 
-    def __init__(self, model: nn.Module, paths: ModulePaths, level: Level, step: int, rank: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: ModulePaths,
+        level: Level,
+        step: int,
+        rank: int,
+        policy: Policy | None = None,
+        observer: Observer | None = None,
+        redraw: Callable[[SavedTensor], int] | None = None,
+    ) -> None:
         self.tracker = CallTracker()
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
-        self._policy, self._level = FixedBits(level), level
+        self._policy, self._level = policy or FixedBits(level), level
+        self._observer, self._redraw = observer, redraw
+        self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
         self._seed, self._step, self._rank = level.seed, step, rank
         self._storages = Storages()
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
@@ -51,32 +67,44 @@ class Session:
         self._outer: Session | None = None
 
     def __enter__(self) -> Self:
+        self._hook = uncompiled(self._pack)
         with ExitStack() as contexts:
             contexts.enter_context(self.tracker)
-            pack = uncompiled(self._pack)
             try:
-                contexts.enter_context(saved_tensors_hooks(pack, uncompiled(_unpack)))
+                contexts.enter_context(saved_tensors_hooks(self._hook, uncompiled(unpack)))
             except RuntimeError as error:
                 _explain(error)
                 raise
             self._contexts = contexts.pop_all()
         if self._level.bits is not None:
-            self.tracker.pack = pack
+            self.tracker.pack = self._hook
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
+        if self._observer is not None:
+            self.tracker.watcher = self._watch
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _innermost.session = self._outer
-        self.tracker.pack = None
+        _innermost.session, self._hook = self._outer, None
+        self.tracker.pack = self.tracker.watcher = None
         self._contexts.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError):
             _explain(error)
+        if self._observer is not None:
+            if error is None:
+                self._observer.forward_is_over()
+            else:
+                self._observer.cancel()
+
+    def _watch(self, tensors: Iterable[Tensor]) -> None:
+        assert self._observer is not None
+        innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._observer.called(tensors, innermost is not None and innermost[0] is self._hook)
 
     # ---- packing ----
 
-    def _pack(self, tensor: Tensor) -> Exact | View | Form:
+    def _pack(self, tensor: Tensor) -> Packed:
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
             return self._owner_of_forward()._pack_one(tensor)
@@ -90,7 +118,7 @@ class Session:
             session = session._outer
         return self
 
-    def _pack_one(self, tensor: Tensor) -> Exact | View | Form:
+    def _pack_one(self, tensor: Tensor) -> Packed:
         saved = self._describe(tensor)
         storage = storage_of(tensor)
         if storage is None:
@@ -104,24 +132,32 @@ class Session:
         record = Record(saved, "kept", decision.why, "", self._storages.original_bytes(storage))
         self.records.append(record)
         identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
-        stream = stream_of(identity, self._step, self._rank)
+        stream = stream_of(identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
         try:
             form = self._form(tensor, decision, stream)
             if form is not None:
                 record.codec, record.stored_bytes, record.host = form.name, form.nbytes, form.host
-                record.why = _INDICES if decision.indices else record.why
+                record.why = INDICES if decision.indices else record.why
+                self._tell(saved, tensor, decision.codec, form)
                 return form
-            codec = self._placed(_codec_for(tensor, decision, record, self.tracker.call), tensor)
+            codec = self._placed(codec_for(tensor, decision, record, self.tracker.call), tensor)
             if storage in self.tracker.exposed:
                 self._storages.forget(storage)
             if isinstance(codec, Raw):
                 return self._storages.keep(tensor, record)
-            return self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
+            packed = self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
+            self._tell(saved, tensor, inner(codec), packed)
+            return packed
         except ValueError as refusal:  # a mask that has a third value, an index out of range
             if decision.codec is not None and not decision.indices:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, record)
+
+    def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:
+        """Tells the observer what was quantised."""
+        if self._observer is not None and isinstance(codec, GroupAffine):
+            self._observer.stored(saved, tensor, codec, packed)
 
     def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
         """The codec, its stored form on the host where the level says so: of tensors that are on a device, and large
@@ -129,12 +165,12 @@ class Session:
         if not self._level.offload or not _can_leave(tensor):
             return codec
         small = Layout.of(tensor).stored_numel * tensor.itemsize < self._level.min_bytes
-        return codec if small or _lazy(tensor) else Offload(codec)
+        return codec if small or lazy(tensor) else Offload(codec)
 
     def _form(self, tensor: Tensor, decision: Decision, stream: int) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""
         call = self.tracker.call
-        if call is None or _lazy(tensor) or missing_on(tensor.device):
+        if call is None or lazy(tensor) or missing_on(tensor.device):
             return None
         if decision.indices:
             return window_indices(call.name, call.given, tensor, self._placed(Raw(), tensor))
@@ -182,42 +218,6 @@ def _explain(error: RuntimeError) -> None:
         )
 
 
-def _unpack(packed: Exact | View | Form) -> Tensor:
-    return packed.unpack()
-
-
 def _can_leave(tensor: Tensor) -> bool:
     """Whether ``Offload`` has a way to the host for it."""
     return tensor.device.type == "cuda"
-
-
-def _lazy(tensor: Tensor) -> bool:
-    """Whether the memory does not hold the elements as they are read."""
-    return bool(tensor.is_neg() or tensor._is_zerotensor())
-
-
-def _codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | None) -> Codec:
-    """The decision's codec; for indices the one that the call's arguments tell, for a mask of unknown values the one
-    that its data show."""
-    if _lazy(tensor):
-        record.why = "lazily negated, or zeros without memory: kept exactly"
-        return Raw()
-    if decision.indices and call is not None and not missing_on(tensor.device):
-        narrow = index_codec(call.name, call.given)
-        if narrow is not None:
-            record.why = _INDICES
-            return narrow
-    if decision.form is not None:
-        record.why = f"{decision.why}, but for these arguments or bits there is no such form: kept exactly"
-        return Raw()
-    if isinstance(decision.codec, Raw):
-        return decision.codec
-    if missing := missing_on(tensor.device):
-        record.why = f"kept exactly: {missing}"
-        return Raw()
-    if decision.codec is not None:
-        return decision.codec
-    if tensor.device.type != "cpu":
-        record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
-        return Raw()
-    return BitMask((0.0, tensor.max().item()))

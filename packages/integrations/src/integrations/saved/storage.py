@@ -60,7 +60,7 @@ class Region:
         version, a view as another dtype, or one that is lazily negated or conjugated where this is not."""
         return tensor.dtype == self.dtype and tensor._version == self.version and _lazy(tensor) == self.lazy
 
-    def _source(self, tensor: Tensor) -> Tensor:
+    def source(self, tensor: Tensor) -> Tensor:
         """This region's elements, through any tensor of its storage."""
         return tensor.detach().as_strided(self.layout.shape, self.layout.strides, self.start)
 
@@ -68,7 +68,7 @@ class Region:
 
     def keep(self, tensor: Tensor) -> None:
         """Keeps the memory itself and drops what is stored besides."""
-        self.kept = Kept.of(self._source(tensor))
+        self.kept = Kept.of(self.source(tensor))
         for record in (self._value_record, self._sign_record):
             if record is not None:
                 record.stored_bytes, record.host = 0, False
@@ -98,7 +98,7 @@ class Region:
             record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
 
     def _compress(self, tensor: Tensor, codec: Codec, record: Record, seed: int, stream: int) -> Compressed:
-        source = self._source(tensor)
+        source = self.source(tensor)
         if isinstance(codec, Raw):
             compressed = compress(source.clone(), codec)
             record.codec, record.why = codec_name(codec), f"{record.why}; a copy, since its storage is larger"
@@ -149,7 +149,10 @@ class View:
     sign: bool
 
     def unpack(self) -> Tensor:
-        elements = self.region.elements(self.sign)
+        return self.view_of(self.region.elements(self.sign))
+
+    def view_of(self, elements: Tensor) -> Tensor:
+        """The tensor, of the region's elements."""
         if not self.region.layout.dense:
             return elements
         offset = elements.storage_offset() + self.offset - self.region.start

@@ -1,0 +1,127 @@
+"""Sensitivities by one backward pass and by two seeds, and the gradient's error with the plan that follows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+import integrations
+from bench.machine import Machine
+from bench.sensitivity.models import MODELS, Case
+from bench.sensitivity.results import Sensitivities, SensitivityResults
+from integrations.adaptive.two_seed import two_seed_errors
+
+PAIRS, PASSES, STEPS = 40, 5, 10
+QUICK_PAIRS, QUICK_STEPS = 4, 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run.
+
+    Attributes:
+        models: names of ``MODELS``.
+        level: an adaptive one.
+        pairs: of seeds in the reference.
+        steps: in which the gradient's error is measured.
+        threads: of torch's operators.
+    """
+
+    models: Sequence[str]
+    level: str
+    pairs: int
+    steps: int
+    threads: int
+
+
+def run(options: Options) -> SensitivityResults:
+    """Measures each model, with a progress bar on stderr.
+
+    Raises:
+        BenchError: a model's library is not installed.
+    """
+    torch.set_num_threads(options.threads)
+    start = time.perf_counter()
+    bits = integrations.LEVELS[options.level].bits
+    assert bits is not None
+    models = [_measure(name, options, bits) for name in options.models]
+    packages = ("torch", "actcore", "actcore-integrations")
+    machine = Machine.here(torch.device("cpu"), options.threads, packages)
+    return SensitivityResults(machine, options.level, bits, models, time.perf_counter() - start)
+
+
+def _measure(name: str, options: Options, bits: int) -> Sensitivities:
+    torch.manual_seed(0)
+    case = MODELS[name]()
+    closure = partial(_backward, case, torch.get_rng_state())
+    exact = _gradient(case, closure)
+
+    same = {"bits": bits, "norm_bits": bits, "product_bits": bits}
+    handle = _compress(case, options.level, same)
+    fresh = handle.state_dict()
+    plans = []
+    for number in range(PASSES):
+        handle.load_state_dict({**fresh, "step": number})  # without a plan, and with other noise
+        plans.append(handle.adapt(closure, passes=1))
+    copies = [entry.identities for entry in plans[0].allotments]
+    handle.load_state_dict({**fresh, "options": {**fresh["options"], "adaptive": False}})
+    pairs = track(range(options.pairs), f"{name}: pairs of seeds", console=Console(stderr=True))
+    errors = [two_seed_errors(handle, closure, copies, pair) for pair in pairs]
+    plain_errors, plain_bytes = _errors(case, handle, closure, exact, options.steps)
+    integrations.restore_model(case.model)
+
+    handle = _compress(case, options.level, {})
+    plan = handle.adapt(closure, passes=PASSES)
+    planned_errors, planned_bytes = _errors(case, handle, closure, exact, options.steps)
+    return Sensitivities(
+        model=name,
+        what=case.what,
+        tensors=[", ".join(map(str, names)) for names in copies],
+        estimates=[[entry.sensitivity for entry in found.allotments] for found in plans],
+        references=[[(2**bits - 1) ** 2 * error for error in row] for row in errors],
+        plain_errors=plain_errors,
+        planned_errors=planned_errors,
+        plain_bytes=plain_bytes,
+        planned_bytes=planned_bytes,
+        predicted=plan.relative_error,
+    )
+
+
+def _compress(case: Case, level: str, options: dict[str, Any]) -> integrations.Compression:
+    return integrations.compression(integrations.compress_model(case.model, level, **options))
+
+
+def _backward(case: Case, generator: torch.Tensor) -> None:
+    """One step's gradients, with the same dropout each time."""
+    torch.set_rng_state(generator)
+    case.model.zero_grad()
+    case.loss().backward()
+
+
+def _gradient(case: Case, closure: Callable[[], None]) -> list[torch.Tensor]:
+    closure()
+    return [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for parameter in case.model.parameters()
+    ]
+
+
+def _errors(
+    case: Case, handle: integrations.Compression, closure: Callable[[], None], exact: list[torch.Tensor], steps: int
+) -> tuple[list[float], int]:
+    """The relative error of the gradient in each of some steps, and the bytes of what is quantised."""
+    errors = []
+    norm = sum(expected.square().sum().item() for expected in exact)
+    for _ in range(steps):
+        found = _gradient(case, closure)
+        error = sum((one - other).square().sum().item() for one, other in zip(found, exact, strict=True))
+        errors.append((error / norm) ** 0.5)
+    rows = handle.report().rows
+    return errors, sum(row.stored_bytes for row in rows if row.codec.startswith("GroupAffine"))

@@ -1,0 +1,59 @@
+"""``python -m bench sensitivity``: a short run on a small model, and what is computed from its values."""
+
+import pytest
+import torch
+from torch import nn
+
+from bench import cli, records
+from bench.machine import Machine
+from bench.sensitivity import measure, models
+from bench.sensitivity.results import Sensitivities, SensitivityResults
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """One small model in place of the real ones."""
+
+    def case():
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+        x = torch.randn(64, 32)
+        return models.Case(model, lambda: model(x).square().mean(), "small")
+
+    monkeypatch.setattr(measure, "MODELS", {"gcn": case})
+
+
+def test_a_run_prints_and_writes(small, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    assert cli.main(["sensitivity", "--model", "gcn", "--quick", "--threads", "1", "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "Which tensors matter" in printed
+    found = records.load(file)
+    assert isinstance(found, SensitivityResults)
+    (model,) = found.models
+    assert model.tensors == ["2: linear input", "4: linear input"]
+    assert len(model.references) == measure.QUICK_PAIRS
+    assert model.planned_bytes <= model.plain_bytes
+    assert cli.main(["show", str(file)]) == 0
+    assert "Which tensors matter" in capsys.readouterr().out
+
+
+def test_correlations_and_ratio():
+    model = Sensitivities(
+        "a", "", ["x", "y", "z"], [[1, 2, 3], [1, 5, 2]], [[2, 4, 9], [3, 2, 1]], [3, 4], [1.5, 2], 1, 1, 0
+    )
+    assert model.correlation_of_one == 1.0  # means of the reference: 2.5, 3, 5
+    assert model.split_half == -1.0
+    assert model.error_ratio == 0.5
+
+
+def test_a_missing_library_is_said_in_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    assert cli.main(["sensitivity", "--model", "resnet18", "--quick"]) == 1
+    assert "timm cannot be imported" in capsys.readouterr().err
+
+
+def test_there_is_no_chart(tmp_path, capsys):
+    machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
+    records.save(SensitivityResults(machine, "L2", 4, [], 1.0), tmp_path / "out.json")
+    assert cli.main(["show", str(tmp_path / "out.json"), "--chart", "out.png"]) == 1
+    assert "no chart of sensitivities" in capsys.readouterr().err

@@ -1,0 +1,8 @@
+"""Bits for each saved tensor by how much its rounding changes the gradient: levels L2, L2.1 and L2.2.
+
+probe.py        measures that in an ordinary step: no extra pass
+two_seed.py     measures it as GACT does, at a pass a tensor: the reference
+allocation.py   from the measurement to a plan within the budget
+plan.py         the plan: identity -> bits
+adapt.py        handle.adapt(closure)
+"""

@@ -1,0 +1,44 @@
+"""From a measurement to a plan: the bits that change the gradient least within the level's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from actcore import allocate
+from integrations.adaptive.measurement import Measurement, Sensitivity
+from integrations.adaptive.plan import Allotment, Plan
+from integrations.adaptive.rounding import WIDTHS
+
+
+def plan_of(measurement: Measurement, bits: int, step: int) -> Plan:
+    """The plan with the least predicted error among those that take no more bytes than ``bits`` an element would.
+
+    Args:
+        measurement: finite, of one model.
+        bits: the average, bounds of groups apart: the budget is what the same tensors take with ``bits`` each.
+        step: number of the forward that was measured.
+    """
+    budget = sum(tensor.sizes[bits - 1] for tensor in measurement.tensors)
+    known = [(tensor.costs[bits - 1], tensor.energies[bits - 1]) for tensor in measurement.tensors if tensor.costs]
+    usual = median(cost / energy for cost, energy in known if energy) if any(energy for _, energy in known) else 1.0
+    costs = [tensor.costs or tuple(usual * energy for energy in tensor.energies) for tensor in measurement.tensors]
+    solved = allocate(costs, [tensor.sizes for tensor in measurement.tensors], budget)
+    return Plan(
+        tuple(
+            _allotment(tensor, row, WIDTHS[choice])
+            for tensor, row, choice in zip(measurement.tensors, costs, solved.choices, strict=True)
+        ),
+        step,
+        budget,
+        measurement.gradient,
+        solved.gap,
+    )
+
+
+def _allotment(tensor: Sensitivity, costs: Sequence[float], bits: int) -> Allotment:
+    error = costs[bits - 1]
+    why = f"sensitivity taken for the usual one: {tensor.why}" if tensor.why else "least error of the gradient"
+    return Allotment(
+        tensor.identities, bits, error * (2**bits - 1) ** 2, error, tensor.numel, tensor.sizes[bits - 1], why
+    )

@@ -1,0 +1,72 @@
+"""What is stored once, whoever is served by it, and what is measured of it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import Tensor
+
+from actcore import GroupAffine, Layout
+from integrations.adaptive.identity import Identity
+from integrations.adaptive.rounding import rounding_deviations, rounding_energies
+from integrations.saved.forms import Clamped, Packed
+from integrations.saved.storage import Region, View
+
+Copy: TypeAlias = Region | Clamped
+"""A stretch of a storage, which several saved tensors may share, or a form of one operator's own."""
+
+# Elements up to which it is remembered, in a byte each, how uncertain the rounding of each is: values that take few
+# levels, such as a graph's edge weights, lie on codes or far from them (1.45 without). Of larger tensors that mostly
+# averages out.
+_DETAILED = 65536
+
+
+def copy_of(packed: Packed) -> Copy | None:
+    """The copy that serves a saved tensor; ``None`` where its values are kept, or are not rounded to planned bits."""
+    if isinstance(packed, View):
+        return None if packed.sign or is_kept(packed.region) else packed.region
+    # The range of Sides depends on the width, so that its errors do not scale as those of others: it keeps the level's.
+    return packed if isinstance(packed, Clamped) else None
+
+
+def is_kept(copy: Copy) -> bool:
+    """Whether another operator has made it keep the memory itself."""
+    return isinstance(copy, Region) and copy.kept is not None
+
+
+def layout_of(copy: Copy) -> Layout:
+    """In which order its elements share groups."""
+    return copy.layout if isinstance(copy, Region) else copy.compressed.layout
+
+
+def elements_of(copy: Copy) -> Tensor:
+    """Its elements, as they are stored."""
+    return copy.elements(False) if isinstance(copy, Region) else copy.unpack()
+
+
+def unpacked_from(packed: Packed, elements: Tensor) -> Tensor:
+    """The saved tensor, if these were the elements of its copy."""
+    return packed.view_of(elements) if isinstance(packed, View) else elements
+
+
+class Stored:
+    """What a probe finds out about one copy.
+
+    Args:
+        copy: the copy, which is not kept alive.
+        codec: how it is stored.
+        tensor: one that was saved and is served by it.
+        bits: width whose rounding error is imitated.
+    """
+
+    def __init__(self, copy: Copy, codec: GroupAffine, tensor: Tensor, bits: int) -> None:
+        self.identities: list[Identity] = []
+        elements = layout_of(copy).flatten(copy.source(tensor))
+        self.numel = elements.numel()
+        self.dtype = elements.dtype
+        self.codec = codec
+        self.energies = rounding_energies(elements, codec.group_size)
+        small = 0 < self.numel <= _DETAILED
+        self.deviations = rounding_deviations(elements, codec.group_size, bits) if small else None
+        self.effects: list[tuple[int, Tensor]] = []  # where an error ends, or is modelled from there on; its energy
+        self.why = "no gradient reached it in the step that was measured"

@@ -1,0 +1,99 @@
+"""The autograd graph of one forward, as numbers: which node passes gradients on to which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+PARAMETER = -1  # the gradient ends in a parameter
+NOWHERE = -2  # it ends in something else, or in what was there before the forward
+
+# Functions in Python whose backward may be run once more: it does nothing but compute.
+_PURE = ("actcore", "integrations")
+
+
+class Graph:
+    """Nodes in the order in which they were found.
+
+    Attributes:
+        repeatable: for each node, whether its backward may run once more.
+        edges: for each node and each result of its backward, which node takes it (or ``PARAMETER``, or ``NOWHERE``) and
+            as which of that node's gradients.
+    """
+
+    def __init__(self) -> None:
+        self.repeatable: list[bool] = []
+        self.edges: list[list[tuple[int, int]]] = []
+        # The wrappers of nodes that are alive are unique, so identity finds a node again.
+        self._index: dict[Node, int] = {}
+        self._start = torch._C._autograd._get_sequence_nr()  # nodes are numbered as they are made
+
+    def add(self, tensors: Iterable[Tensor], ours: bool) -> None:
+        """Adds the nodes that computed these tensors and are not known yet.
+
+        Args:
+            tensors: results of a call, or what it may have changed in place.
+            ours: whether what its nodes saved went through our hooks; another library's may refuse a second look.
+        """
+        waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        while waiting:
+            node = waiting.pop()
+            if node in self._index or hasattr(node, "variable") or node._sequence_nr() < self._start:
+                continue
+            self._index[node] = len(self.repeatable)
+            self.repeatable.append(ours and _pure(node))
+            waiting += [following for following, _ in node.next_functions if following is not None]
+
+    def close(self) -> list[Node]:
+        """The nodes. They are known by their place from now on, so that nothing here keeps them alive."""
+        nodes = list(self._index)
+        self.edges = [[(self._place(following), at) for following, at in node.next_functions] for node in nodes]
+        self._index = {}
+        return nodes
+
+    def _place(self, node: Node | None) -> int:
+        if node is None:
+            return NOWHERE
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            return PARAMETER
+        return self._index.get(node, NOWHERE)
+
+
+def _pure(node: Node) -> bool:
+    if not isinstance(node, BackwardCFunction):
+        return True
+    function = getattr(node, "_forward_cls", None)
+    return getattr(function, "__module__", "").partition(".")[0] in _PURE
+
+
+def backward_of(
+    node: Node, gradients: tuple[Tensor | None, ...], like: tuple[Tensor | None, ...]
+) -> list[Tensor | None]:
+    """What a node makes of gradients of its outputs, for each edge that leaves it.
+
+    Raises:
+        RuntimeError: it gave another number of gradients than ``like``, what it gave to autograd.
+    """
+    call = node.apply if isinstance(node, BackwardCFunction) else node
+    found = call(*gradients)  # type: ignore[operator]
+    made = iter([part for part in (found if isinstance(found, tuple) else (found,)) if part is not None])
+    # A Function in Python also returns a None for each argument that is no tensor; autograd drops these.
+    aligned = [None if expected is None else next(made, None) for expected in like]
+    lacking = any(expected is not None and part is None for expected, part in zip(like, aligned, strict=True))
+    if lacking or next(made, None) is not None:
+        raise RuntimeError(f"{node.name()} gave other gradients when it ran once more")
+    return [
+        part if part is None or expected is None else _as_autograd(part, expected)
+        for part, expected in zip(aligned, like, strict=True)
+    ]
+
+
+def _as_autograd(gradient: Tensor, like: Tensor) -> Tensor:
+    """What autograd does to a node's result before it passes it on: a bias that was broadcast gets the sum."""
+    if gradient.shape != like.shape:
+        gradient = gradient.sum_to_size(like.shape)
+    return gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)

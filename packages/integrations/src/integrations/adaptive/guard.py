@@ -1,0 +1,125 @@
+"""Training state that a trial run of the training loop's closure must leave as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from integrations.saved.calls import StorageSet, storage_of, tensors_in
+
+
+class ParametersChanged(RuntimeError):
+    """A closure changed a parameter: it must run forward and backward, and leave the step to the loop."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(
+            f"closure must run the forward and the backward and leave the parameters alone, but {how}; take the "
+            "optimizer's step out of it: handle.adapt(closure), then optimizer.step() in the loop as before"
+        )
+
+
+@contextmanager
+def trial(model: nn.Module) -> Iterator[None]:
+    """A block whose traces are removed: gradients, buffers and the states of the random generators come back as they
+    were, whatever ends the block.
+
+    ``.grad`` is ``None`` when the block begins, so that a gradient that is there keeps its tensor and its values; one
+    that is a view, as DistributedDataParallel makes them of its buckets, is copied.
+
+    Raises:
+        ParametersChanged: an optimizer was about to step, or a parameter to be changed in place, which is prevented;
+            or a parameter was changed in a way that nobody sees.
+    """
+    parameters = dict(model.named_parameters())
+    versions = {name: parameter._version for name, parameter in parameters.items()}
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    values = {name: grad.clone() for name, grad in gradients.items() if grad is not None and grad._base is not None}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    restore_random = random_states()
+    for parameter in parameters.values():
+        parameter.grad = None
+    stepping = register_optimizer_step_pre_hook(_refuse_step)
+    try:
+        with _ParameterGuard(parameters):
+            yield
+    finally:
+        stepping.remove()
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.grad = gradients[name]
+                if name in values and parameter.grad is not None:
+                    parameter.grad.copy_(values[name])
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        restore_random()
+    changed = [name for name, parameter in parameters.items() if parameter._version != versions[name]]
+    if changed:
+        raise ParametersChanged(f"{changed[0]} was changed where it could not be prevented, and keeps its new value")
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    raise ParametersChanged(f"{type(optimizer).__name__}.step() was called in it")
+
+
+class _ParameterGuard(TorchFunctionMode):
+    """Stops calls that write to a parameter before they do."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        super().__init__()
+        self._storages = StorageSet()
+        for parameter in parameters.values():
+            if (storage := storage_of(parameter)) is not None:
+                self._storages.add(storage)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not torch.compiler.is_compiling():
+            name = str(getattr(func, "__name__", ""))
+            written = [*(args[:1] if _writes(name) else ()), kwargs.get("out")]
+            for tensor in tensors_in(written):
+                storage = storage_of(tensor)
+                if storage is not None and storage in self._storages:
+                    raise ParametersChanged(f"{name} was about to write to a parameter in it")
+        return func(*args, **kwargs)
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name changes its first argument: ``add_``, ``__iadd__``, ``__setitem__``."""
+    if name.startswith("__") and name.endswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
+    return name.endswith("_") and name not in ("requires_grad_", "retain_grad_", "share_memory_", "rename_")
+
+
+_NOT_IN_PLACE = ("__invert__", "__index__", "__int__", "__iter__", "__init__", "__init_subclass__", "__instancecheck__")
+
+
+def random_states() -> Callable[[], None]:
+    """What puts torch's, Python's and, where it is loaded, NumPy's generators back."""
+    on_cpu, python = torch.get_rng_state(), random.getstate()
+    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+
+    def restore() -> None:
+        torch.set_rng_state(on_cpu)
+        random.setstate(python)
+        if on_cuda is not None:
+            torch.cuda.set_rng_state_all(on_cuda)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+    return restore

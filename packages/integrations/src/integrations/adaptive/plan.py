@@ -1,0 +1,167 @@
+"""``Plan``: the bits of each quantised tensor of one model, with the reason."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any, Self
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from integrations.adaptive.identity import Identity
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What one stored copy gets.
+
+    Attributes:
+        identities: of the saved tensors that it serves; several where they are views of one storage.
+        bits: per element, 1 to 8.
+        sensitivity: expected squared change of the gradient if codes were whole steps of the tensor's range, that is
+            ``error * (2**bits - 1)**2``: the constant of the variance model.
+        error: expected squared change of all parameters' gradients that these bits cause.
+        numel: elements that are stored.
+        nbytes: bytes with these bits, bounds included.
+        why: the reason for the bits.
+    """
+
+    identities: tuple[Identity, ...]
+    bits: int
+    sensitivity: float
+    error: float
+    numel: int
+    nbytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bits for a model's quantised tensors. ``str(plan)`` is a table.
+
+    Attributes:
+        allotments: one a stored copy, in the order of saving.
+        step: number of the forward in which it was measured.
+        budget: bytes that all of them together may take.
+        gradient: squared norm of the gradient in that step.
+        gap: how far the predicted error may be above the least possible at this budget, as a fraction of it.
+    """
+
+    allotments: tuple[Allotment, ...]
+    step: int
+    budget: int
+    gradient: float
+    gap: float
+    _bits: dict[Identity, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        bits = {identity: entry.bits for entry in self.allotments for identity in entry.identities}
+        object.__setattr__(self, "_bits", bits)
+
+    def bits(self, identity: Identity) -> int | None:
+        """The bits of a saved tensor; ``None`` for one that was not there when the plan was made."""
+        return self._bits.get(identity)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the planned tensors take, bounds included."""
+        return sum(entry.nbytes for entry in self.allotments)
+
+    @property
+    def relative_error(self) -> float:
+        """The predicted relative error of the whole gradient that rounding causes, as a Euclidean norm."""
+        error = sum(entry.error for entry in self.allotments)
+        return float((error / self.gradient) ** 0.5) if self.gradient else 0.0
+
+    def require_modules(self, paths: Iterable[str], model: str) -> None:
+        """Raises unless each of its tensors belongs to one of the modules of that model.
+
+        Raises:
+            ValueError: some do not; the message names them.
+        """
+        known = {*paths}
+        strange = [str(name) for entry in self.allotments for name in entry.identities if name.module not in known]
+        if strange:
+            listed = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
+            raise ValueError(
+                f"the plan must be of this model, but {model} has no modules for {len(strange)} of its tensors: "
+                f"{listed}; load the state into the model that it is of, or adapt this one: handle.adapt(closure)"
+            )
+
+    # ---- plain values ----
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values only, for a ``state_dict``."""
+        allotments = [
+            {**vars(entry), "identities": [list(identity) for identity in entry.identities]}
+            for entry in self.allotments
+        ]
+        return {
+            "allotments": allotments,
+            "step": self.step,
+            "budget": self.budget,
+            "gradient": self.gradient,
+            "gap": self.gap,
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """From what ``plain`` returned.
+
+        Raises:
+            ValueError: something is missing, or has another form.
+        """
+        try:
+            allotments = tuple(
+                Allotment(**{**entry, "identities": tuple(Identity(*name) for name in entry["identities"])})
+                for entry in plain["allotments"]
+            )
+            plan = cls(allotments, plain["step"], plain["budget"], plain["gradient"], plain["gap"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"the state's plan must be what state_dict returned; it lacks or adds {error}") from error
+        for entry in allotments:
+            if type(entry.bits) is not int or not 1 <= entry.bits <= 8:
+                raise ValueError(f"a plan's bits must be from 1 to 8, got {entry.bits!r} for {entry.identities[0]}")
+        return plan
+
+    # ---- for people ----
+
+    def table(self) -> Table:
+        """The plan as a rich table, one line a stored copy."""
+        table = Table(title=self._title(), caption=self._caption(), caption_justify="left")
+        table.add_column("tensor", overflow="fold")
+        for heading in ("elements", "bits", "bytes", "sensitivity", "share of the error"):
+            table.add_column(heading, justify="right")
+        table.add_column("why", overflow="fold")
+        whole = sum(entry.error for entry in self.allotments) or 1.0
+        for entry in self.allotments:
+            table.add_row(
+                Text("\n".join(map(str, entry.identities))),  # a name may have brackets, which are markup in a string
+                f"{entry.numel:,}",
+                str(entry.bits),
+                f"{entry.nbytes:,}",
+                f"{entry.sensitivity:.2g}",
+                f"{entry.error / whole:.1%}",
+                entry.why,
+            )
+        return table
+
+    def _title(self) -> str:
+        numel = sum(entry.numel for entry in self.allotments)
+        bits = sum(entry.bits * entry.numel for entry in self.allotments) / max(1, numel)
+        return f"Plan made in step {self.step}: {bits:.2f} bits an element, {self.nbytes:,} of {self.budget:,} bytes"
+
+    def _caption(self) -> str:
+        return (
+            f"Predicted relative error of the gradient: {self.relative_error:.2g}, at most {self.gap:.1%} above the "
+            "least possible sum of squares in these bytes."
+        )
+
+    def __str__(self) -> str:
+        text = StringIO()
+        Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
+        return text.getvalue().rstrip()

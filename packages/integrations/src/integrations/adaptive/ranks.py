@@ -1,0 +1,47 @@
+"""One plan for all ranks: rank 0's measurement decides, after all have agreed on what there is to plan."""
+
+from __future__ import annotations
+
+import torch
+
+from integrations.adaptive.measurement import Measurement
+
+
+class RanksDisagree(RuntimeError):
+    """Ranks run the model differently, so that no one plan fits them."""
+
+
+def distributed() -> bool:
+    """Whether there is more than one rank."""
+    module = torch.distributed
+    return module.is_available() and module.is_initialized() and module.get_world_size() > 1
+
+
+def agreed(measurement: Measurement | None) -> Measurement | None:
+    """The measurement that all ranks plan from: rank 0's. Every rank calls this, with its own, at the same time.
+
+    One rank's, not the mean of all: a run that is resumed from rank 0's state then goes on as it would have. With a
+    measurement missing on some rank, there is none.
+
+    Raises:
+        RanksDisagree: on every rank alike, if the tensors to plan for are not the same everywhere.
+    """
+    if not distributed():
+        return measurement
+    found: list[Measurement | None] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, measurement)
+    first = found[0]
+    if first is None or any(other is None for other in found):
+        return None
+    expected = {tensor.identities for tensor in first.tensors}
+    for rank, other in enumerate(found):
+        assert other is not None
+        got = {tensor.identities for tensor in other.tensors}
+        if got != expected:
+            name = min(str(identities[0]) for identities in got ^ expected)
+            where = "rank 0 alone" if any(str(names[0]) == name for names in expected - got) else f"rank {rank} alone"
+            raise RanksDisagree(
+                f"all ranks must quantise the same tensors to share a plan, but {name} is quantised so by {where}; let "
+                "every rank run the same modules in the step that is measured, or choose a level of fixed bits"
+            )
+    return first

@@ -1,0 +1,92 @@
+"""The variance model of stochastic rounding: how large an error each width makes, computed from the data.
+
+An element that lies at the fraction ``f`` between two codes is rounded up with probability ``f``, so the variance of
+its error is ``step**2 * f * (1 - f)``, whatever the distribution of the data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WIDTHS = range(1, 9)
+
+# Groups of a tensor that are looked at, evenly spread: 65,536 elements of 256 a group.
+_SAMPLED = 256
+
+
+def rounding_energies(flat: Tensor, group_size: int) -> Tensor:
+    """The expected squared error of ``GroupAffine`` with 1 to 8 bits, summed over the elements.
+
+    Large tensors are sampled: 256 groups, evenly spread.
+
+    Args:
+        flat: ``Float[Tensor, "n"]``, in the order in which the codec groups them.
+        group_size: elements that share bounds.
+
+    Returns:
+        ``Float64[Tensor, "8"]``, on the device of ``flat``; NaN where an element is not finite.
+    """
+    if not flat.numel():
+        return torch.zeros(len(WIDTHS), dtype=torch.float64, device=flat.device)
+    whole = flat.numel() // group_size
+    groups = flat[: whole * group_size].view(whole, group_size) if whole else flat.view(1, -1)
+    sampled = groups[:: max(1, whole // _SAMPLED)]
+    sampled = sampled if sampled.dtype is torch.float64 else sampled.float()
+    low, high = sampled.aminmax(dim=1, keepdim=True)
+    spread = high - low
+    position = torch.where(spread > 0, (sampled - low) / spread, 0)
+    energies = []
+    for bits in WIDTHS:
+        steps = 2**bits - 1
+        fraction = (position * steps).frac()
+        energies.append((fraction * (1 - fraction) * (spread / steps).square()).sum(dtype=torch.float64))
+    return torch.stack(energies) * (flat.numel() / max(1, sampled.numel()))
+
+
+def rounding_deviations(flat: Tensor, group_size: int, bits: int) -> Tensor:
+    """How uncertain the rounding of each element is: its standard deviation, 255 for half a step.
+
+    Returns:
+        ``UInt8[Tensor, "n"]``: 0 for elements that are codes already, such as a group's bounds.
+    """
+    low, spread = _bounds(flat, group_size)
+    position = torch.where(spread > 0, (flat - low) / spread, 0)
+    fraction = (position * (2**bits - 1)).frac()
+    deviations: Tensor = (fraction * (1 - fraction)).sqrt()
+    return deviations.mul(510).nan_to_num(0).byte()
+
+
+def rounding_noise(
+    flat: Tensor, group_size: int, energy: Tensor, generator: torch.Generator, deviations: Tensor | None = None
+) -> Tensor:
+    """Noise like that of rounding: as large in each group as its range makes it, ``energy`` in all.
+
+    Args:
+        flat, group_size: as for ``rounding_energies``; the tensor may have been rounded, for that keeps the bounds.
+        energy: a scalar on the same device.
+        generator: of the noise.
+        deviations: of each element, by ``rounding_deviations``; ``None`` takes them for equal within a group.
+    """
+    _, amplitudes = _bounds(flat, group_size)
+    if deviations is not None:
+        amplitudes = amplitudes * deviations
+    signs = torch.empty_like(amplitudes).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+    scale = (energy / amplitudes.double().square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+    return signs.mul_(amplitudes).mul_(scale.to(amplitudes.dtype))
+
+
+def _bounds(flat: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """The lower bound and the range of each element's group, in float32 at least."""
+    flat = flat if flat.dtype is torch.float64 else flat.float()
+    whole = flat.numel() // group_size * group_size
+    lows, spreads = [], []
+    if whole:
+        low, high = flat[:whole].view(-1, group_size).aminmax(dim=1)
+        lows.append(low.repeat_interleave(group_size))
+        spreads.append((high - low).repeat_interleave(group_size))
+    if whole < flat.numel():
+        low, high = flat[whole:].aminmax()
+        lows.append(low.expand(flat.numel() - whole))
+        spreads.append((high - low).expand(flat.numel() - whole))
+    return torch.cat(lows), torch.cat(spreads)

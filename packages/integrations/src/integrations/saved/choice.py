@@ -1,0 +1,45 @@
+"""The codec of one tensor, where the policy leaves something to the call's arguments or the tensor itself."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from actcore import BitMask, Codec, Raw, missing_on
+from integrations.saved.arguments import index_codec
+from integrations.saved.calls import Call
+from integrations.saved.policy import Decision
+from integrations.saved.records import Record
+
+INDICES = "indices, whose range the call tells: exact in the bits that it takes"
+
+
+def lazy(tensor: Tensor) -> bool:
+    """Whether the memory does not hold the elements as they are read."""
+    return bool(tensor.is_neg() or tensor._is_zerotensor())
+
+
+def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | None) -> Codec:
+    """The decision's codec; for indices the one that the call's arguments tell, for a mask of unknown values the one
+    that its data show."""
+    if lazy(tensor):
+        record.why = "lazily negated, or zeros without memory: kept exactly"
+        return Raw()
+    if decision.indices and call is not None and not missing_on(tensor.device):
+        narrow = index_codec(call.name, call.given)
+        if narrow is not None:
+            record.why = INDICES
+            return narrow
+    if decision.form is not None:
+        record.why = f"{decision.why}, but for these arguments or bits there is no such form: kept exactly"
+        return Raw()
+    if isinstance(decision.codec, Raw):
+        return decision.codec
+    if missing := missing_on(tensor.device):
+        record.why = f"kept exactly: {missing}"
+        return Raw()
+    if decision.codec is not None:
+        return decision.codec
+    if tensor.device.type != "cpu":
+        record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
+        return Raw()
+    return BitMask((0.0, tensor.max().item()))

@@ -1,0 +1,42 @@
+"""Two processes train one model: their plan is the same, and ranks that run other tensors say so."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CHILD = Path(__file__).with_name("adaptive_child.py")
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="torch was built without torch.distributed"
+)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks found, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    outputs = [folder / f"rank{rank}.pt" for rank in range(2)]
+    children = [
+        subprocess.Popen([sys.executable, "-W", "ignore", CHILD, str(rank), folder / "store", output])
+        for rank, output in enumerate(outputs)
+    ]
+    assert [child.wait(timeout=300) for child in children] == [0, 0]
+    return [torch.load(output, weights_only=True) for output in outputs]
+
+
+@pytest.mark.parametrize("case", ["loop", "adapt"])
+def test_ranks_share_a_plan(ranks, case):
+    first, second = (rank[case] for rank in ranks)
+    assert first["said"] == second["said"] == ""
+    assert first["plan"] is not None
+    assert first["plan"] == second["plan"]
+
+
+def test_ranks_that_disagree_name_the_tensor_on_both(ranks):
+    for rank in ranks:
+        assert "three: linear input" in rank["disagree"]["said"]
+        assert "rank 0 alone" in rank["disagree"]["said"]
+        assert rank["disagree"]["plan"] is None
