@@ -1,4 +1,4 @@
-"""Bits for each saved tensor by how much its rounding changes the gradient: levels L2, L2.1 and L2.2.
+"""Bits for each saved tensor by how much its rounding changes the gradient: levels L2, L2.1, L2.2 and L3.
 
 probe.py        measures that in an ordinary step: no extra pass
 two_seed.py     measures it as GACT does, at a pass a tensor: the reference
