@@ -102,7 +102,8 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
         print(handle.report())
 
     Arguments and errors are those of ``compress_model``; the handle lives on for its report. In ``eval()`` and without
-    gradients the block runs as it is. A block is one step: open one for each step of a loop.
+    gradients the block runs as it is. A block is one step: open one for each step of a loop. It has no earlier step to
+    plan from: an adaptive level keeps to its fixed bits here.
     """
     handle = _new_handle(model, level, strict, options)
     if not handle.active:

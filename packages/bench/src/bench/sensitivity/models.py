@@ -78,4 +78,6 @@ def _needs(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BenchError(f"{name} cannot be imported ({error}); install it, or choose another --model") from error
+        raise BenchError(
+            f"{name} cannot be imported ({error}); pip install actcore-bench[sensitivity], or choose another --model"
+        ) from error
