@@ -63,6 +63,22 @@ class Transformer(nn.Module):
         return self.last(x.mean(1))
 
 
+class Smooth(nn.Module):
+    """Nonlinearities whose input is stored in a form of its own, and attention that is computed again in backward."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Linear(width, width)
+        self.last = nn.Linear(width, 10)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).movedim(-3, 0).transpose(-3, -2)
+        x = x + F.scaled_dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2)
+        x = x + F.hardswish(self.down(F.gelu(self.up(x))))
+        return self.last(x.mean(1))
+
+
 def classify(model, x, labels):
     """A closure that draws the same dropout in every call."""
 
@@ -78,7 +94,9 @@ MODELS = {
     "mlp": lambda: (nn.Sequential(mlp(), nn.Dropout(0.2), nn.Linear(64, 10)), X, LABELS),
     "convolutional": lambda: (Convolutional(), normal(4, 3, 16, 16), LABELS[:4]),
     "transformer": lambda: (Transformer(), normal(4, 32, 32), LABELS[:4]),
+    "smooth": lambda: (Smooth(), normal(4, 32, 32), LABELS[:4]),
 }
+FOUR_BITS = {f"{name}_bits": 4 for name in ("norm", "product", "pointwise", "attention")}
 
 
 def compressed(name, **options):
@@ -151,7 +169,7 @@ def test_a_linear_layers_cost_is_known_in_closed_form():
 def test_costs_agree_with_the_two_seed_estimate(name):
     """Within a factor of 2.5: the reference's own mean over 12 pairs varies by a third (a squared norm of 12 draws),
     and the model may err by as much as it was seen to (1.7)."""
-    _, handle, closure = compressed(name, norm_bits=4, product_bits=4, pointwise_bits=4)
+    _, handle, closure = compressed(name, **FOUR_BITS)
     plan = handle.adapt(closure, passes=4)
     copies = [entry.identities for entry in plan.allotments]
     handle.load_state_dict({**handle.state_dict(), "adaptive": None, "step": 0})  # without the plan: 4 bits each
@@ -159,6 +177,21 @@ def test_costs_agree_with_the_two_seed_estimate(name):
     for entry, *found in zip(plan.allotments, *pairs, strict=True):
         reference = sum(found) / len(found) * 15**2
         assert 0.4 < entry.sensitivity / reference < 2.5, entry
+
+
+def test_what_is_measured_of_forms_and_of_attention():
+    """All that is rounded, but what hardswish saves: its range depends on the bits."""
+    _, handle, closure = compressed("smooth")
+    plan = handle.adapt(closure)
+    planned = [name.operator for entry in plan.allotments for name in entry.identities]
+    assert planned == [*["scaled_dot_product_attention"] * 3, "linear", "gelu", "linear", "linear"]
+    closure()
+    found = {row.operator: row for row in handle.report().rows}
+    [gelu] = [entry for entry in plan.allotments if entry.identities[0].operator == "gelu"]
+    assert found["gelu"].codec.startswith(f"GroupAffine(bits={gelu.bits},")
+    assert found["gelu"].why.endswith("bits by the plan")
+    assert found["gelu"].stored_bytes == gelu.nbytes
+    assert found["hardswish"].codec.startswith("GroupAffine(bits=8,")
 
 
 def test_the_prediction_is_the_error_that_is_seen():

@@ -115,6 +115,18 @@ def test_forms_of_one_operator_go_along(lane):
     assert lane.sent == [row.stored_bytes for row in found.values()]
 
 
+def test_l3_plans_as_l2_does(lane):
+    """What is measured comes back from the host."""
+    found = []
+    for level in ("L2", "L3"):
+        model = integrations.compress_model(Classifier(), level)
+        found.append([gradients(model, X) for _ in range(3)][-1])
+        found.append(integrations.compression(model).plan.plain())
+    assert_same(found[0], found[2])
+    assert found[1] == found[3]
+    assert len(found[1]["allotments"]) > 3
+
+
 def relu_and_exact(self, x):
     h = F.relu(F.linear(x, self.w))
     return h.cosh() + h

@@ -33,8 +33,8 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
     Args:
         model: any module.
         level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
-            ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on average, each tensor its own, and ``"L3"`` those of L2 in
-            host memory; ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
+            ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on average, each tensor its own; ``"L3"`` those of L2 in
+            host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons. By
             default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
