@@ -115,8 +115,8 @@ class Compression:
 
         Args:
             closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
-            passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data. A pass that
-                is measured takes about as long as ten others.
+            passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data. A pass
+                that is measured takes about as long as ten others.
 
         Returns:
             The plan, in force from the next forward on.
