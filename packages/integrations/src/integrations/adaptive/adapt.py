@@ -100,7 +100,7 @@ class Adapter:
         if isinstance(passes, bool) or not isinstance(passes, int):
             raise TypeError(f"passes must be an int, got {passes!r}")
         if not 1 <= passes <= MOST_PASSES:
-            raise ValueError(f"passes must be from 1 to {MOST_PASSES}, got {passes}; 2 is the default")
+            raise ValueError(f"passes must be from 1 to {MOST_PASSES}, got {passes}; 1 is the default")
         with self._measuring() as probes:
             try:
                 with trial(model):
