@@ -18,6 +18,11 @@ def lazy(tensor: Tensor) -> bool:
     return bool(tensor.is_neg() or tensor._is_zerotensor())
 
 
+def packable(tensor: Tensor) -> bool:
+    """Whether operators can read it where it is."""
+    return not lazy(tensor) and not missing_on(tensor.device)
+
+
 def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | None) -> Codec:
     """The decision's codec; for indices the one that the call's arguments tell, for a mask of unknown values the one
     that its data show."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, missing_on, stream_of, uncompiled
+from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of, uncompiled
 from integrations.levels import Level
 from integrations.saved.calls import CallTracker, storage_of, storages_of
-from integrations.saved.choice import INDICES, codec_for, lazy
+from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
@@ -170,7 +170,7 @@ class Session:
     def _form(self, tensor: Tensor, decision: Decision, stream: int) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""
         call = self.tracker.call
-        if call is None or lazy(tensor) or missing_on(tensor.device):
+        if call is None or not packable(tensor):
             return None
         if decision.indices:
             return window_indices(call.name, call.given, tensor, self._placed(Raw(), tensor))
