@@ -18,6 +18,9 @@ namespace {
 // A chunk of float32 takes 1 MiB: it is coded from the second or third level of cache. Smaller ones cost more in calls, of
 // which each takes some 10 microseconds through the dispatcher.
 constexpr int64_t kChunk = 262144;
+// Up to kGrain elements there is one share and no parallel region around it, in which torch would start threads of its own
+// above this number, and cut where it likes.
+constexpr int64_t kLoneChunk = 16384;
 // torch's loops take at most 64 elements at once; what is left over they compute with other instructions.
 constexpr int64_t kVectorUnit = 64;
 
@@ -55,7 +58,10 @@ TorchOperators torch_operators(Function function) {
 class Chunks {
  public:
   Chunks(const Stepwise& args, ScalarType type)
-      : args_(args), type_(type), operators_(torch_operators(args.function)), size_(kChunk) {
+      : args_(args),
+        type_(type),
+        operators_(torch_operators(args.function)),
+        size_(args.codes.numel > kGrain ? kChunk : kLoneChunk) {
     if (args.codes.numel < size_) size_ = args.codes.numel;
     if (operators_.middle[0] != nullptr || args.function == Function::kLogsigmoid) {
       scratch_ = std::make_unique<double[]>(static_cast<size_t>(size_));

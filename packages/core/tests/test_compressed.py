@@ -124,6 +124,8 @@ def test_moving():
     assert (y.device.type, y.shape, y.dtype) == ("meta", (25, 40), torch.float32)
     stayed = c.to("cpu")
     assert same_bits(stayed.decompress(), c.decompress())
+    with pytest.raises(TypeError, match=r"device must be a device, got torch.float16; for another dtype compress"):
+        c.to(torch.float16)
 
 
 def test_repr_names_codec_shape_dtype_and_size():
@@ -171,6 +173,15 @@ def test_a_codec_of_ones_own():
     assert (c.shape, c.dtype, c.codec) == (x.shape, x.dtype, Halved(2.0))
     assert same_bits(actcore.decompress(c), x)
     assert same_bits(copy.deepcopy(c).decompress(), x)
+
+
+def test_a_codec_that_returns_something_else():
+    class Careless(Halved):
+        def compress(self, tensor, *, seed=0, stream=0):
+            return (tensor,)
+
+    with pytest.raises(TypeError, match=r"must return an actcore.Compressed from compress, got tuple; make it with"):
+        actcore.compress(torch.ones(4), Careless(2.0))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CS[RC] tensor support:UserWarning")

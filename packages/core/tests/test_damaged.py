@@ -119,6 +119,11 @@ def test_a_layout_of_other_things_than_numbers(number):
     assert_refused(replace(GROUP_AFFINE, layout=Layout((25, number), (40, 1))), "layout must have a size and a stride")
 
 
+@pytest.mark.parametrize("layout", [None, (25, 40), ((25, 40), (40, 1))], ids=repr)
+def test_a_layout_that_is_none(layout):
+    assert_refused(replace(GROUP_AFFINE, layout=layout), "layout must be an actcore.Layout, got")
+
+
 def test_a_payload_with_gaps():
     codes, bounds = GROUP_AFFINE.payload
     gaps = codes.repeat_interleave(2)[::2]

@@ -57,8 +57,8 @@ def test_float8_arguments(error, text, arguments):
 
 
 ROWS_ARGUMENTS = [
-    (TypeError, "bits must be a tuple of ints, one for each row, got [4, 4]", {"bits": [4, 4]}),
-    (TypeError, "bits must be a tuple of ints, one for each row, got 4", {"bits": 4}),
+    (TypeError, "bits must be a tuple of ints, one for each row, got list; try tuple(bits)", {"bits": [4, 4]}),
+    (TypeError, "bits must be a tuple of ints, one for each row, got int; try tuple(bits)", {"bits": 4}),
     (TypeError, "bits[1] must be an int, got 4.0", {"bits": (4, 4.0)}),
     (
         ValueError,
@@ -189,7 +189,7 @@ def test_dtypes_that_a_codec_does_not_take(dtype):
     raises(
         TypeError,
         f"{GROUP_AFFINE} takes {FLOATS}, got {dtype}; "
-        "integers and masks have exact forms: actcore.Raw(), actcore.BitMask()",
+        "integers and masks have exact forms: actcore.Narrow, actcore.BitMask",
         lambda: actcore.compress(tensor, GroupAffine()),
     )
     for codec in (Float8(), GroupAffineRows((4,) * 100)):

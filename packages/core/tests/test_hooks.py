@@ -34,6 +34,16 @@ def test_parameters_and_their_views_are_kept():
     assert codec.shapes == [(64, 48), (64, 64), (64, 64), (64, 32)]  # input, tanh twice (result, input), output
 
 
+def test_a_frozen_parameter_is_kept():
+    frozen = torch.nn.Linear(48, 32).requires_grad_(False)
+    x = X.clone().requires_grad_()
+    codec = noting()
+    with under(codec):
+        frozen(x).sum().backward()
+    assert codec.shapes == []
+    assert torch.equal(x.grad, torch.ones(64, 32) @ frozen.weight)
+
+
 @pytest.mark.parametrize(
     "save",
     [
@@ -66,6 +76,17 @@ def test_a_refused_float_tensor_is_kept_with_a_warning():
         y = (x * 1).sin()
     y.sum().backward()
     assert torch.equal(x.grad, X.cos())
+
+
+def test_a_refusal_is_told_to_the_policy_that_chose_the_codec():
+    x = torch.ones(8, 8, requires_grad=True)
+    with (
+        actcore.saved_tensors(lambda saved: actcore.Narrow(0, 3) if saved.dtype == torch.int64 else actcore.Raw()),
+        pytest.warns(UserWarning, match="kept as it is: .* values from low to high"),
+    ):
+        x.index_select(0, torch.arange(8)).sum().backward()
+    with under(actcore.BitMask()):  # one codec for all: integers that it refuses were not meant
+        x.index_select(0, torch.arange(8)).sum().backward()
 
 
 def test_a_stored_form_that_shares_memory_is_checked():

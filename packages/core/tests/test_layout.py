@@ -152,6 +152,17 @@ def test_overlapping_windows_come_back_contiguous():
     assert y.is_contiguous()
 
 
+@pytest.mark.parametrize("codec", [actcore.GroupAffine(8), actcore.GroupAffineRows((8,) * 100), actcore.Positive()])
+def test_a_tensor_of_wide_gaps_comes_back_without_them(codec):
+    """A class token of 100 x 1000 x 64 takes 6,400 elements, not 6 million; every second element still has its gaps."""
+    tokens = torch.randn(100, 1000, 64)
+    back = actcore.decompress(actcore.compress(tokens[:, 0], codec))
+    assert back.is_contiguous()
+    assert back.untyped_storage().nbytes() == 100 * 64 * 4
+    second = tokens[:, :4, ::2]
+    assert actcore.decompress(actcore.compress(second.contiguous()[:, ::2], codec)).stride() == (128, 64, 1)
+
+
 def test_windows_side_by_side_keep_their_strides():
     x = normal(96).unfold(0, 8, 8)
     assert_same_layout(actcore.decompress(actcore.compress(x, actcore.Positive())), x)

@@ -198,6 +198,20 @@ def test_compiled():
     assert not torch.equal(drawn(torch.ones(100)), drawn(torch.ones(100)))
 
 
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 0, 1, 2)], ids=["channels last", "permuted"])
+def test_compiled_with_sizes_that_change(order):
+    b7, l8 = torch.linspace(-1, 1, 7), torch.linspace(0, 1, 8)
+    layers = (actcore.relu, lambda x: actcore.dropout(x, 0.5, seed=1), lambda x: actcore.stepwise(x, "gelu", b7, l8))
+    inverse = [order.index(d) for d in range(4)]
+    for layer in layers:
+        torch.compiler.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for size in (2, 3, 4):
+            x = normal(size * 5 * 3 * 7).view(size, 5, 7, 3).permute(inverse)
+            assert torch.equal(compiled(x), layer(x))
+            assert compiled(x).stride() == layer(x).stride() == x.stride()
+
+
 def test_autocast_leaves_the_dtype_alone():
     with torch.autocast("cpu", torch.bfloat16):
         assert actcore.relu(normal(5)).dtype == functional.relu(normal(5)).dtype == torch.float32
@@ -245,3 +259,7 @@ def test_wrong_arguments_of_the_functions():
         actcore.dropout([1.0])
     with pytest.raises(ValueError, match="p must be a probability from 0 to 1, got -1"):
         actcore.dropout(F32, -1)
+    with pytest.raises(TypeError, match="p must be a number, got None"):
+        actcore.dropout(F32, None)
+    with pytest.raises(TypeError, match=r"seed must be an int or None, got 1.5"):
+        actcore.dropout(F32, 0.5, seed=1.5)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import actcore
 from actcore.fused import FUSED_OPERATORS
 from actcore.ops import OPERATORS, group_count, packed_bytes
 
@@ -144,6 +145,31 @@ def test_meta_tensors_give_the_shapes_that_the_kernels_give(operator, dtype):
         for one, other in zip(real, fake, strict=True):
             assert other.device.type == "meta"
             assert (other.shape, other.dtype, other.stride()) == (one.shape, one.dtype, one.stride())
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_vmap_is_a_call_a_sample(operator):
+    arguments = calls(torch.float32, "cpu", 257)[operator]
+    first, *rest = arguments
+    batch = torch.stack([first, first.flip(0)], dim=-1)
+    call = overload_of(operator)
+    got = torch.func.vmap(lambda x: call(x, *rest), in_dims=-1)(batch)
+    for sample, one in enumerate((first, first.flip(0).contiguous())):
+        expected = call(one, *rest)
+        for found, output in zip(
+            *(value if isinstance(value, tuple) else (value,) for value in (got, expected)), strict=True
+        ):
+            assert torch.equal(found[sample], output)
+
+
+def test_codecs_under_vmap():
+    x = torch.randn(512, 4)
+    for codec in (actcore.GroupAffine(8), actcore.Float8(), actcore.Positive()):
+        got = torch.func.vmap(lambda x, codec=codec: actcore.decompress(actcore.compress(x, codec)), in_dims=1)(x)
+        for sample in range(4):
+            column = x[:, sample].contiguous()
+            assert torch.equal(got[sample], actcore.decompress(actcore.compress(column, codec)))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from actcore.codec import Codec, require_codec
-from actcore.codecs.raw import Raw
+from actcore.codec import Codec, as_int64, require_codec
+from actcore.codecs import BitMask, Narrow, Positive, Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import new_key
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
 from actcore.ops import Key
+
+_EXACT = (BitMask, Narrow, Positive, Raw)
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,20 @@ def save_for_backward(
         pairs: a tensor and its codec. ``None`` or ``Raw()`` as the codec keeps the tensor exactly, with autograd's
             check that it is not changed in place. ``None`` as the tensor is given back as ``None``.
         seed: of the random rounding.
-        stream: the streams of the tensors derive from it and the rank, so pass another one in every step; by default
+        stream: the streams of the tensors derive from it and the rank, so pass another one in every call: in two
+            layers one stream is one noise. ``actcore.stream_of("layer 1", step, 0)`` makes such numbers. By default
             they come from the counter of this process and seed, which advances by itself.
 
     Raises:
         TypeError: an argument is not a pair of a tensor and a codec, or the codec does not take the tensor.
         ValueError: the codec's own conditions.
+        RuntimeError: a codec that rounds at random, under ``vmap`` without ``randomness="same"``.
     """
+    seed = as_int64("seed", seed)
     for number, pair in enumerate(pairs):
         _require_pair(number, pair)
+    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
+        raise TypeError(f"stream must be an int, got {stream!r}; None takes one from the process's counter")
     if (
         not torch.compiler.is_compiling() and getattr(ctx, "next_functions", None) == ()
     ):  # no_grad, or no input asks for gradients
@@ -90,6 +97,8 @@ def save_for_backward(
             plan.append(len(flat))
             flat.append(tensor)
         else:
+            if not torch.compiler.is_compiling():
+                _require_randomness(codec)
             compressed = codec.compress(tensor.detach(), seed=seed, stream=_stream(number, tensor, seed, stream))
             plan.append(_place(ctx, tensor, compressed, flat))
     ctx.save_for_backward(*flat)
@@ -121,6 +130,22 @@ def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
     if torch.compiler.is_compiling():  # a number would be a constant of the compiled code
         return torch.ops.actcore.next_stream(tensor.detach(), new_key(tensor.device))  # type: ignore[no-any-return]
     return shared_streams(seed).next()
+
+
+def _require_randomness(codec: Codec) -> None:
+    """One stream for a whole batch of ``vmap`` would round all its samples alike, as torch's ``"same"`` does."""
+    if isinstance(codec, _EXACT) or getattr(codec, "rounding", "stochastic") == "nearest":
+        return
+    functorch = torch._C._functorch
+    for interpreter in functorch.get_interpreter_stack() or ():
+        if interpreter.key() != functorch.TransformType.Vmap:
+            continue
+        if functorch.CVmapInterpreterPtr(interpreter).randomness() != functorch.RandomnessType.Same:
+            raise RuntimeError(
+                f"vmap: {codec!r} rounds at random, and save_for_backward has one stream for the whole batch; pass "
+                "randomness='same' to vmap to let all samples round alike, or give a codec with rounding='nearest', or "
+                "apply the Function outside of vmap"
+            )
 
 
 def _require_pair(number: int, pair: Any) -> None:
@@ -191,6 +216,8 @@ def _attach(anchor: Tensor, value: Tensor) -> Tensor:
 class _Anchor(Function):
     """A tensor of the shape and history of another, and without its memory."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(tensor: Tensor) -> Tensor:
         return tensor.new_zeros(()).expand(tensor.shape)
@@ -206,6 +233,8 @@ class _Anchor(Function):
 
 class _Attach(Function):
     """The second tensor, with the history of the first."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(anchor: Tensor, value: Tensor) -> Tensor:

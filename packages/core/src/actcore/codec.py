@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from actcore.compressed import Compressed
+from actcore.layout import Layout
 from actcore.ops import Key
 
 _INT64 = 1 << 64
@@ -19,6 +20,15 @@ DAMAGED = "it is damaged or truncated: store the tensor again"
 @runtime_checkable
 class Codec(Protocol):
     """A way to store a tensor. Any object with these two methods is one; nothing needs to be registered.
+
+    ::
+
+        class Half:
+            def compress(self, tensor, *, seed=0, stream=0):
+                return actcore.Compressed.of(self, tensor, [tensor.half()])
+
+            def decompress(self, compressed):
+                return compressed.payload[0].to(compressed.dtype)
 
     ``decompress(compress(x))`` has x's shape, dtype and device. Built-in codecs are frozen dataclasses: equal when
     their fields are, hashable, with a readable repr.
@@ -55,11 +65,19 @@ def compress(tensor: Tensor, codec: Codec, *, seed: Key = 0, stream: Key = 0) ->
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
     require_codec(codec)
-    return codec.compress(tensor, seed=seed, stream=stream)
+    compressed = codec.compress(tensor, seed=seed, stream=stream)
+    if not isinstance(compressed, Compressed):
+        raise TypeError(
+            f"codec {codec!r} must return an actcore.Compressed from compress, got {type(compressed).__name__}; make "
+            "it with actcore.Compressed.of(codec, tensor, payload)"
+        )
+    return compressed
 
 
 def decompress(compressed: Compressed) -> Tensor:
     """The tensor that was stored: same shape, dtype, device and strides, and no gradient history.
+
+    What is stored under ``Raw``, as tensors too small to gain are, is given back itself: clone it before writing to it.
 
     Raises:
         TypeError: the argument is not a ``Compressed``.
@@ -148,7 +166,9 @@ def require_tensors(compressed: Compressed) -> None:
 
 def require_layout(compressed: Compressed) -> None:
     """Raises ``ValueError`` for a shape and strides that no tensor has."""
-    shape, strides = compressed.layout.shape, compressed.layout.strides
+    if type(compressed.layout) is not Layout:
+        raise ValueError(f"layout must be an actcore.Layout, got {compressed.layout!r}; {DAMAGED}")
+    shape, strides = compressed.layout
     sound = len(shape) == len(strides)
     numel = reach = 1
     for size, step in zip(shape, strides, strict=False):

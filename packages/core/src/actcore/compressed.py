@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class Compressed:
     """A tensor as a codec stored it: the payload and what is needed to undo it.
 
-    It can be moved with ``to``, saved with ``torch.save`` and loaded with ``torch.load`` (``weights_only=True``
-    included). It shares no memory with the tensor it was made from, except under ``Raw``.
+    It can be moved with ``to``, saved with ``torch.save`` and, after ``import actcore``, loaded with ``torch.load``
+    (``weights_only=True`` included; a codec of one's own needs ``torch.serialization.add_safe_globals``). It shares no
+    memory with the tensor it was made from, except under ``Raw``.
 
     Attributes:
         codec: the codec that undoes it. Not always the one that was asked: a tensor too small to gain is stored as
@@ -56,7 +57,13 @@ class Compressed:
         return sum(map(_nbytes, self.payload))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Compressed:
-        """The same stored form on another device."""
+        """The same stored form on another device.
+
+        Raises:
+            TypeError: ``device`` is not one; the stored form of another dtype is made by ``compress``.
+        """
+        if not isinstance(device, (torch.device, str, int)):
+            raise TypeError(f"device must be a device, got {device!r}; for another dtype compress tensor.to(dtype)")
         self._settle()
         moved = tuple(part.to(device, non_blocking=non_blocking) for part in self.payload)
         return replace(self, payload=moved)

@@ -1,12 +1,14 @@
 """Layers whose backward needs few bits an element: ReLU, dropout, max pooling, and functions with stepwise derivatives.
 
 Each computes what its namesake in ``torch.nn.functional`` does and keeps for backward, in place of a tensor, the bits
-that backward needs. They work under ``torch.func.grad``, ``vjp`` and ``vmap``, have second derivatives, and
-``torch.compile`` makes one graph of them. Channels-last and transposed inputs give outputs of the same memory order.
+that backward needs. They work under ``torch.func.grad``, ``vjp`` and ``vmap`` (not ``jvp``), have second derivatives,
+and ``torch.compile`` makes one graph of them. Channels-last and transposed inputs give outputs of the same memory
+order.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -47,10 +49,14 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
         stream: separates calls with the same seed: equal seeds and streams give equal noise.
 
     Raises:
-        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor.
+        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``p`` or ``seed`` is not a number.
         ValueError: ``p`` is not a probability.
     """
     _check_float(x)
+    if not isinstance(p, (int, float)):
+        raise TypeError(f"p must be a number, got {p!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed must be an int or None, got {seed!r}")
     if not 0 <= p <= 1:
         raise ValueError(f"p must be a probability from 0 to 1, got {p}")
     if not training or p == 0:
@@ -75,7 +81,15 @@ def stepwise(
 
     Forward is exact. Backward multiplies the gradient by ``levels[i]``, where ``i`` is the number of boundaries that
     are not above ``x``; for NaN that is all of them. On the CPU the values are those that torch computes on one thread,
-    bit for bit. The method is that of Novikov et al., "Few-bit backward" (ICML 2023).
+    bit for bit, but for the last few elements of elu, celu, selu and softplus, where torch computes by other
+    instructions. The method is that of Novikov et al., "Few-bit backward" (ICML 2023).
+
+    ::
+
+        # GELU with 3 bits, the table of the paper
+        boundaries = (-2.417, -0.710, -0.326, 0.0, 0.326, 0.710, 2.414)
+        levels = (0.0, -0.088, 0.126, 0.372, 0.628, 0.874, 1.088, 1.0)
+        y = actcore.stepwise(x, "gelu", boundaries, levels)
 
     Args:
         x: any shape.
@@ -90,9 +104,9 @@ def stepwise(
             threshold); empty for torch's defaults.
 
     Raises:
-        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor.
-        ValueError: the table has the wrong size, asks for gradients, or does not fit into ``bits``; the function is
-            unknown or takes other parameters.
+        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``function`` is not a name.
+        ValueError: the table has the wrong size, does not ascend, asks for gradients, or does not fit into ``bits``;
+            the function is unknown or takes other parameters.
     """
     _check_float(x)
     low, step = _table(boundaries, x), _table(levels, x)
@@ -105,12 +119,23 @@ def stepwise(
         raise ValueError("boundaries and levels must not ask for gradients, which they have none of; detach them")
     if bits is None:
         bits = max(1, low.numel().bit_length())
+    if type(bits) is not int:
+        raise TypeError(f"bits must be an int or None, got {bits!r}")
     if not 1 <= bits <= 8 or low.numel() >= 2**bits:
         raise ValueError(
             f"boundaries must be fewer than 2**bits with bits from 1 to 8, got {low.numel()} and bits={bits}"
         )
+    if not isinstance(function, str):
+        raise TypeError(f"function must be a name such as 'gelu', got {function!r}")
+    if function == "softplus" and len(parameters) not in (0, 2):
+        raise ValueError(f"parameters of softplus must be 2 numbers, or none for its defaults, got {len(parameters)}")
     ordered, order = _in_memory_order(x)
-    output: Tensor = Stepwise.apply(ordered, function, list(parameters), low, step, bits)[0]
+    try:
+        output: Tensor = Stepwise.apply(ordered, function, list(parameters), low, step, bits)[0]
+    except RuntimeError as refusal:
+        if found := re.search(r"actcore::stepwise(?:_codes)?: (.*)", str(refusal)):
+            raise ValueError(found[1]) from None
+        raise
     return _restored(output, order)
 
 
@@ -252,7 +277,13 @@ def _in_memory_order(x: Tensor) -> tuple[Tensor, list[int] | None]:
         return x, None
     if any(step == 0 for step in x.stride()):  # expanded: no order of its own
         return x.contiguous(), None
-    order = sorted(range(x.dim()), key=lambda d: x.stride()[d], reverse=True)
+    left, order = list(range(x.dim())), []
+    while left:
+        at = 0  # of the largest step: torch.compile does not trace a sort of symbolic strides
+        for i in range(1, len(left)):
+            if x.stride()[left[i]] > x.stride()[left[at]]:
+                at = i
+        order.append(left.pop(at))
     return x.permute(order).contiguous(), order
 
 

@@ -30,9 +30,10 @@ def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> 
             loss = torch.compile(step)(x)
         loss.backward()
 
-    A compiled region under ordinary hooks computes everything, packs everything, and unpacks everything before its
-    backward begins. These are inlined into the two graphs of the region instead, so that each tensor is stored where it
-    is last used and restored where it is first needed.
+    The ``with`` stands around the compiled code, not in it. A compiled region under ordinary hooks computes
+    everything, packs everything, and unpacks everything before its backward begins. These are inlined into the two
+    graphs of the region instead, so that each tensor is stored where it is last used and restored where it is first
+    needed.
 
     One pair serves all tensors of a region: floating-point tensors are stored, others pass through, and so do those too
     small to gain. torch applies the hooks to what the region computes for itself; its inputs, parameters and outputs

@@ -2,7 +2,8 @@
 
 A dense tensor, channels-last and transposed ones included, is stored in memory order, with no copy. An expanded one
 (stride 0) is stored once. One with gaps (a slice) is stored as its contiguous copy. Each comes back with its shape and
-strides; only a tensor whose elements share memory in another way (``unfold``) comes back contiguous.
+strides. Only two come back contiguous: a tensor whose elements share memory in another way (``unfold``), and one whose
+gaps take many times the memory of its elements (``x[:, 0]``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+# With gaps, a tensor comes back in as many elements of memory, or in as many times its own; without them beyond both.
+_ROOM, _WIDEST = 1 << 16, 4
 
 
 class Layout(NamedTuple):
@@ -56,6 +60,14 @@ class Layout(NamedTuple):
         """Whether the distinct elements fill one stretch of memory without gaps or overlaps."""
         return self.contiguous or _gap_or_overlap(self.distinct_shape, self.strides) == 0
 
+    @property
+    def spaced(self) -> bool:
+        """Whether the tensor comes back with the gaps between its elements, in memory that has room for them."""
+        if _gap_or_overlap(self.distinct_shape, self.strides) <= 0:
+            return False
+        span = 1 + sum((size - 1) * step for size, step in zip(self.distinct_shape, self.strides, strict=True))
+        return bool(span <= max(_ROOM, _WIDEST * self.stored_numel))
+
     def flatten(self, tensor: Tensor) -> Tensor:
         """The elements to store, flat: a view where the tensor is dense, a copy otherwise."""
         if tensor.is_contiguous():
@@ -72,9 +84,8 @@ class Layout(NamedTuple):
         if self.dense:
             return flat.as_strided(self.shape, self.strides)
         distinct = flat.view(self.distinct_shape)
-        if _gap_or_overlap(self.distinct_shape, self.strides) > 0:
-            spaced = torch.empty_strided(self.distinct_shape, self.strides, dtype=flat.dtype, device=flat.device)
-            distinct = spaced.copy_(distinct)
+        if self.spaced:
+            distinct = flat.new_empty_strided(self.distinct_shape, self.strides).copy_(distinct)
         return distinct.expand(self.shape)
 
 

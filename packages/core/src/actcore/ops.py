@@ -157,5 +157,27 @@ def _refuse_gradient(name: str) -> None:
     torch.library.register_autograd(f"actcore::{name}", backward)
 
 
+def _call_each_sample(name: str) -> None:
+    operator = getattr(torch.ops.actcore, name.partition(".")[0])
+    call = operator.tensor if name.endswith(".tensor") else operator.default
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        samples = [
+            call(
+                *(
+                    argument if dim is None else argument.select(dim, sample).contiguous()
+                    for argument, dim in zip(arguments, in_dims, strict=True)
+                )
+            )
+            for sample in range(info.batch_size)
+        ]
+        if isinstance(samples[0], Tensor):
+            return torch.stack(samples), 0
+        return tuple(map(torch.stack, zip(*samples, strict=True))), (0,) * len(samples[0])
+
+    torch.library.register_vmap(f"actcore::{name}", rule)
+
+
 for _name in OPERATORS:
     _refuse_gradient(_name)
+    _call_each_sample(_name)

@@ -54,10 +54,15 @@ def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[
             loss = criterion(model(x), y)
         loss.backward()
 
-    Any library that takes such a pair takes this one. Kept as they are: leaves that ask for gradients (parameters) and
-    their views, because their owner keeps them alive anyway; sparse, nested and quantised tensors and tensor
+    Any library that takes such a pair takes this one. Kept as they are: parameters, other leaves that ask for gradients
+    and views of both, because their owner keeps them alive anyway; sparse, nested and quantised tensors and tensor
     subclasses; and what the codec refuses, such as integers (with a warning where it is a floating-point tensor). A
     tensor that is kept and then changed in place raises autograd's own error in backward; a stored one is a snapshot.
+
+    Hooks know tensors, not what happens to them. One codec for all rounds what must not be rounded: the error of few
+    bits in attention, norms and softmax can outgrow the gradient. What two operators save is stored twice, and an
+    input that the caller keeps costs its stored bytes. For whole models ``integrations.compress_model`` knows the
+    operators.
 
     Args:
         codec: for instance ``GroupAffine(bits=4)``.
@@ -70,7 +75,7 @@ def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[
         ValueError: ``seed`` does not fit in 64 bits.
     """
     require_codec(codec)
-    return _pair(lambda saved: codec, seed, streams)
+    return _pair(lambda saved: codec, seed, streams, chosen=False)
 
 
 class saved_tensors:
@@ -131,7 +136,8 @@ def uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
 
 
-def _pair(policy: Policy, seed: int, streams: Streams | None) -> tuple[Pack, Unpack]:
+def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = True) -> tuple[Pack, Unpack]:
+    """``chosen``: whether somebody chose the codec for the tensor, and wants to hear that it refused."""
     if not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
     seed = as_int64("seed", seed)
@@ -144,7 +150,7 @@ def _pair(policy: Policy, seed: int, streams: Streams | None) -> tuple[Pack, Unp
         with torch._C.DisableTorchFunction():
             if not _ours(tensor):
                 return Kept.of(tensor)
-            return _store(tensor, policy(SavedTensor.of(tensor)), seed, counter)
+            return _store(tensor, policy(SavedTensor.of(tensor)), seed, counter, chosen)
 
     return uncompiled(pack), uncompiled(_unpack)
 
@@ -160,19 +166,19 @@ def _ours(tensor: Tensor) -> bool:
     if is_traceable_wrapper_subclass(tensor) or tensor.is_neg() or tensor._is_zerotensor():
         return False
     root = tensor if tensor._base is None else tensor._base  # nn.Linear saves weight.t()
-    if root.requires_grad and root.is_leaf:
+    if isinstance(root, torch.nn.Parameter) or (root.requires_grad and root.is_leaf):  # frozen ones, too
         return False
     return not hasattr(tensor, "_actcore_payload")  # stored by actcore.save_for_backward already
 
 
-def _store(tensor: Tensor, codec: Codec, seed: int, streams: Streams) -> Packed:
+def _store(tensor: Tensor, codec: Codec, seed: int, streams: Streams, chosen: bool) -> Packed:
     require_codec(codec)
     if isinstance(codec, Raw):
         return Kept.of(tensor)
     try:
         compressed = codec.compress(tensor.detach(), seed=seed, stream=streams.next())
     except (TypeError, ValueError) as refusal:
-        if tensor.is_floating_point():
+        if chosen or tensor.is_floating_point():
             warnings.warn(f"a saved tensor is kept as it is: {refusal}", stacklevel=2)
         return Kept.of(tensor)
     storage = tensor.untyped_storage()._cdata

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -102,7 +101,6 @@ def require_fit(misfit: Tensor, message: str) -> None:
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def _inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
     return _first_inexact(values, dtype)
 

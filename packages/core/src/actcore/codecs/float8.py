@@ -64,7 +64,12 @@ class Float8:
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (codes: UInt8[n], bounds: Float[groups])``."""
         require_strided(self, tensor)
-        require_dtype(self, tensor, FLOATS, "integers and masks have exact forms: actcore.Narrow, actcore.BitMask")
+        require_dtype(
+            self,
+            tensor,
+            FLOATS,
+            "integers and masks have exact forms: actcore.Narrow, actcore.BitMask",
+        )
         key = noise_key(tensor, seed, stream)
         tensor = without_history(tensor)
         layout = Layout.of(tensor)

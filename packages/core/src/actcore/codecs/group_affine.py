@@ -48,9 +48,10 @@ class GroupAffine:
     (2**bits - 1)`` of an element's group:
 
     * stochastic rounding is unbiased: the mean over streams is the element, up to ``2**-9`` step (a rounding has 8
-      random bits) and half a unit in the last place of the dtype at the group's largest value; the variance is at most
-      ``step**2 / 4`` and no element moves by a step or more;
+      random bits); the variance is at most ``step**2 / 4`` and no element moves by a step or more;
     * nearest rounding moves no element by more than half a step;
+    * to all of these comes the rounding of the result to its dtype: half a unit in the last place at the group's
+      largest value, which in bfloat16 is about a step of 8 bits;
     * decompressed values never leave the group's bounds, which are kept exactly; a constant group is exact;
     * a group with a NaN or an infinity decompresses to NaN throughout.
 
@@ -79,7 +80,12 @@ class GroupAffine:
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (codes: UInt8[ceil(bits*n/8)], bounds: Float[groups, 2])``."""
         require_strided(self, tensor)
-        require_dtype(self, tensor, FLOATS, "integers and masks have exact forms: actcore.Raw(), actcore.BitMask()")
+        require_dtype(
+            self,
+            tensor,
+            FLOATS,
+            "integers and masks have exact forms: actcore.Narrow, actcore.BitMask",
+        )
         key = noise_key(tensor, seed, stream)
         tensor = without_history(tensor)
         layout = Layout.of(tensor)

@@ -48,7 +48,8 @@ class GroupAffineRows:
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, tuple):
-            raise TypeError(f"bits must be a tuple of ints, one for each row, got {self.bits!r}")
+            found = type(self.bits).__name__
+            raise TypeError(f"bits must be a tuple of ints, one for each row, got {found}; try tuple(bits)")
         for row, bits in enumerate(self.bits):
             require_bits(f"bits[{row}]", bits)
         require_grouping(self.group_size, self.rounding)
@@ -146,5 +147,5 @@ def _restore(layout: Layout, flat: Tensor) -> Tensor:
     """The inverse of ``_flatten``, with the shape and strides of the layout."""
     if not layout.dense or _rows_outermost(layout):
         return layout.restore(flat)
-    spaced = torch.empty_strided(layout.distinct_shape, layout.strides, dtype=flat.dtype, device=flat.device)
+    spaced = flat.new_empty_strided(layout.distinct_shape, layout.strides)
     return spaced.copy_(flat.view(layout.distinct_shape)).expand(layout.shape)

@@ -75,7 +75,9 @@ class MaxPool(Function):
         if gradients[0] is None:
             return None, None, None, None, None, None
         (packed,) = ctx.saved_tensors
-        gradient = MaxPoolBackward.apply(gradients[0].contiguous(), packed, ctx.input_shape, *ctx.options)
+        # Compiled code has no double backward anyway, and torch 2.13 cannot compile a Function inside of another.
+        call = _ops.max_pool_backward if torch.compiler.is_compiling() else MaxPoolBackward.apply
+        gradient = call(gradients[0].contiguous(), packed, ctx.input_shape, *ctx.options)
         return gradient, None, None, None, None, None
 
     @staticmethod
