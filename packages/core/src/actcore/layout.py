@@ -20,15 +20,12 @@ _ROOM, _WIDEST = 1 << 16, 4
 
 
 class Layout(NamedTuple):
-    """Shape and strides of a tensor, in elements.
-
-    Attributes:
-        shape: sizes, outermost first.
-        strides: steps in memory, one per dimension; empty for a tensor that has none (sparse, jagged).
-    """
+    """Shape and strides of a tensor, in elements."""
 
     shape: tuple[int, ...]
+    """Sizes, outermost first."""
     strides: tuple[int, ...]
+    """Steps in memory, one for each dimension; empty for a tensor that has none (sparse, jagged)."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
