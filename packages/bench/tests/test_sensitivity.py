@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import integrations
 from bench import cli, records
 from bench.machine import Machine
 from bench.sensitivity import measure, models
@@ -57,3 +58,15 @@ def test_there_is_no_chart(tmp_path, capsys):
     records.save(SensitivityResults(machine, "L2", 4, [], 1.0), tmp_path / "out.json")
     assert cli.main(["show", str(tmp_path / "out.json"), "--chart", "out.png"]) == 1
     assert "no chart of sensitivities" in capsys.readouterr().err
+
+
+def test_equal_bits_are_those_of_every_operator():
+    """Widths that a level gives some operators more of would be measured at one width and scaled from another."""
+    level = integrations.Level(**measure.equal_bits(4))
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64))
+    options = {name: getattr(level, name) for name in measure.equal_bits(4)}
+    with integrations.compress(model, level="L1", **options) as handle:
+        model(torch.randn(64, 64)).sigmoid().square().sum()
+    codecs = {row.codec for row in handle.report().rows if row.codec.startswith("GroupAffine")}
+    assert len(codecs) >= 1
+    assert all("bits=4" in codec for codec in codecs)

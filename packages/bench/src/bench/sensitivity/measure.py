@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -63,8 +63,7 @@ def _measure(name: str, options: Options, bits: int) -> Sensitivities:
     closure = partial(_backward, case, torch.get_rng_state())
     exact = _gradient(case, closure)
 
-    same = {"bits": bits, "norm_bits": bits, "product_bits": bits}
-    handle = _compress(case, options.level, same)
+    handle = _compress(case, options.level, equal_bits(bits))
     fresh = handle.state_dict()
     plans = []
     for number in range(PASSES):
@@ -92,6 +91,11 @@ def _measure(name: str, options: Options, bits: int) -> Sensitivities:
         planned_bytes=planned_bytes,
         predicted=plan.relative_error,
     )
+
+
+def equal_bits(bits: int) -> dict[str, int]:
+    """The options by which everything that is rounded gets the same bits, whichever operator saved it."""
+    return {field.name: bits for field in fields(integrations.Level) if field.name.endswith("bits")}
 
 
 def _compress(case: Case, level: str, options: dict[str, Any]) -> integrations.Compression:
