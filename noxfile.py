@@ -145,3 +145,9 @@ def bench_gnn(session: nox.Session) -> None:
 def bench_kernels(session: nox.Session) -> None:
     """Time codecs and operators beside copies. What follows `--` goes to `python -m bench kernels`."""
     run_python(session, "-m", "bench", "kernels", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_activations(session: nox.Session) -> None:
+    """Measure models of any kind under compression. What follows `--` goes to `python -m bench activations`."""
+    run_python(session, "-m", "bench", "activations", *session.posargs)

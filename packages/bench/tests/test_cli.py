@@ -36,6 +36,8 @@ def error_of(capsys, *arguments):
         (("kernels", "--size", "256"), ("--size", "such as 4KiB, 16MiB or 1GiB", "'256'")),
         (("kernels", "--case", "huffman"), ("no case has 'huffman'", "GroupAffine, 8 bits")),
         (("kernels", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
+        (("activations", "--level", "L3"), ("--level", "'L3'", "L1", "L2.2")),
+        (("activations", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
         (("show", "/nowhere/out.json"), ("/nowhere/out.json", "No such file")),
         (("train",), ("'train'", "gnn", "kernels", "show")),
         ((), ("COMMAND",)),

@@ -7,7 +7,8 @@ from torch import nn
 import integrations
 from bench import cli, records
 from bench.machine import Machine
-from bench.sensitivity import measure, models
+from bench.networks import Case
+from bench.sensitivity import measure
 from bench.sensitivity.results import Sensitivities, SensitivityResults
 
 
@@ -18,7 +19,7 @@ def small(monkeypatch):
     def case():
         model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
         x = torch.randn(64, 32)
-        return models.Case(model, lambda: model(x).square().mean(), "small")
+        return Case(model, lambda: model(x).square().mean(), "small")
 
     monkeypatch.setattr(measure, "MODELS", {"gcn": case})
 

@@ -1,6 +1,8 @@
 """bench: what compressed activations save and cost, measured.
 
-python -m bench gnn          train GNNs at full precision and compressed; accuracy, memory, time
-python -m bench kernels      time every codec and operator beside copies, plain PyTorch and other libraries
-python -m bench show FILE    print, and draw, results that were recorded before
+python -m bench gnn           train GNNs at full precision and compressed; accuracy, memory, time
+python -m bench kernels       time every codec and operator beside copies, plain PyTorch and other libraries
+python -m bench sensitivity   compare adaptive levels' sensitivities with GACT's estimate
+python -m bench activations   measure models of any kind: bytes, the gradient's error, time
+python -m bench show FILE     print, and draw, results that were recorded before
 """

@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench gnn | kernels | sensitivity | show``."""
+"""The command line: ``python -m bench gnn | kernels | sensitivity | activations | show``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import NoReturn
 import torch
 
 from bench import chart, gnn, records
+from bench.activations import measure as activations
+from bench.activations import report as activation_report
+from bench.activations.results import ActivationResults
 from bench.data import DATASETS
 from bench.errors import BenchError
 from bench.kernels import chart as kernel_chart
@@ -20,7 +23,6 @@ from bench.kernels.results import KernelResults
 from bench.models import MODELS
 from bench.sensitivity import measure as sensitivity
 from bench.sensitivity import report as sensitivity_report
-from bench.sensitivity.models import MODELS as SENSITIVITY_MODELS
 from bench.sensitivity.results import SensitivityResults
 from bench.style import require_drawable
 from bench.summary import REFERENCE
@@ -115,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
     know = commands.add_parser("sensitivity", help="how well adaptive levels know which tensors matter")
     know.set_defaults(command=_sensitivity)
-    know.add_argument("--model", action="append", choices=SENSITIVITY_MODELS, help="repeatable; default: all")
+    know.add_argument("--model", action="append", choices=sensitivity.MODELS, help="repeatable; default: all")
     adaptive = [name for name, level in LEVELS.items() if level.adaptive and not level.offload]
     know.add_argument("--level", default="L2", choices=adaptive, help="default: %(default)s")
     know.add_argument("--pairs", type=_positive, help=f"of seeds in the reference; default: {sensitivity.PAIRS}")
@@ -127,6 +129,28 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{sensitivity.QUICK_PAIRS} pairs, {sensitivity.QUICK_STEPS} steps: shows that it works",
     )
     know.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
+
+    any_model = commands.add_parser("activations", help="bytes, gradients and time of models of any kind")
+    any_model.set_defaults(command=_activations)
+    any_model.add_argument(
+        "--model",
+        action="append",
+        choices=activations.MODELS,
+        help="repeatable; default: all; those whose library is not installed are left out",
+    )
+    compressing = [name for name, level in LEVELS.items() if level.bits is not None and not level.offload]
+    any_model.add_argument(
+        "--level", action="append", choices=compressing, help=f"repeatable; default: {', '.join(activations.LEVELS)}"
+    )
+    any_model.add_argument("--steps", type=_positive, help=f"of the gradient's error; default: {activations.STEPS}")
+    any_model.add_argument("--rounds", type=_positive, help=f"of timed steps; default: {activations.ROUNDS}")
+    any_model.add_argument("--threads", type=_positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    any_model.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{activations.QUICK_STEPS} steps, {activations.QUICK_ROUNDS} rounds: shows that it works",
+    )
+    any_model.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
 
     show = commands.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=_show)
@@ -223,7 +247,7 @@ def _sensitivity(options: argparse.Namespace) -> None:
     _require_folder(options.json)
     results = sensitivity.run(
         sensitivity.Options(
-            models=list(dict.fromkeys(options.model or SENSITIVITY_MODELS)),
+            models=list(dict.fromkeys(options.model or sensitivity.MODELS)),
             level=options.level,
             pairs=options.pairs or (sensitivity.QUICK_PAIRS if options.quick else sensitivity.PAIRS),
             steps=options.steps or (sensitivity.QUICK_STEPS if options.quick else sensitivity.STEPS),
@@ -235,12 +259,30 @@ def _sensitivity(options: argparse.Namespace) -> None:
     console().print(sensitivity_report.render(results))
 
 
+def _activations(options: argparse.Namespace) -> None:
+    _require_folder(options.json)
+    results = activations.run(
+        activations.Options(
+            models=list(dict.fromkeys(options.model or activations.MODELS)),
+            levels=list(dict.fromkeys(options.level or activations.LEVELS)),
+            steps=options.steps or (activations.QUICK_STEPS if options.quick else activations.STEPS),
+            rounds=options.rounds or (activations.QUICK_ROUNDS if options.quick else activations.ROUNDS),
+            threads=options.threads,
+        )
+    )
+    if options.json is not None:
+        records.save(results, options.json)
+    console().print(activation_report.render(results))
+
+
 def _show(options: argparse.Namespace) -> None:
     results = records.load(options.results)
+    if options.chart is not None and isinstance(results, SensitivityResults | ActivationResults):
+        raise BenchError("there is no chart of sensitivities or activations; leave --chart out")
     if isinstance(results, SensitivityResults):
-        if options.chart is not None:
-            raise BenchError("there is no chart of sensitivities; leave --chart out")
         console().print(sensitivity_report.render(results))
+    elif isinstance(results, ActivationResults):
+        console().print(activation_report.render(results))
     elif isinstance(results, KernelResults):
         console().print(report.render(results))
         if options.chart is not None:

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class BenchError(Exception):
     """Something that the user can mend. Its message is one line: what is wrong, what was found, what to do."""
+
+
+class MissingLibrary(BenchError):
+    """A network's library is not installed."""

@@ -9,18 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.activations.results import ActivationResults
 from bench.errors import BenchError
 from bench.kernels.results import KernelResults
 from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
 
-AnyResults = Results | KernelResults | SensitivityResults
+AnyResults = Results | KernelResults | SensitivityResults | ActivationResults
 
 _FORMAT = 1
 _KINDS: Mapping[str, type[AnyResults]] = {
     "gnn": Results,
     "kernels": KernelResults,
     "sensitivity": SensitivityResults,
+    "activations": ActivationResults,
 }
 
 

@@ -1,6 +1,5 @@
 """``python -m bench sensitivity``: how well adaptive levels know which tensors matter, and what that buys.
 
-models.py    the models and their data
 measure.py   the estimator beside GACT's two-seed estimate; the gradient's error with and without a plan
 results.py   what comes out, as JSON
 report.py    the table

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,13 +14,18 @@ from rich.console import Console
 from rich.progress import track
 
 import integrations
+from bench.gradients import backward, gradient, relative_error
 from bench.machine import Machine
-from bench.sensitivity.models import MODELS, Case
+from bench.networks import Case, bert, gcn, resnet18
 from bench.sensitivity.results import Sensitivities, SensitivityResults
 from integrations.adaptive.two_seed import two_seed_errors
 
 PAIRS, PASSES, STEPS = 40, 5, 10
 QUICK_PAIRS, QUICK_STEPS = 4, 3
+MODELS: Mapping[str, Callable[[], Case]] = MappingProxyType(
+    {"resnet18": partial(resnet18, 4), "bert": partial(bert, 4, 0.0), "gcn": gcn}
+)
+"""By the name that the command line knows: a convolutional network, a transformer and a graph network."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,9 @@ def run(options: Options) -> SensitivityResults:
 def _measure(name: str, options: Options, bits: int) -> Sensitivities:
     torch.manual_seed(0)
     case = MODELS[name]()
-    closure = partial(_backward, case, torch.get_rng_state())
-    exact = _gradient(case, closure)
+    generator = torch.get_rng_state()
+    closure = partial(backward, case, generator)
+    exact = gradient(case, generator)
 
     handle = _compress(case, options.level, equal_bits(bits))
     fresh = handle.state_dict()
@@ -73,12 +80,12 @@ def _measure(name: str, options: Options, bits: int) -> Sensitivities:
     handle.load_state_dict({**fresh, "options": {**fresh["options"], "adaptive": False}})
     pairs = track(range(options.pairs), f"{name}: pairs of seeds", console=Console(stderr=True))
     errors = [two_seed_errors(handle, closure, copies, pair) for pair in pairs]
-    plain_errors, plain_bytes = _errors(case, handle, closure, exact, options.steps)
+    plain_errors, plain_bytes = _errors(case, handle, generator, exact, options.steps)
     integrations.restore_model(case.model)
 
     handle = _compress(case, options.level, {})
     plan = handle.adapt(closure, passes=PASSES)
-    planned_errors, planned_bytes = _errors(case, handle, closure, exact, options.steps)
+    planned_errors, planned_bytes = _errors(case, handle, generator, exact, options.steps)
     return Sensitivities(
         model=name,
         what=case.what,
@@ -102,30 +109,10 @@ def _compress(case: Case, level: str, options: dict[str, Any]) -> integrations.C
     return integrations.compression(integrations.compress_model(case.model, level, **options))
 
 
-def _backward(case: Case, generator: torch.Tensor) -> None:
-    """One step's gradients, with the same dropout each time."""
-    torch.set_rng_state(generator)
-    case.model.zero_grad()
-    case.loss().backward()
-
-
-def _gradient(case: Case, closure: Callable[[], None]) -> list[torch.Tensor]:
-    closure()
-    return [
-        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        for parameter in case.model.parameters()
-    ]
-
-
 def _errors(
-    case: Case, handle: integrations.Compression, closure: Callable[[], None], exact: list[torch.Tensor], steps: int
+    case: Case, handle: integrations.Compression, generator: torch.Tensor, exact: list[torch.Tensor], steps: int
 ) -> tuple[list[float], int]:
     """The relative error of the gradient in each of some steps, and the bytes of what is quantised."""
-    errors = []
-    norm = sum(expected.square().sum().item() for expected in exact)
-    for _ in range(steps):
-        found = _gradient(case, closure)
-        error = sum((one - other).square().sum().item() for one, other in zip(found, exact, strict=True))
-        errors.append((error / norm) ** 0.5)
+    errors = [relative_error(gradient(case, generator), exact) for _ in range(steps)]
     rows = handle.report().rows
     return errors, sum(row.stored_bytes for row in rows if row.codec.startswith("GroupAffine"))

@@ -1,17 +1,17 @@
-"""What is measured: a convolutional network, a transformer and a graph network, with random weights and data."""
+"""Networks of other libraries for what is measured on any model: with random weights and data, in training mode."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.errors import BenchError
+from bench.errors import MissingLibrary
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,25 @@ class Case:
     what: str
 
 
-def resnet18() -> Case:
+def resnet18(batch: int) -> Case:
     """timm's ResNet-18. Its last norms start at 1, not at 0 as timm has it: a branch that is multiplied by 0 has no
-    gradient, and no tensor in it a sensitivity."""
+    gradient, and no tensor in it an error or a sensitivity."""
     timm = _needs("timm")
     model = timm.create_model("resnet18", num_classes=10, zero_init_last=False)
-    x, y = torch.randn(4, 3, 64, 64), torch.randint(10, (4,))
-    return Case(model.train(), lambda: F.cross_entropy(model(x), y), "batch 4 at 64 x 64")
+    x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
+    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
 
 
-def bert() -> Case:
-    """BERT with 4 layers of 256 features and no dropout."""
+def vit_tiny(batch: int) -> Case:
+    """timm's ViT-tiny: 12 layers of 192 features, 196 patches."""
+    timm = _needs("timm")
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
+    x, y = torch.randn(batch, 3, 224, 224), torch.randint(10, (batch,))
+    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 224 x 224")
+
+
+def bert(batch: int, dropout: float) -> Case:
+    """BERT with 4 layers of 256 features and a classification head, on 128 tokens."""
     transformers = _needs("transformers")
     config = transformers.BertConfig(
         vocab_size=1000,
@@ -47,12 +55,13 @@ def bert() -> Case:
         num_hidden_layers=4,
         num_attention_heads=4,
         intermediate_size=1024,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     model = transformers.BertForSequenceClassification(config)
-    ids, y = torch.randint(1000, (4, 128)), torch.randint(2, (4,))
-    return Case(model.train(), lambda: model(input_ids=ids, labels=y).loss, "4 layers of 256, batch 4, 128 tokens")
+    ids, y = torch.randint(1000, (batch, 128)), torch.randint(2, (batch,))
+    what = f"4 layers of 256, batch {batch}, 128 tokens, dropout {dropout:g}"
+    return Case(model.train(), lambda: model(input_ids=ids, labels=y).loss, what)
 
 
 def gcn() -> Case:
@@ -63,21 +72,15 @@ def gcn() -> Case:
     return Case(model.train(), lambda: F.cross_entropy(model(x, edges), y), "3 layers of 128, 1,000 nodes, 5,000 edges")
 
 
-MODELS = MappingProxyType({"resnet18": resnet18, "bert": bert, "gcn": gcn})
-"""The models by the name that the command line knows."""
-
-
 def _needs(name: str) -> Any:
-    """A library that only this benchmark needs.
+    """A library that only some networks need.
 
     Raises:
-        BenchError: it is not installed.
+        MissingLibrary: it is not installed.
     """
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BenchError(
-            f"{name} cannot be imported ({error}); pip install actcore-bench[sensitivity], or choose another --model"
+        raise MissingLibrary(
+            f"{name} cannot be imported ({error}); pip install actcore-bench[models], or choose another --model"
         ) from error

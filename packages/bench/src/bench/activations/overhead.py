@@ -1,0 +1,74 @@
+"""What a saved tensor costs beside its bytes: chains of layers so small that little else is left to time.
+
+The time that compression adds to forward and backward is divided by the tensors that are stored in another form. All
+that comes with them is in the numerator: the hooks' and operators' dispatch, the kernels on the few elements that there
+are, following the calls and modules, what a step costs once, and the weights, which the hooks see and leave alone.
+Beside it stands the codec of linear operators, called as often with nothing around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+import actcore
+import integrations
+from bench.activations.results import Overhead
+from bench.kernels.clock import in_turn
+
+LAYERS = 64  # so many that what a step costs once hardly counts
+_ROWS, _FEATURES = 16, 32  # 2 KiB: twice the size from which a level compresses
+_CALLS = 5  # steps in a row, so that the clock's own cost does not show
+
+
+def _linear() -> list[nn.Module]:
+    return [nn.Linear(_FEATURES, _FEATURES)]
+
+
+def _relu() -> list[nn.Module]:
+    return [nn.Linear(_FEATURES, _FEATURES), nn.ReLU()]
+
+
+def _gelu() -> list[nn.Module]:
+    return [nn.Linear(_FEATURES, _FEATURES), nn.GELU()]
+
+
+def _norm() -> list[nn.Module]:
+    return [nn.LayerNorm(_FEATURES), nn.Linear(_FEATURES, _FEATURES)]
+
+
+CHAINS: Mapping[str, Callable[[], list[nn.Module]]] = MappingProxyType(
+    {"linear": _linear, "linear, relu": _relu, "linear, gelu": _gelu, "layer_norm, linear": _norm}
+)
+"""The layers that are repeated, by name."""
+
+
+def measure(chain: str, rounds: int, layers: int = LAYERS) -> Overhead:
+    """Times one of ``CHAINS`` at L1 and plain, in turn."""
+    torch.manual_seed(0)
+    plain, compressed = (
+        nn.Sequential(*(layer for _ in range(layers) for layer in CHAINS[chain]())).train() for _ in range(2)
+    )
+    integrations.compress_model(compressed, "L1")
+    x = torch.randn(_ROWS, _FEATURES)
+    level = integrations.LEVELS["L1"]
+    assert level.bits is not None
+    codec = actcore.GroupAffine(level.bits, level.group_size)
+
+    def step(model: nn.Module) -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    def round_trips() -> None:
+        for _ in range(layers):
+            actcore.decompress(actcore.compress(x, codec))
+
+    actions = [lambda: step(plain), lambda: step(compressed), round_trips]
+    plain_seconds, seconds, codec_seconds = in_turn(actions, rounds, x.device, _CALLS)
+    rows = integrations.compression(compressed).report().rows
+    packed = sum(row.codec not in ("kept", "copied") for row in rows)
+    codec_each = [total / layers for total in codec_seconds]
+    return Overhead(chain, x.nbytes, len(rows), packed, plain_seconds, seconds, codec_each)

@@ -1,0 +1,134 @@
+"""``ActivationResults``: sizes, errors and times, from which the tables are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from bench.kernels.clock import median_ratio
+from bench.machine import Machine
+
+
+@dataclass(frozen=True)
+class LevelResult:
+    """One model at one level.
+
+    Attributes:
+        level: its name.
+        original_bytes: of what autograd alone keeps of one forward of the model.
+        stored_bytes: kept instead.
+        errors: relative, of the whole gradient at initialisation, one entry a step: each step rounds with other noise.
+        seconds: of forward and backward, by round.
+    """
+
+    level: str
+    original_bytes: int
+    stored_bytes: int
+    errors: list[float]
+    seconds: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes are kept; 1 where none are."""
+        return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
+
+    @property
+    def error(self) -> float:
+        """The mean of the gradient's relative errors."""
+        return fmean(self.errors)
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """One model at all levels, in turn with the same model uncompressed.
+
+    Attributes:
+        model: its name.
+        what: model and data in words.
+        plain_seconds: of forward and backward without compression, by round.
+        levels: of every level.
+    """
+
+    model: str
+    what: str
+    plain_seconds: list[float]
+    levels: list[LevelResult]
+
+    def time_ratio(self, level: LevelResult) -> float:
+        """A step's time over the plain step's in the same round, as the median over rounds."""
+        return median_ratio(level.seconds, self.plain_seconds)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """A chain of tiny layers, compressed and plain in turn.
+
+    Attributes:
+        chain: the layers in words.
+        nbytes: of each of its activations.
+        saved: tensors that autograd saved in a step, weights included.
+        packed: those of them that were stored in another form.
+        plain_seconds: of forward and backward without compression, by round.
+        seconds: the same with it.
+        codec_seconds: of compressing and decompressing one activation with nothing around it, by round.
+    """
+
+    chain: str
+    nbytes: int
+    saved: int
+    packed: int
+    plain_seconds: list[float]
+    seconds: list[float]
+    codec_seconds: list[float]
+
+    @property
+    def step_microseconds(self) -> float:
+        """What compression adds to a step: the median over rounds."""
+        return 1e6 * median(b - a for a, b in zip(self.plain_seconds, self.seconds, strict=True))
+
+    @property
+    def packed_microseconds(self) -> float:
+        """All of that on the tensors that were packed."""
+        return self.step_microseconds / self.packed
+
+    @property
+    def saved_microseconds(self) -> float:
+        """All of that on every tensor that went through the hooks."""
+        return self.step_microseconds / self.saved
+
+    @property
+    def codec_microseconds(self) -> float:
+        """What the codec alone takes for a tensor of that size: the median over rounds."""
+        return 1e6 * median(self.codec_seconds)
+
+
+@dataclass(frozen=True)
+class ActivationResults:
+    """What ``python -m bench activations`` found.
+
+    Attributes:
+        machine: where and with what.
+        models: of every model.
+        overheads: of every chain.
+        skipped: what was left out, and why.
+        seconds: that it took.
+    """
+
+    machine: Machine
+    models: list[ModelResult]
+    overheads: list[Overhead]
+    skipped: list[str]
+    seconds: float
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> ActivationResults:
+        """From what ``dataclasses.asdict`` made of one."""
+        fields = dict(content)
+        models = [
+            ModelResult(**{**entry, "levels": [LevelResult(**level) for level in entry["levels"]]})
+            for entry in fields.pop("models")
+        ]
+        overheads = [Overhead(**entry) for entry in fields.pop("overheads")]
+        return cls(machine=Machine(**fields.pop("machine")), models=models, overheads=overheads, **fields)
