@@ -149,6 +149,10 @@ def test_without_a_closure_it_is_the_plans_prediction_looked_at_once():
     with pytest.warns(UserWarning, match="predicted by the plan, not measured; the bound"):
         trainer.train(3)
     assert trainer.handle.level.bits == 5
+    trainer.model(X)
+    bits = trainer.handle.level.bits
+    trainer.model(X)  # nothing new was measured: there is no new prediction to judge by
+    assert trainer.handle.level.bits == bits
     assert not trainer.handle.last_error.measured
     assert "predicted by the plan, not measured: above the bound" in caption(trainer.handle)
     quiet = Trainer("L2")
@@ -226,9 +230,13 @@ def test_inside_a_checkpoint_it_waits_and_says_so():
 
 
 def test_autocast_around_the_forward_is_not_the_closures():
-    trainer = Trainer()
-    trainer.handle.monitor(trainer.closure, every=1, bound=HUGE)
-    plain = Trainer()
+    trainer, plain, surroundings = Trainer(), Trainer(), []
+
+    def closure():
+        surroundings.append(torch.is_autocast_enabled("cpu"))
+        trainer.closure()
+
+    trainer.handle.monitor(closure, every=1, bound=HUGE)
     for one in (trainer, plain):
         torch.manual_seed(1)
         for _ in range(3):
@@ -238,7 +246,7 @@ def test_autocast_around_the_forward_is_not_the_closures():
                 loss = one.model(X).float().square().mean()
             loss.backward()
             one.optimizer.step()
-    assert trainer.calls == 4
+    assert surroundings == [False] * 4
     assert all(map(same, trainer.snapshot(), plain.snapshot()))
 
 
