@@ -93,7 +93,8 @@ class Compression:
         step = self._take_step()
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
-        return RunningSession(self, step, plan, probe)
+        look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
+        return RunningSession(self, step, plan, probe, look)
 
     def judge(self, records: Sequence[Record]) -> None:
         """Says so if a forward that has ended was compressed to no effect.
@@ -211,7 +212,8 @@ class Compression:
     ) -> None:
         """Looks at the gradient's error every ``every`` steps, and warns when it passes the bound.
 
-        The report and ``last_error`` have the result. Among several ranks, the largest error counts.
+        The report and ``last_error`` have the result. Among several ranks, the largest error counts. The report also names
+        the first tensor that those steps save with a NaN or an infinity, whatever the bound.
 
         Args:
             closure: as for ``adapt``; it is called twice before every ``every``-th forward, outside of autocast, which

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from actcore import current_rank
+from integrations.adaptive.finite import Look
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class RunningSession:
     """Registers a session with its handle while it runs, and keeps its records after."""
 
-    def __init__(self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None) -> None:
+    def __init__(
+        self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
+    ) -> None:
         self._handle = handle
         self._session = Session(
             handle.model,
@@ -30,6 +33,7 @@ class RunningSession:
             policy=None if plan is None else PlannedBits(FixedBits(handle.level), plan),
             observer=probe,
             redraw=handle.redraw,
+            look=None if look is None else look.at,
         )
 
     def __enter__(self) -> Session:

@@ -1,4 +1,5 @@
-"""``Monitor``: looks at the gradient's error every so many steps; warns or raises the bits where it is too large."""
+"""``Monitor``: looks at the gradient's error every so many steps; warns or raises the bits where it is too large. And at
+what is not finite."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from integrations.adaptive.finite import Look, NotFinite
 from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.ranks import largest
 from integrations.levels import Level
@@ -65,6 +67,9 @@ class Monitor:
         self._next = self._due_after(step)
         self._judged: int | None = None  # the step of the plan whose prediction was looked at last
         self._above = False  # whether the last error was above the bound, and that was said
+        self._look: Look | None = None  # at the tensors of the last forward that was looked at; read when asked
+        self._not_finite: NotFinite | None = None  # found in forwards before that one
+        self._since = False  # whether the last of those was not finite either
 
     @classmethod
     def asked(
@@ -103,6 +108,28 @@ class Monitor:
         if found is not None:
             self.error, self.checked = found, handle.step
             self._judge(handle, found, self.settings.bound)
+
+    # ---- what is not finite ----
+
+    def look(self, step: int) -> Look | None:
+        """At what a forward saves, where its number is a multiple of ``every``."""
+        if step % self.settings.every:
+            return None
+        self._not_finite, self._since = self._found()
+        self._look = Look(step)
+        return self._look
+
+    def _found(self) -> tuple[NotFinite | None, bool]:
+        """What was not finite, in the first of the last forwards of which that is true; and whether it is of the last.
+
+        Once a parameter is NaN, so is the first tensor of every forward: the first of them tells where it began.
+        """
+        found = None if self._look is None else self._look.found()
+        if found is None:
+            return self._not_finite, self._since and self._look is None
+        return (self._not_finite if self._since else found), True
+
+    # ---- the gradient's error ----
 
     def _predicted(self, handle: Compression) -> GradientError | None:
         """What the plan predicts; ``None`` if there is none, or nothing new since the last check."""
@@ -149,7 +176,11 @@ class Monitor:
     # ---- for people ----
 
     def in_words(self, level: Level) -> str:
-        """A line of the report."""
+        """Lines of the report."""
+        not_finite, _ = self._found()
+        return self._error_in_words(level) + ("" if not_finite is None else f"\n{not_finite}")
+
+    def _error_in_words(self, level: Level) -> str:
         bound, every = self.settings.bound, self.settings.every
         if bound is None:
             return f"Monitored every {every} steps, without a bound of the gradient's error."
@@ -168,6 +199,7 @@ class Monitor:
 
     def state(self) -> dict[str, Any]:
         """Plain values only."""
+        not_finite, since = self._found()
         return {
             "settings": {**vars(self.settings)},
             "closure": self.closure is not None,
@@ -176,6 +208,8 @@ class Monitor:
             "next": self._next,
             "judged": self._judged,
             "above": self._above,
+            "not_finite": None if not_finite is None else not_finite.plain(),
+            "since": since,
         }
 
     @classmethod
@@ -191,12 +225,16 @@ class Monitor:
             monitor.error = None if error is None else GradientError(**error)
             monitor.checked, monitor._next = int(state["checked"]), int(state["next"])
             monitor._judged, monitor._above = state["judged"], bool(state["above"])
+            not_finite = state["not_finite"]
+            monitor._not_finite = None if not_finite is None else NotFinite.of(not_finite)
+            monitor._since = bool(state["since"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of a monitor must be what state_dict returned: {error}") from error
         return monitor
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "closure": None}
+        not_finite, since = self._found()
+        return {**self.__dict__, "closure": None, "_look": None, "_not_finite": not_finite, "_since": since}
 
 
 def _name(handle: Compression) -> str:

@@ -40,6 +40,7 @@ class Session:
         policy: decides the codecs in the level's place.
         observer: is told what happens.
         redraw: another number for a tensor, other noise; for measurements.
+        look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
     """
 
     def __init__(
@@ -52,13 +53,14 @@ class Session:
         policy: Policy | None = None,
         observer: Observer | None = None,
         redraw: Callable[[SavedTensor], int] | None = None,
+        look: Callable[[SavedTensor, Tensor], None] | None = None,
     ) -> None:
         self.tracker = CallTracker()
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
         self._policy, self._level = policy or FixedBits(level), level
-        self._observer, self._redraw = observer, redraw
+        self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
         self._seed, self._step, self._rank = level.seed, step, rank
         self._storages = Storages()
@@ -124,6 +126,8 @@ class Session:
         if storage is None:
             self.records.append(self._record_of_compound(tensor, saved))
             return Exact(Kept.of(tensor))
+        if self._look is not None:
+            self._look(saved, tensor)
         owner = self.owners.owner(tensor, storage, self.tracker.foreign, self.tracker.call)
         if owner:
             self.records.append(Record(saved, "kept", f"{owner}: alive anyway", owner))
