@@ -212,8 +212,8 @@ class Compression:
     ) -> None:
         """Looks at the gradient's error every ``every`` steps, and warns when it passes the bound.
 
-        The report and ``last_error`` have the result. Among several ranks, the largest error counts. The report also names
-        the first tensor that those steps save with a NaN or an infinity, whatever the bound.
+        The report and ``last_error`` have the result. Among several ranks, the largest error counts. The report also
+        names the first tensor that those steps save with a NaN or an infinity, whatever the bound.
 
         Args:
             closure: as for ``adapt``; it is called twice before every ``every``-th forward, outside of autocast, which

@@ -70,9 +70,8 @@ class Look:
         for saved, low, high in self._read():
             if math.isnan(low):
                 nan = nan or Identity.of(saved)
-            elif high == math.inf or (
-                low == -math.inf and saved.operator != ATTENTION
-            ):  # an attention mask's are meant
+            # An attention mask's are meant.
+            elif high == math.inf or (low == -math.inf and saved.operator != ATTENTION):
                 infinite = infinite or Identity.of(saved)
         return None if nan is None and infinite is None else NotFinite(self.step, nan, infinite)
 

@@ -1,5 +1,4 @@
-"""``Monitor``: looks at the gradient's error every so many steps; warns or raises the bits where it is too large. And at
-what is not finite."""
+"""``Monitor``: looks at the gradient's error every so many steps, and at what is not finite; warns, or raises the bits."""
 
 from __future__ import annotations
 
