@@ -1,4 +1,4 @@
-"""``Monitor``: looks at the gradient's error every so many steps, and at what is not finite; warns, or raises the bits."""
+"""``Monitor``: looks at the gradient's error and what is not finite every so many steps; warns, or raises the bits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of, uncompiled
 from integrations.levels import Level
+from integrations.saved import checkpoints
 from integrations.saved.calls import CallTracker, storage_of, storages_of
+from integrations.saved.checkpoints import boundary_role
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
@@ -159,8 +161,9 @@ class Session:
             return self._storages.keep(tensor, record)
 
     def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:
-        """Tells the observer what was quantised."""
-        if self._observer is not None and isinstance(codec, GroupAffine):
+        """Tells the observer what was quantised; not of checkpoints, inside of which nobody can measure."""
+        known = saved.operator != checkpoints.OPERATOR
+        if self._observer is not None and known and isinstance(codec, GroupAffine):
             self._observer.stored(saved, tensor, codec, packed)
 
     def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
@@ -204,7 +207,11 @@ class Session:
 
     def _describe(self, tensor: Tensor) -> SavedTensor:
         call, module = self.tracker.call, self._paths.running() or ""
-        operator, role = (call.operator, call.role(tensor)) if call else ("", "")
+        if call is None:
+            role = boundary_role(tensor)
+            operator = checkpoints.OPERATOR if role else ""
+        else:
+            operator, role = call.operator, call.role(tensor)
         occurrence = self._occurrences[module, operator, role]
         self._occurrences[module, operator, role] += 1
         if tensor.is_nested and tensor.layout is torch.strided:  # has neither shape nor strides to ask for
