@@ -35,15 +35,17 @@ class Partly(nn.Module):
 
 @both_kinds
 def test_a_checkpoint_inside(reentrant):
-    """Its own input is kept, as nobody's; recomputed, it is exact; the layers around it are compressed."""
+    """Its input is what stays in memory; where that is kept, what is recomputed is exact. The layers around it are
+    compressed."""
     model = Partly(reentrant)
     plain = gradients(copy.deepcopy(model), X)
-    compressed = gradients(integrations.compress_model(model, "L1.1"), X)
+    compressed = gradients(integrations.compress_model(model, "L1.1", checkpoint_bits=None), X)
     inside = {name for name in plain if not name.startswith("last.weight")}
     assert_same({name: plain[name] for name in inside}, {name: compressed[name] for name in inside})
     assert relative_error(plain, compressed) < EIGHT_BITS
     [boundary, last] = rows(model)
-    assert (boundary.operator, boundary.codec, boundary.why) == ("", "kept", "the operator that saves it is unknown")
+    assert (boundary.operator, boundary.role, boundary.codec) == ("checkpoint", "input", "kept")
+    assert boundary.why == "checkpoint_bits is None: kept exactly"
     assert (last.module, last.operator) == ("last", "linear")
     assert_nothing_active()
 
@@ -66,7 +68,7 @@ def test_a_checkpoint_around(reentrant):
 
 
 def test_a_checkpoint_inside_a_checkpoint_around():
-    model = integrations.compress_model(Partly(False), "L1.1")
+    model = integrations.compress_model(Partly(False), "L1.1", checkpoint_bits=None)  # no ReLU of its changes sides
     plain = copy.deepcopy(model)
     integrations.restore_model(plain)
     found = []
@@ -82,7 +84,7 @@ def test_a_checkpoint_inside_a_block_with_its_backward():
     """The block is still open while the checkpoint recomputes, and stops early: paths and hooks survive it."""
     model = Partly(False)
     plain = gradients(copy.deepcopy(model), X)
-    with integrations.compress(model, "L1.1") as handle:
+    with integrations.compress(model, "L1.1", checkpoint_bits=None) as handle:
         for _ in range(2):
             found = gradients(model, X)
             assert relative_error(plain, found) < EIGHT_BITS

@@ -90,7 +90,7 @@ def test_asking_what_is_no_model(function):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 99}, "state must be of version 2, got 99"),
+        ({"version": 99}, "state must be of version 3, got 99"),
         ({"level": "L9"}, f"level must be one of {LEVELS}, got 'L9'"),
         ({"options": {"colour": 1}}, "options of a level are .*, got 'colour'"),
         ({"options": {"bits": 12}}, "bits must be from 1 to 8, got 12"),

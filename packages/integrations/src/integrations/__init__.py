@@ -7,7 +7,7 @@ model = compress_model(model, level="L1")
 print(integrations.compression(model).report())
 """
 
-from integrations.adaptive.monitor import GradientError
+from integrations.adaptive.gradient_error import GradientError
 from integrations.adaptive.plan import Allotment, Plan
 from integrations.attach import compress, compress_model, compression, restore_model
 from integrations.compression import Compression

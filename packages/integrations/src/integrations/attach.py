@@ -38,8 +38,8 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons. By
             default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
-            ``attention_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``, ``adapt_interval``, ``offload``;
-            see ``Level``.
+            ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
+            ``adapt_interval``, ``offload``; see ``Level``.
 
     Returns:
         The same object.

@@ -13,22 +13,21 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from actcore import SavedTensor, current_rank
+from actcore import SavedTensor
 from integrations.adaptive.adapt import Adapter
-from integrations.adaptive.monitor import GradientError, measure_error
+from integrations.adaptive.gradient_error import GradientError, measure_error
+from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
-from integrations.adaptive.planned import PlannedBits
-from integrations.adaptive.probe import Probe
 from integrations.levels import Level, resolve_level
 from integrations.outcome import why_not_offloaded, why_not_smaller
 from integrations.report import Report, Row
+from integrations.running import RunningSession
 from integrations.saved.calls import tensors_in
 from integrations.saved.modules import ModulePaths
-from integrations.saved.policy import FixedBits
 from integrations.saved.records import Record
 from integrations.saved.session import Session
+from integrations.state import STATE_VERSION, checked_step
 
-_STATE_VERSION = 2  # 1 had no plan
 _STEPS = threading.Lock()
 _keys = itertools.count()
 _handles: WeakValueDictionary[str, Compression] = WeakValueDictionary()  # by key
@@ -58,6 +57,8 @@ class Compression:
         self.closed = False
         self.redraw: Callable[[SavedTensor], int] | None = None
         self._adapter = Adapter()
+        self._monitor: Monitor | None = None
+        self._trials = 0  # trial runs that are under way
         self._paused = False  # while an exact gradient is taken for comparison
         self._records: list[Record] = []
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
@@ -80,16 +81,20 @@ class Compression:
         running = self._sessions.get(threading.get_ident())
         if running is not None:
             return forward(*args, **kwargs)
+        if self._monitor is not None and not self._trials:
+            self._monitor.before_forward(self)
         with self.session(measured=True) as session:
             session.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
 
-    def session(self, measured: bool = False) -> _RunningSession:
+    def session(self, measured: bool = False) -> RunningSession:
         """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
         backward comes after it, and an adaptive level may look at it."""
         step = self._take_step()
+        measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
-        return _RunningSession(self, step, plan, probe)
+        look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
+        return RunningSession(self, step, plan, probe, look)
 
     def judge(self, records: Sequence[Record]) -> None:
         """Says so if a forward that has ended was compressed to no effect.
@@ -112,7 +117,16 @@ class Compression:
         """Warns, unless this handle has warned of the subject before."""
         if subject not in self._told:
             self._told.add(subject)
-            warnings.warn(message, stacklevel=2)
+            self.warn(message)
+
+    def warn(self, message: str) -> None:
+        """Warns."""
+        warnings.warn(message, stacklevel=3)
+
+    @property
+    def running(self) -> bool:
+        """Whether a forward of the model is being compressed, in whichever thread."""
+        return bool(self._sessions)
 
     def _take_step(self) -> int:
         """The number of a new forward; no two get the same, in whichever thread they start."""
@@ -157,11 +171,16 @@ class Compression:
                 and backward of this model; its gradients are not finite; or ranks run different tensors. What the
                 closure itself raises comes through.
         """
-        step = self.step
-        try:
-            return self._adapter.adapt(self.level, step, self.model, closure, passes)
-        finally:
-            self.step = step
+        with self.trial_run():
+            return self._adapter.adapt(self.level, self.step, self.model, closure, passes)
+
+    def adapt_soon(self) -> None:
+        """Makes a plan for bits that have changed: at once with the monitor's closure, otherwise by what the next
+        forward's backward tells."""
+        if self._monitor is not None and self._monitor.closure is not None:
+            self.adapt(self._monitor.closure)
+        else:
+            self._adapter.hasten(self.step)
 
     def gradient_error(self, closure: Callable[[], Any] | None = None) -> GradientError:
         """The relative error of the whole gradient that compression causes.
@@ -183,6 +202,52 @@ class Compression:
             )
         return GradientError(self.plan.relative_error, measured=False)
 
+    def monitor(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        every: int | None = 100,
+        bound: float | None = 0.1,
+        raise_bits: bool = False,
+    ) -> None:
+        """Looks at the gradient's error every ``every`` steps, and warns when it passes the bound.
+
+        The report and ``last_error`` have the result. Among several ranks, the largest error counts. The report also
+        names the first tensor that those steps save with a NaN or an infinity, whatever the bound.
+
+        Args:
+            closure: as for ``adapt``; it is called twice before every ``every``-th forward, outside of autocast, which
+                it enters by itself if training does. It calls the model itself, not what wraps it
+                (DistributedDataParallel), and leaves other models' gradients alone. Without it, the plan's prediction
+                is taken, at adaptive levels, and said to be one. A copy of the model, and ``state_dict``, have the
+                monitor without its closure.
+            every: steps from one look to the next; ``None`` ends monitoring.
+            bound: of the relative error, a fraction; ``None`` looks at no error.
+            raise_bits: whether an error above the bound raises the level's ``bits`` by one, up to 8.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: a value is out of range; the level quantises nothing; or there is a bound, and neither a closure
+                nor an adaptive level.
+        """
+        self._monitor = None if every is None else Monitor.asked(self, closure, every, bound, raise_bits)
+
+    @property
+    def last_error(self) -> GradientError | None:
+        """What the monitor found last; ``None`` before, and without a monitor."""
+        return None if self._monitor is None else self._monitor.error
+
+    @contextmanager
+    def trial_run(self) -> Iterator[None]:
+        """A block whose forwards are no steps of the training: nothing is monitored, and the step comes back."""
+        step = self.step
+        self._trials += 1
+        try:
+            yield
+        finally:
+            self._trials -= 1
+            self.step = step
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A block in which the model runs uncompressed."""
@@ -198,7 +263,7 @@ class Compression:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
         rows = [Row.of(record) for record in self._records]
         level, title = self.level, self.level.title(self.level_name)
-        return Report(title, rows, level.off, level.offload, self._plan_in_words())
+        return Report(title, rows, level.off, level.offload, self._plan_in_words(), self._monitor_in_words())
 
     def _plan_in_words(self) -> str:
         if not self.level.adaptive:
@@ -211,49 +276,57 @@ class Compression:
             f"{plan.relative_error:.2g}. handle.plan has the reasons."
         )
 
+    def _monitor_in_words(self) -> str:
+        return "" if self._monitor is None else self._monitor.in_words(self.level)
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
         options = {name: getattr(self.level, name) for name in Level.__dataclass_fields__}
         return {
-            "version": _STATE_VERSION,
+            "version": STATE_VERSION,
             "level": self.level_name,
             "options": options,
             "step": self.step,
             "adaptive": self._adapter.state(self.level),
+            "monitor": None if self._monitor is None else self._monitor.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over another handle's level, step and plan.
+        """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.
 
         Raises:
             TypeError: the state, or its options, are no mapping.
             ValueError: the state is of another version, lacks a key, or names an unknown level or option; or its plan
                 is of another model, whose tensors the message names.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
-        missing = [key for key in ("version", "level", "options", "step") if key not in state]
-        if missing:
-            raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
-        if state["version"] not in (1, _STATE_VERSION):
-            raise ValueError(f"state must be of version {_STATE_VERSION}, got {state['version']!r}")
-        if not isinstance(state["options"], Mapping):
-            raise TypeError(f"the state's options must be a mapping, got {state['options']!r}")
-        step = state["step"]
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"the state's step must be an int, 0 or more, got {step!r}")
+        step = checked_step(state)
         level = resolve_level(state["level"], state["options"])
+        monitor = self._monitor_of(state.get("monitor"))
         self._adapter.load(state.get("adaptive"), self.model)
+        self._monitor = monitor
         self.level = level
         self.level_name = state["level"]
         self.step = step
+
+    def _monitor_of(self, state: Mapping[str, Any] | None) -> Monitor | None:
+        """The monitor of a state, or this handle's own where the state has none."""
+        if state is None:
+            return self._monitor
+        closure = None if self._monitor is None else self._monitor.closure
+        monitor = Monitor.of(state, closure)
+        if state["closure"] and closure is None:
+            self.warn(
+                "the state is of a handle that was monitored by a closure, which no state holds: call "
+                f"handle.monitor(closure, every={monitor.settings.every}) before load_state_dict to go on so"
+            )
+        return monitor
 
     def __repr__(self) -> str:
         return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without what belongs to a running forward of this one.
-        state = {**self.__dict__, "_records": [], "_sessions": {}}
+        state = {**self.__dict__, "_records": [], "_sessions": {}, "_trials": 0}
         del state["_paths"]
         return state
 
@@ -265,35 +338,6 @@ class Compression:
     def _register(self) -> None:
         self.key = str(next(_keys))
         _handles[self.key] = self
-
-
-class _RunningSession:
-    """Registers a session with its handle while it runs, and keeps its records after."""
-
-    def __init__(self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None) -> None:
-        self._handle = handle
-        self._session = Session(
-            handle.model,
-            handle._paths,
-            handle.level,
-            step,
-            current_rank(),
-            policy=None if plan is None else PlannedBits(FixedBits(handle.level), plan),
-            observer=probe,
-            redraw=handle.redraw,
-        )
-
-    def __enter__(self) -> Session:
-        self._session.__enter__()
-        self._handle._sessions[threading.get_ident()] = self._session
-        self._handle._records = self._session.records
-        return self._session
-
-    def __exit__(self, *error: Any) -> None:
-        self._handle._sessions.pop(threading.get_ident(), None)
-        self._session.__exit__(*error)
-        if error[0] is None:
-            self._handle.judge(self._session.records)
 
 
 def handle_of(key: str) -> Compression | None:

@@ -34,6 +34,8 @@ class Level:
             bounded ones (sigmoid, tanh, softmax), at least ``bits``.
         attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
             backward computes it again, at least ``bits``.
+        checkpoint_bits: bits per element for the inputs of ``torch.utils.checkpoint`` that a gradient goes through, at
+            least ``bits``; ``None`` keeps them exactly, as a segment must have it whose shapes follow from its values.
         group_size: elements that share two bounds, a positive multiple of 32.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
@@ -47,6 +49,7 @@ class Level:
     norm_bits: int = 8
     pointwise_bits: int = 8
     attention_bits: int = 6
+    checkpoint_bits: int | None = 8
     group_size: int = 256
     min_bytes: int = 1024
     seed: int = 0
@@ -65,9 +68,9 @@ class Level:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, got {self.min_bytes}; 0 compresses every tensor")
-        for name in ("bits", "product_bits", "norm_bits", "pointwise_bits", "attention_bits"):
+        for name in ("bits", "product_bits", "norm_bits", "pointwise_bits", "attention_bits", "checkpoint_bits"):
             bits = getattr(self, name)
-            if name == "bits" and bits is None:
+            if name in ("bits", "checkpoint_bits") and bits is None:
                 continue
             _require_int(name, bits)
             if not 1 <= bits <= 8:

@@ -74,6 +74,7 @@ class Report:
         off: whether the level compresses nothing.
         offload: whether the level takes what is stored to host memory.
         plan: where the bits of an adaptive level come from, in words; empty at other levels.
+        monitor: what the monitor found, in words; empty without one.
     """
 
     level: str
@@ -81,6 +82,7 @@ class Report:
     off: bool = False
     offload: bool = False
     plan: str = ""
+    monitor: str = ""
 
     @property
     def original_bytes(self) -> int:
@@ -142,7 +144,7 @@ class Report:
             if row.owner:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
-        lines = [self.plan] if self.plan else []
+        lines = [line for line in (self.plan, self.monitor) if line]
         if listed:
             lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
         if self.offload:

@@ -5,4 +5,7 @@ two_seed.py     measures it as GACT does, at a pass a tensor: the reference
 allocation.py   from the measurement to a plan within the budget
 plan.py         the plan: identity -> bits
 adapt.py        handle.adapt(closure)
+gradient_error.py   how wrong the gradient is
+monitor.py      the same every so many steps, and what comes of it
+finite.py       which saved tensor was the first that is not finite
 """

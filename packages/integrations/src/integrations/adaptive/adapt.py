@@ -43,6 +43,15 @@ class Adapter:
         self._settle_alone(level)
         return self._plan
 
+    @property
+    def adapting(self) -> bool:
+        """Whether an adaptation that was asked for is under way."""
+        return self._trial is not None
+
+    def hasten(self, step: int) -> None:
+        """Lets the next forward be measured, from step ``step`` on."""
+        self._next = min(self._next, step)
+
     def start_forward(self, level: Level, step: int) -> tuple[Plan | None, Probe | None]:
         """What a forward uses: the plan, and a probe if it is to be measured."""
         if level.bits is None or not level.adaptive:

@@ -1,6 +1,9 @@
-"""One plan for all ranks: rank 0's measurement decides, after all have agreed on what there is to plan."""
+"""One plan for all ranks: rank 0's measurement decides, after all have agreed on what there is to plan. And one error
+of the gradient: the largest."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -45,3 +48,12 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
                 "every rank run the same modules in the step that is measured, or choose a level of fixed bits"
             )
     return first
+
+
+def largest(value: float) -> float:
+    """The largest of all ranks' values; NaN if one is. Every rank calls this at the same time."""
+    if not distributed():
+        return value
+    found = [value] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value)
+    return next((other for other in found if math.isnan(other)), max(found))

@@ -39,7 +39,7 @@ def two_seed_errors(
     parameters = [parameter for parameter in handle.model.parameters() if parameter.requires_grad]
     errors = []
     try:
-        with trial(handle.model):
+        with handle.trial_run(), trial(handle.model):
             restore = random_states()
 
             def run(names: Sequence[Identity]) -> None:
@@ -62,7 +62,7 @@ def two_seed_errors(
                         change += torch.linalg.vector_norm(difference, dtype=torch.float64).square().item()
                 errors.append(change / 2)
     finally:
-        handle.step, handle.redraw = step, None
+        handle.redraw = None
     return errors
 
 

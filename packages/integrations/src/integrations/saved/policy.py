@@ -21,6 +21,7 @@ _BITS = {
     Need.SATURATING: "pointwise_bits",
     Need.BOUNDED: "pointwise_bits",
     Need.ATTENTION: "attention_bits",
+    Need.RECOMPUTED: "checkpoint_bits",
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -78,11 +79,13 @@ class FixedBits:
         if need in _BITS:
             bits, group_size = self._bits(need), self.level.group_size
             if bits is None:
-                return Decision(Raw(), "the level quantises nothing")
+                return Decision(Raw(), f"{_BITS[need]} is None: kept exactly")
             if need is Need.NORM and saved.operator in _ROW_NORMS:
                 group_size = _row_group(saved, group_size)
                 if not group_size:
                     return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
+            if need is Need.RECOMPUTED:  # a segment may begin with a normalisation of rows
+                group_size = _row_group(saved, group_size) or group_size
             form = need if need is Need.SATURATING else None
             return Decision(GroupAffine(bits, group_size), need.value, form)
         if need is Need.SIGN:
@@ -95,8 +98,8 @@ class FixedBits:
 
     def _bits(self, need: Need) -> int | None:
         """Bits an element for a need; no need gets fewer than linear operators do."""
-        bits = self.level.bits
-        return None if bits is None else max(bits, getattr(self.level, _BITS[need]))
+        bits, own = self.level.bits, getattr(self.level, _BITS[need])
+        return None if bits is None or own is None else max(bits, own)
 
 
 def _row_group(saved: SavedTensor, limit: int) -> int:

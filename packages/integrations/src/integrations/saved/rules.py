@@ -22,6 +22,7 @@ class Need(Enum):
     SATURATING = "the derivative changes slowly, and no more beyond a range: bits within it bound the error"
     BOUNDED = "a result of bounded range, in which the derivative is a product: bits bound the error"
     ATTENTION = "query, key or value: backward computes attention again from the stored ones"
+    RECOMPUTED = "input of a checkpoint: backward computes the segment again from the stored one"
     SIGN = "backward asks only whether it is positive: one exact bit"
     INSIDE = "backward asks only whether it is inside an interval: one exact bit"
     MASK = "two values: one exact bit"
@@ -72,6 +73,7 @@ _DROPOUT = Rule(internal=Need.MASK, why="dropout needs only its mask")
 _POOL = Rule(input=Need.SHAPE, why="indices are exact")
 _INDEX = Rule(why="indices are exact")
 _ATTENTION = Rule(recomputed=Need.ATTENTION, why="torch's own attention normalises over the exact query and key")
+_CHECKPOINT = Rule(Need.RECOMPUTED, why="an input of a checkpoint without a gradient, such as a mask: kept exactly")
 _EXPONENTIAL = Rule(why="exp() and division amplify an error without bound")
 _JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly")
 
@@ -95,6 +97,7 @@ _OPERATORS = (
     (_INDEX, "index_select gather getitem take take_along_dim index_add scatter scatter_add embedding embedding_bag"),
     (_INDEX, "index_copy index_fill index_put setitem topk sort max min median mode kthvalue cummax cummin"),
     (_ATTENTION, "scaled_dot_product_attention"),
+    (_CHECKPOINT, "checkpoint"),
     (_EXPONENTIAL, "log_softmax gumbel_softmax logsumexp cross_entropy nll_loss log log2 log10 log1p logit rpow"),
     (_EXPONENTIAL, "div divide true_divide truediv reciprocal sqrt rsqrt std std_mean norm normalize"),
     (_EXPONENTIAL, "linalg_norm linalg_vector_norm"),

@@ -15,7 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of, uncompiled
 from integrations.levels import Level
+from integrations.saved import checkpoints
 from integrations.saved.calls import CallTracker, storage_of, storages_of
+from integrations.saved.checkpoints import boundary_role
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
@@ -40,6 +42,7 @@ class Session:
         policy: decides the codecs in the level's place.
         observer: is told what happens.
         redraw: another number for a tensor, other noise; for measurements.
+        look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
     """
 
     def __init__(
@@ -52,13 +55,14 @@ class Session:
         policy: Policy | None = None,
         observer: Observer | None = None,
         redraw: Callable[[SavedTensor], int] | None = None,
+        look: Callable[[SavedTensor, Tensor], None] | None = None,
     ) -> None:
         self.tracker = CallTracker()
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
         self._policy, self._level = policy or FixedBits(level), level
-        self._observer, self._redraw = observer, redraw
+        self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
         self._seed, self._step, self._rank = level.seed, step, rank
         self._storages = Storages()
@@ -124,6 +128,8 @@ class Session:
         if storage is None:
             self.records.append(self._record_of_compound(tensor, saved))
             return Exact(Kept.of(tensor))
+        if self._look is not None:
+            self._look(saved, tensor)
         owner = self.owners.owner(tensor, storage, self.tracker.foreign, self.tracker.call)
         if owner:
             self.records.append(Record(saved, "kept", f"{owner}: alive anyway", owner))
@@ -155,8 +161,9 @@ class Session:
             return self._storages.keep(tensor, record)
 
     def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:
-        """Tells the observer what was quantised."""
-        if self._observer is not None and isinstance(codec, GroupAffine):
+        """Tells the observer what was quantised; not of checkpoints, inside of which nobody can measure."""
+        known = saved.operator != checkpoints.OPERATOR
+        if self._observer is not None and known and isinstance(codec, GroupAffine):
             self._observer.stored(saved, tensor, codec, packed)
 
     def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
@@ -200,7 +207,11 @@ class Session:
 
     def _describe(self, tensor: Tensor) -> SavedTensor:
         call, module = self.tracker.call, self._paths.running() or ""
-        operator, role = (call.operator, call.role(tensor)) if call else ("", "")
+        if call is None:
+            role = boundary_role(tensor)
+            operator = checkpoints.OPERATOR if role else ""
+        else:
+            operator, role = call.operator, call.role(tensor)
         occurrence = self._occurrences[module, operator, role]
         self._occurrences[module, operator, role] += 1
         if tensor.is_nested and tensor.layout is torch.strided:  # has neither shape nor strides to ask for

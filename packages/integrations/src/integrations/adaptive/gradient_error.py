@@ -1,0 +1,63 @@
+"""How wrong the gradient is: measured with a closure, or predicted by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from integrations.adaptive.guard import random_states, trial
+
+if TYPE_CHECKING:
+    from integrations.compression import Compression
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """The error of the whole gradient that compression causes.
+
+    Attributes:
+        relative: Euclidean norm of the error over that of the gradient.
+        measured: whether it was measured, in one step; otherwise it is what the plan predicts on average.
+    """
+
+    relative: float
+    measured: bool
+
+    def __str__(self) -> str:
+        how = "measured in one step" if self.measured else "predicted by the plan, not measured"
+        return f"relative error of the gradient: {self.relative:.2g}, {how}"
+
+
+def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientError:
+    """Runs a closure exactly and compressed, and compares the gradients. See ``Compression.gradient_error``."""
+    parameters = list(handle.model.parameters())
+    with handle.trial_run(), trial(handle.model):
+        restore = random_states()
+        with handle.paused():
+            closure()
+        exact = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        restore()
+        forwards = handle.step
+        closure()
+        if handle.step == forwards or all(grad is None for grad in exact):
+            raise RuntimeError(
+                "closure must run a forward of the compressed model, in train() mode, and its backward; none ran"
+            )
+        gradient, error = 0.0, 0.0
+        for parameter, expected in zip(parameters, exact, strict=True):
+            if expected is not None:
+                gradient += _square(expected)
+                # In place: one more copy of the gradients, not two.
+                error += _square(expected if parameter.grad is None else parameter.grad.sub_(expected))
+    return GradientError((error / gradient) ** 0.5 if gradient else 0.0, measured=True)
+
+
+def _square(tensor: Tensor) -> float:
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+    return norm.square().item()

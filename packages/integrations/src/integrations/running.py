@@ -1,0 +1,49 @@
+"""``RunningSession``: a session of a handle, while it runs."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from actcore import current_rank
+from integrations.adaptive.finite import Look
+from integrations.adaptive.plan import Plan
+from integrations.adaptive.planned import PlannedBits
+from integrations.adaptive.probe import Probe
+from integrations.saved.policy import FixedBits
+from integrations.saved.session import Session
+
+if TYPE_CHECKING:
+    from integrations.compression import Compression
+
+
+class RunningSession:
+    """Registers a session with its handle while it runs, and keeps its records after."""
+
+    def __init__(
+        self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
+    ) -> None:
+        self._handle = handle
+        self._session = Session(
+            handle.model,
+            handle._paths,
+            handle.level,
+            step,
+            current_rank(),
+            policy=None if plan is None else PlannedBits(FixedBits(handle.level), plan),
+            observer=probe,
+            redraw=handle.redraw,
+            look=None if look is None else look.at,
+        )
+
+    def __enter__(self) -> Session:
+        self._session.__enter__()
+        self._handle._sessions[threading.get_ident()] = self._session
+        self._handle._records = self._session.records
+        return self._session
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle._sessions.pop(threading.get_ident(), None)
+        self._session.__exit__(*error)
+        if error[0] is None:
+            self._handle.judge(self._session.records)
