@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided, without_history
-from actcore.codecs.group_affine import FLOATS, Rounding, require_grouping
+from actcore.codec import noise_key, require_form, require_payload, require_strided, without_history
+from actcore.codecs.group_affine import FLOATS, Rounding, require_float, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
@@ -64,12 +64,7 @@ class Float8:
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (codes: UInt8[n], bounds: Float[groups])``."""
         require_strided(self, tensor)
-        require_dtype(
-            self,
-            tensor,
-            FLOATS,
-            "integers and masks have exact forms: actcore.Narrow, actcore.BitMask",
-        )
+        require_float(self, tensor)
         key = noise_key(tensor, seed, stream)
         tensor = without_history(tensor)
         layout = Layout.of(tensor)

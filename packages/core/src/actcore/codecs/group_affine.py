@@ -8,7 +8,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from actcore.codec import noise_key, require_dtype, require_form, require_payload, require_strided, without_history
+from actcore.codec import (
+    Codec,
+    noise_key,
+    require_dtype,
+    require_form,
+    require_payload,
+    require_strided,
+    without_history,
+)
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
@@ -18,6 +26,11 @@ Rounding = Literal["stochastic", "nearest"]
 
 _ROUNDINGS = get_args(Rounding)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def require_float(codec: Codec, tensor: Tensor) -> None:
+    """Raises ``TypeError`` unless the tensor is one of floating-point numbers."""
+    require_dtype(codec, tensor, FLOATS, "integers and masks have exact forms: actcore.Narrow, actcore.BitMask")
 
 
 def require_bits(name: str, bits: int) -> None:
@@ -80,12 +93,7 @@ class GroupAffine:
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (codes: UInt8[ceil(bits*n/8)], bounds: Float[groups, 2])``."""
         require_strided(self, tensor)
-        require_dtype(
-            self,
-            tensor,
-            FLOATS,
-            "integers and masks have exact forms: actcore.Narrow, actcore.BitMask",
-        )
+        require_float(self, tensor)
         key = noise_key(tensor, seed, stream)
         tensor = without_history(tensor)
         layout = Layout.of(tensor)

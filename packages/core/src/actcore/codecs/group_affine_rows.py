@@ -10,13 +10,12 @@ from torch import Tensor
 from actcore.codec import (
     DAMAGED,
     noise_key,
-    require_dtype,
     require_form,
     require_payload,
     require_strided,
     without_history,
 )
-from actcore.codecs.group_affine import FLOATS, Rounding, require_bits, require_grouping
+from actcore.codecs.group_affine import FLOATS, Rounding, require_bits, require_float, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.layout import Layout
@@ -65,7 +64,7 @@ class GroupAffineRows:
             ValueError: dimension 0 does not have the size ``len(bits)``.
         """
         require_strided(self, tensor)
-        require_dtype(self, tensor, FLOATS, "integers and masks have exact forms: actcore.Narrow, actcore.BitMask")
+        require_float(self, tensor)
         if tensor.dim() == 0 or tensor.shape[0] != len(self.bits):
             raise ValueError(
                 f"tensor must have {len(self.bits)} rows, one for each of bits, got shape {tuple(tensor.shape)}"
