@@ -142,6 +142,7 @@ class CallTracker(TorchFunctionMode):
         pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
+        look: runs before each call; ``None`` where nobody asks.
     """
 
     def __init__(self) -> None:
@@ -152,6 +153,7 @@ class CallTracker(TorchFunctionMode):
         self.born = StorageSet()
         self.exposed = StorageSet()
         self.watcher: Callable[[list[Tensor]], None] | None = None
+        self.look: Callable[[], None] | None = None
 
     def __torch_function__(
         self,
@@ -162,6 +164,8 @@ class CallTracker(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_compiling():  # nothing for torch.compile to trace: a compiled region stays one
             return func(*args, **(kwargs or {}))
+        if self.look is not None:
+            self.look()
         outer, self.call = self.call, Call(func, args, kwargs or {})
         try:
             for argument in self.call.arguments:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -16,8 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of, uncompiled
 from integrations.levels import Level
 from integrations.saved import checkpoints
-from integrations.saved.calls import CallTracker, storage_of, storages_of
-from integrations.saved.checkpoints import boundary_role
+from integrations.saved.calls import Call, CallTracker, storage_of, storages_of
+from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
@@ -69,6 +69,7 @@ class Session:
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
         self._contexts = ExitStack()
         self._outer: Session | None = None
+        self._checkpoints: Checkpoints | None = None  # while the session is entered
 
     def __enter__(self) -> Self:
         self._hook = uncompiled(self._pack)
@@ -82,6 +83,8 @@ class Session:
             self._contexts = contexts.pop_all()
         if self._level.bits is not None:
             self.tracker.pack = self._hook
+        self._checkpoints = Checkpoints(self, self._hook, self.tracker.born)
+        self.tracker.look = self._checkpoints.look
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
         if self._observer is not None:
             self.tracker.watcher = self._watch
@@ -90,9 +93,13 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _innermost.session, self._hook = self._outer, None
-        self.tracker.pack = self.tracker.watcher = None
-        self._contexts.__exit__(kind, error, trace)
+        try:
+            if error is None and self._checkpoints is not None:
+                self._checkpoints.settle()
+        finally:
+            _innermost.session, self._hook, self._checkpoints = self._outer, None, None
+            self.tracker.pack = self.tracker.watcher = self.tracker.look = None
+            self._contexts.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError):
             _explain(error)
         if self._observer is not None:
@@ -121,6 +128,29 @@ class Session:
                 return session
             session = session._outer
         return self
+
+    def pack_held(self, tensor: Tensor) -> Packed:
+        """Stores a tensor that a checkpoint holds without autograd's knowledge."""
+        with self._in_place_of_a_call(Boundary()):
+            return self._pack_one(tensor)
+
+    def keep_held(self, tensor: Tensor, why: str) -> Packed:
+        """The same for one that has to stay where it is."""
+        storage = storage_of(tensor)
+        if storage is None or self.owners.owner(tensor, storage, self.tracker.foreign, None):
+            return self.pack_held(tensor)  # is kept anyway, for a better reason
+        with self._in_place_of_a_call(Boundary()):
+            record = Record(self._describe(tensor), "kept", why, "", self._storages.original_bytes(storage))
+        self.records.append(record)
+        return self._storages.keep(tensor, record, overlapping=True)
+
+    @contextmanager
+    def _in_place_of_a_call(self, call: Call) -> Iterator[None]:
+        outer, self.tracker.call = self.tracker.call, call
+        try:
+            yield
+        finally:
+            self.tracker.call = outer
 
     def _pack_one(self, tensor: Tensor) -> Packed:
         saved = self._describe(tensor)
@@ -208,7 +238,7 @@ class Session:
     def _describe(self, tensor: Tensor) -> SavedTensor:
         call, module = self.tracker.call, self._paths.running() or ""
         if call is None:
-            role = boundary_role(tensor)
+            role = "" if self._checkpoints is None else self._checkpoints.role(tensor)
             operator = checkpoints.OPERATOR if role else ""
         else:
             operator, role = call.operator, call.role(tensor)
