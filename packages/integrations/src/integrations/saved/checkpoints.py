@@ -82,17 +82,18 @@ class Checkpoints:
     def look(self) -> None:
         """Meets the checkpoint inside of which the caller is, and settles those that are over."""
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        if hooks is not None and hooks[0] is not self._own:
+        inside = hooks is not None and hooks[0] is not self._own
+        if inside:
             self._meet(_checkpoint_of(hooks[0]))
-        self.settle()
+        # A selective checkpoint counts each operator that runs inside of it: ours must wait.
+        if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
+            self.settle()
 
     def settle(self) -> None:
         """Puts stored forms into the checkpoints whose segment is over.
 
         Not before: the segment may change what it was given, and what backward computes again follows that.
         """
-        if not self._waiting:
-            return
         waiting, self._waiting = self._waiting, []
         for reference in waiting:
             checkpoint = reference()
