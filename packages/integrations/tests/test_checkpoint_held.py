@@ -64,7 +64,9 @@ WAYS = {
     "tuple": lambda net, h, c: recomputed(lambda given: net.segment(*given), (h, c)),
     "named tuple": lambda net, h, c: recomputed(lambda h, given: net.segment(h, given.two), h, Pair(None, c)),
     "dict": lambda net, h, c: recomputed(lambda h, given: net.segment(h, given["c"][0]), h, {"c": (c,)}),
-    "keyword dict": lambda net, h, c: recomputed(lambda h, given: net.segment(h, given["c"]), h, given=OrderedDict(c=c)),
+    "keyword dict": lambda net, h, c: recomputed(
+        lambda h, given: net.segment(h, given["c"]), h, given=OrderedDict(c=c)
+    ),
     "closure": lambda net, h, c: recomputed(lambda h: net.segment(h, c), h),
     "closure alone": lambda net, a, b: recomputed(lambda: net.segment(a, b)),  # cells are in the order of their names
     "function in the closure": lambda net, h, c: recomputed(within(within(lambda h: net.segment(h, c))), h),
@@ -340,6 +342,30 @@ def test_masks_take_a_bit_and_numbers_without_a_gradient_stay():
     assert found[torch.bool, "other"][1] == 48 * 64 // 8
     assert found[torch.float32, "other"] == ("kept", 4 * 48 * 64)
     output.sum().backward()
+
+
+@pytest.mark.parametrize("masked", [-float("inf"), torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("by", ["position", "closure"])
+@pytest.mark.parametrize("how", ["sum", "fill", "choice"])
+def test_a_bias_with_a_mask_in_it_is_kept(masked, by, how):
+    """One masked element would take the whole group's bits, or make all of it NaN."""
+    later = torch.ones(64, 64, dtype=torch.bool).triu(1)
+    apply = {
+        "sum": lambda bias: bias + torch.zeros(64, 64).masked_fill(later, masked),
+        "fill": lambda bias: bias.masked_fill(later, masked),
+        "choice": lambda bias: torch.where(later, masked, bias),
+    }[how]
+
+    def way(net, h, c):
+        bias = apply(c.T @ h)[None].expand(2, -1, -1).transpose(0, 1)
+        if by == "position":
+            return recomputed(lambda h, bias: h @ bias[:, 0].softmax(-1), h, bias)
+        return recomputed(lambda h: h @ bias[:, 0].softmax(-1), h)
+
+    plain, found = Held(way), compressed(way)
+    expected, found = gradients(plain, X)["right.weight"], gradients(found, X)["right.weight"]
+    assert found.isfinite().all()
+    assert (expected - found).norm() < EIGHT_BITS * expected.norm()
 
 
 def test_a_list_that_the_segment_takes_from_and_gives_back_to():

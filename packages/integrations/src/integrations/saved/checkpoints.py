@@ -13,21 +13,19 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as torch_checkpoint
 
 from integrations.saved.arguments import Arguments
-from integrations.saved.calls import Call, StorageSet, storages_of
+from integrations.saved.calls import Call, StorageSet
 from integrations.saved.forms import Packed
-from integrations.saved.rebuild import Built, Place, Rebuilder, build
-from integrations.saved.storage import Exact
-from integrations.saved.watch import unpack
+from integrations.saved.held import Again, Found, Packer
+from integrations.saved.masks import may_be_masked
+from integrations.saved.rebuild import Rebuilder
 
 OPERATOR = "checkpoint"
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
@@ -50,18 +48,8 @@ class Boundary(Call):
         self.recomputes = False
 
     def role(self, tensor: Tensor) -> str:
-        """``"input"`` if a gradient goes through the tensor, ``"other"`` if not, as with a mask."""
-        return "input" if tensor.requires_grad else "other"
-
-
-class Packer(Protocol):
-    """Who stores what a checkpoint holds."""
-
-    def pack_held(self, tensor: Tensor) -> Packed:
-        """Stores a tensor as the level says."""
-
-    def keep_held(self, tensor: Tensor, why: str) -> Packed:
-        """Keeps a tensor exactly, for a reason."""
+        """``"input"`` if a gradient goes through the tensor, and no mask is in it; else ``"other"``."""
+        return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
 
 
 class Checkpoints:
@@ -103,8 +91,8 @@ class Checkpoints:
                 self._replace(checkpoint)
 
     def role(self, tensor: Tensor) -> str:
-        """What a tensor that is being saved outside of any call is to a checkpoint: ``"input"`` if a gradient goes
-        through it, ``"other"`` if not, as with a mask; empty if no checkpoint saves it."""
+        """What a tensor that is being saved outside of any call is to a checkpoint, as ``Boundary`` has it; empty if
+        no checkpoint saves it."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
             frame = frame.f_back
@@ -137,7 +125,7 @@ class Checkpoints:
     def _tell_of_reentrant(self, held: list[Any]) -> None:
         """Records what it keeps. Its backward runs on into the graphs of such tensors, by themselves, so a stored form
         would have to bring these along."""
-        found = _Found(self._born)
+        found = Found(self._born)
         rebuilder = Rebuilder(found)
         for value in held:
             if not isinstance(value, Tensor):
@@ -147,9 +135,9 @@ class Checkpoints:
     def _replace(self, checkpoint: Any) -> None:
         owners = _owners_of_functions(checkpoint)
         functions = [getattr(owner, name) for owner, name in owners]
-        if any(isinstance(function, _Again) for function in functions):  # by a session around this one, or inside
+        if any(isinstance(function, Again) for function in functions):  # by a session around this one, or inside
             return
-        found = _Found(self._born)
+        found = Found(self._born)
         rebuilder = Rebuilder(found)
         with torch._C.DisableTorchFunction():
             functions = [rebuilder.visit(function) for function in functions]
@@ -164,114 +152,7 @@ class Checkpoints:
                 if args:
                     checkpoint.saved_args = args
         for (owner, name), function in zip(owners, functions, strict=True):
-            setattr(owner, name, _Again(function, exact))
-
-
-class _Slot(Place):
-    """Where a checkpoint held a tensor."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor  # None once it is stored
-        self._packed: Packed | None = None
-        self._node: Any = None
-
-    def store(self, packed: Packed) -> None:
-        """Lets the tensor go; its place in the graph is kept, as that of a positional input is."""
-        assert self.tensor is not None
-        if self.tensor.requires_grad:
-            with torch.enable_grad(), saved_tensors_hooks(lambda tensor: packed, unpack):
-                self._node = _Save.apply(self.tensor).grad_fn
-        else:
-            self._packed = packed
-        self.tensor = None
-
-    def build(self, built: Built) -> Any:
-        if self.tensor is not None:
-            return self.tensor
-        return self._node.saved_tensors[0] if self._packed is None else unpack(self._packed)
-
-
-class _Save(torch.autograd.Function):
-    """Saves a tensor, and is never run backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        ctx.save_for_backward(tensor)
-        return tensor.new_empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise AssertionError("nobody has the result of this function")
-
-
-@dataclass
-class _Found:
-    """The tensors that a checkpoint holds and that this forward has made.
-
-    Attributes:
-        born: storages that the forward has made.
-        slots: where they are, for those that can be stored.
-        left: the others, with what holds them.
-    """
-
-    born: StorageSet
-    slots: list[_Slot] = field(default_factory=list)
-    left: list[tuple[Tensor, object]] = field(default_factory=list)
-
-    def found(self, tensor: Tensor) -> Place | None:
-        """What is to stand in the tensor's place; ``None`` for one that somebody else made."""
-        if not self._is_ours(tensor):
-            return None
-        self.slots.append(_Slot(tensor))
-        return self.slots[-1]
-
-    def out_of_reach(self, tensor: Tensor, holder: object) -> None:
-        """A tensor is in an object that nobody here knows how to make again."""
-        if self._is_ours(tensor):
-            self.left.append((tensor, holder))
-
-    def _is_ours(self, tensor: Tensor) -> bool:
-        """As for positional ones: what has a history is an activation, and a leaf is if the forward has made it. A
-        leaf that requires a gradient is left to who asks for that."""
-        if tensor.grad_fn is not None:
-            return True
-        return not tensor.requires_grad and any(storage in self.born for storage in storages_of(tensor))
-
-    def __bool__(self) -> bool:
-        return bool(self.slots or self.left)
-
-    def store_all(self, packer: Packer) -> list[Packed]:
-        """Stores what can be stored; the rest is returned, as it is kept."""
-        exact: list[Packed] = []
-        for slot in self.slots:
-            assert slot.tensor is not None
-            packed = packer.pack_held(slot.tensor)
-            if isinstance(packed, Exact):
-                exact.append(packed)
-            else:
-                slot.store(packed)
-        for tensor, holder in self.left:
-            why = f"a checkpoint holds it in a {type(holder).__name__}, which only its own code can make: kept exactly"
-            exact.append(packer.keep_held(tensor, why))
-        return exact
-
-    def keep_all(self, packer: Packer, why: str) -> list[Packed]:
-        """Stores nothing, for a reason."""
-        tensors = [slot.tensor for slot in self.slots if slot.tensor is not None]
-        return [packer.keep_held(tensor, why) for tensor in [*tensors, *(tensor for tensor, _ in self.left)]]
-
-
-class _Again:
-    """In the place of a function that held tensors: puts it together for each call."""
-
-    def __init__(self, function: Any, exact: list[Packed]) -> None:
-        self._function = function
-        self._exact = exact  # what this function still keeps: others that save its storage need no copy
-
-    def __call__(self, *args: Any) -> Any:
-        built: Built = {}
-        function = build(self._function, built)
-        return function(*(build(value, built) for value in args))
+            setattr(owner, name, Again(function, exact))
 
 
 def _checkpoint_of(hook: Any) -> Any:
