@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actcore import SavedTensor
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
     """One saved tensor.
 
