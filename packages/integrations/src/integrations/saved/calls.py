@@ -8,7 +8,7 @@ is off inside it. ``F.multi_head_attention_forward`` is opened, since it is whol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -27,19 +27,18 @@ class Call:
     found out then.
 
     Attributes:
-        function: the function.
-        given: its arguments.
-        arguments: the tensors among them.
+        arguments: the tensors among its arguments.
         recomputes: whether backward computes the call again, from the tensors that it saves.
         module: path of the module that makes the call, once somebody has asked; ``None`` before.
     """
 
-    __slots__ = ("_operator", "_storages", "arguments", "function", "given", "module", "recomputes")
+    __slots__ = ("_args", "_function", "_kwargs", "_operator", "_storages", "arguments", "module", "recomputes")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.function = function
-        self.given = Arguments(args, kwargs)
-        self.arguments = tensors_in((args, kwargs))
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self.arguments = tensors_in(args)
+        if kwargs:
+            self.arguments += tensors_in(kwargs)
         self.recomputes = False
         self.module: str | None = None
         self._operator: str | None = None
@@ -48,7 +47,12 @@ class Call:
     @property
     def name(self) -> str:
         """The function's, as ``operator_name`` has it."""
-        return operator_name(self.function)
+        return operator_name(self._function)
+
+    @property
+    def given(self) -> Arguments:
+        """All that was given to the function."""
+        return Arguments(self._args, self._kwargs)
 
     @property
     def operator(self) -> str:
@@ -77,17 +81,28 @@ def _address(storage: torch.UntypedStorage | None) -> int:
 
 
 # What lets somebody write to a tensor's memory without its version moving: ``.data`` and raw pointers.
-_EXPOSING = frozenset(
+_EXPOSING = (
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.data_ptr,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.storage,
+    Tensor.untyped_storage,
+)
+_ATTENTION = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+_SPECIAL: Mapping[Any, str] = MappingProxyType(
     {
-        Tensor.data.__get__,  # type: ignore[attr-defined]
-        Tensor.data_ptr,
-        Tensor.numpy,
-        Tensor.__array__,
-        Tensor.__dlpack__,
-        Tensor.storage,
-        Tensor.untyped_storage,
+        **dict.fromkeys(_EXPOSING, "exposing"),
+        **dict.fromkeys(_ATTENTION, "attention"),
+        F.multi_head_attention_forward: "layers",
     }
 )
+"""Functions for which more is to be done than to watch."""
 
 
 class CallTracker(TorchFunctionMode):
@@ -130,9 +145,11 @@ class CallTracker(TorchFunctionMode):
                 # Function, may have made it. A parameter is known for one as it is, and by its views.
                 if argument.grad_fn is None and type(argument) is not nn.Parameter:
                     self._meet(argument)
-            if func in _EXPOSING:
-                self._expose(call.arguments)
-            result = self._run(call, func, types, args, kwargs)
+            special = _SPECIAL.get(func)
+            if special is None:
+                result = func(*args, **kwargs)
+            else:
+                result = self._run(special, call, func, types, args, kwargs)
             outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
             if self.watcher is not None:
                 self.watcher([*call.arguments, *outputs])
@@ -144,15 +161,23 @@ class CallTracker(TorchFunctionMode):
         return result
 
     def _run(
-        self, call: Call, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        special: str,
+        call: Call,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Any:
-        if call.name == attention.OPERATOR and self._packs_now():
+        if special == "exposing":
+            self._expose(call.arguments)
+        elif special == "attention" and self._packs_now():
             call.recomputes = True
             output = attention.recomputed(func, call.given)
             if output is not None:
                 return output
             call.recomputes = False
-        elif func is F.multi_head_attention_forward and all(kind in (Tensor, nn.Parameter) for kind in types):
+        elif special == "layers" and all(kind in (Tensor, nn.Parameter) for kind in types):
             with self:
                 return _opened(F.multi_head_attention_forward)(*args, **kwargs)
         return func(*args, **kwargs)

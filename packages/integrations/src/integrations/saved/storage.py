@@ -76,19 +76,24 @@ class Region:
                 record.why = "its storage is kept exactly for another operator"
         self.value = self.sign = None
 
-    def store(self, tensor: Tensor, codec: Codec, record: Record, *, seed: int, stream: int) -> None:
+    def store(
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: int
+    ) -> None:
         """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
+        # A dense tensor of as many elements is all of the region, whatever its shape, and stored in the same order.
+        whole = extent.dense and extent.numel == self.numel
         if self.kept is not None:
             record.codec, record.why = "kept", "its storage is kept exactly for another operator"
-        elif is_sign(codec) and not self._exact:
+        elif sign and not self._exact:
             if self.sign is None:
-                self.sign, self._sign_record = self._compress(tensor, codec, record, seed, stream), record
+                self.sign = self._compress(tensor, whole, codec, record, seed, stream)
+                self._sign_record = record
             else:
                 record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
         elif self.value is None or _fineness(codec) > _fineness(self.value.codec):
             if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
                 codec = Offload(codec)  # what was on the host stays there
-            self.value = self._compress(tensor, codec, record, seed, stream)
+            self.value = self._compress(tensor, whole, codec, record, seed, stream)
             _share(self._value_record, record)
             self._value_record = record
             if self._exact and self.sign is not None:
@@ -97,13 +102,14 @@ class Region:
         else:
             record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
 
-    def _compress(self, tensor: Tensor, codec: Codec, record: Record, seed: int, stream: int) -> Compressed:
-        source = self.source(tensor)
+    def _compress(
+        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: int
+    ) -> Compressed:
         if isinstance(codec, Raw):
-            compressed = codec.compress(source.clone())
+            compressed = codec.compress(self.source(tensor).clone())
             record.codec, record.why = codec_name(codec), f"{record.why}; a copy, since its storage is larger"
         else:
-            compressed = codec.compress(source, seed=seed, stream=stream)
+            compressed = codec.compress(tensor if whole else self.source(tensor), seed=seed, stream=stream)
             record.codec = codec_name(compressed.codec)
         record.stored_bytes = compressed.nbytes
         record.host = isinstance(compressed.codec, Offload)
@@ -125,7 +131,7 @@ class Region:
             return self.kept.unpack()
         stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
-        return stored.decompress()
+        return stored.codec.decompress(stored)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,10 +159,12 @@ class View:
 
     def view_of(self, elements: Tensor) -> Tensor:
         """The tensor, of the region's elements."""
-        if not self.region.dense:
+        region, layout = self.region, self.layout
+        same = elements.stride() == layout.strides and elements.shape == layout.shape and self.offset == region.start
+        if same or not region.dense:
             return elements
-        offset = elements.storage_offset() + self.offset - self.region.start
-        return elements.as_strided(self.layout.shape, self.layout.strides, offset)
+        offset = elements.storage_offset() + self.offset - region.start
+        return elements.as_strided(layout.shape, layout.strides, offset)
 
 
 class _Known:
@@ -222,19 +230,20 @@ class Storages:
         storage = tensor.untyped_storage()
         known = self._of(storage)
         regions = known.alive()
-        region = next((found for found in regions if found.covers(tensor, extent.layout)), None)
+        region = next((found for found in regions if found.covers(tensor, extent.layout)), None) if regions else None
         if region is None:
             region = Region(tensor, extent)
-            if any(found.kept is not None and found.version == region.version for found in regions):
+            if regions and any(found.kept is not None and found.version == region.version for found in regions):
                 region.keep(tensor)
             regions.append(region)
             known.remember(regions)
-        region.store(tensor, codec, record, seed=seed, stream=stream)
+        sign = is_sign(codec)
+        region.store(tensor, extent, codec, record, sign, seed, stream)
         if len(regions) > 1 and region.kept is None and sum(found.nbytes for found in regions) > storage.nbytes():
             kept = self.keep(tensor, extent, record, overlapping=True)
             record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
             return kept
-        return View(region, extent.layout, tensor.storage_offset(), is_sign(codec))
+        return View(region, extent.layout, tensor.storage_offset(), sign)
 
     def _of(self, storage: torch.UntypedStorage) -> _Known:
         known = self._known.get(storage._cdata)

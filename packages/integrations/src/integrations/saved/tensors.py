@@ -16,21 +16,19 @@ _LEAVES = (int, float, bool, str, type(None))  # most of what is no tensor
 
 def tensors_in(values: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        return []
     found: list[Tensor] = []
-    _collect((values,), found)
-    return found
-
-
-def _collect(values: Any, found: list[Tensor]) -> None:
     for value in values:
-        if type(value) in _LEAVES:
-            continue
         if isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, (tuple, list)):
-            _collect(value, found)
-        elif isinstance(value, Mapping):
-            _collect(value.values(), found)
+        elif type(value) not in _LEAVES:
+            found += tensors_in(value)
+    return found
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
