@@ -210,13 +210,13 @@ def as_int64(name: str, value: Key) -> int:
         raise TypeError(f"{name} must be an int or an int64 tensor of one element, got {value!r}")
     if not -(_INT64 // 2) <= value < _INT64:
         raise ValueError(f"{name} must fit in 64 bits, got {value}")
-    return value - _INT64 if value >= _INT64 // 2 else value
+    return _signed(value)
 
 
 def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
     if _plain(seed) and _plain(stream):  # as most are: small tensors feel each check
-        return seed, stream if stream < _INT64 // 2 else stream - _INT64
+        return _signed(seed), _signed(stream)
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
     return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
@@ -224,6 +224,11 @@ def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple
 
 def _plain(value: Key) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _INT64
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same bits."""
+    return value - _INT64 if value >= _INT64 // 2 else value
 
 
 def _as_tensor(name: str, value: Key, device: torch.device) -> Tensor:

@@ -37,8 +37,8 @@ class Compressed:
     dtype: torch.dtype
 
     sound: ClassVar[bool] = False
-    """Whether a codec of actcore made it in this process, so that its fields need no check. Copies with other fields, and
-    what comes from a file, are not."""
+    """Whether a codec of actcore made it in this process, so that its fields need no check. Not so for a copy with
+    other fields, and for what comes from a file."""
 
     @classmethod
     def of(cls, codec: Codec, tensor: Tensor, payload: Sequence[Tensor]) -> Compressed:

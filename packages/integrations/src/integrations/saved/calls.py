@@ -146,10 +146,7 @@ class CallTracker(TorchFunctionMode):
                 if argument.grad_fn is None and type(argument) is not nn.Parameter:
                     self._meet(argument)
             special = _SPECIAL.get(func)
-            if special is None:
-                result = func(*args, **kwargs)
-            else:
-                result = self._run(special, call, func, types, args, kwargs)
+            result = self._run(special, call, func, types, args, kwargs) if special else func(*args, **kwargs)
             outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
             if self.watcher is not None:
                 self.watcher([*call.arguments, *outputs])
@@ -213,4 +210,3 @@ def _opened(composite: Any) -> FunctionType:
     opened = FunctionType(composite.__code__, names, composite.__name__, composite.__defaults__, composite.__closure__)
     opened.__kwdefaults__ = composite.__kwdefaults__
     return opened
-

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -243,7 +244,7 @@ class Storages:
             kept = self.keep(tensor, extent, record, overlapping=True)
             record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
             return kept
-        return View(region, extent.layout, tensor.storage_offset(), sign)
+        return View(region, extent.layout, int(tensor.storage_offset()), sign)
 
     def _of(self, storage: torch.UntypedStorage) -> _Known:
         known = self._known.get(storage._cdata)
@@ -278,7 +279,7 @@ def _share(earlier: Record | None, record: Record) -> None:
 
 
 @lru_cache(maxsize=1024)
-def codec_name(codec: Codec) -> str:
+def codec_name(codec: Any) -> str:
     """How a record calls a codec."""
     if isinstance(codec, Offload):
         return f"{codec_name(codec.inner)}, on the host"
