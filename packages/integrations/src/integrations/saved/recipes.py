@@ -12,6 +12,7 @@ from torch import Tensor
 
 from actcore import Layout, SavedTensor
 from integrations.saved.policy import Decision, Policy
+from integrations.saved.records import Record, kept_by
 
 Place = tuple[str, str, str]
 """Module, operator and role."""
@@ -42,7 +43,7 @@ class Recipe:
         decision: how it is stored if autograd alone keeps it alive.
     """
 
-    __slots__ = ("_policy", "_taken", "extent", "identity", "saved")
+    __slots__ = ("_kept", "_policy", "_taken", "extent", "identity", "saved")
 
     def __init__(self, saved: SavedTensor, extent: Extent, policy: Policy) -> None:
         self.saved = saved
@@ -50,12 +51,19 @@ class Recipe:
         self.extent = extent
         self._policy = policy
         self._taken: Decision | None = None
+        self._kept: Record | None = None
 
     @property
     def decision(self) -> Decision:
         if self._taken is None:
             self._taken = self._policy.decide(self.saved)
         return self._taken
+
+    def kept_by(self, owner: str) -> Record:
+        """The record if somebody else keeps it alive anyway, the same one in each forward: nothing of it changes."""
+        if self._kept is None or self._kept.owner != owner:
+            self._kept = kept_by(owner, self.saved)
+        return self._kept
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether the tensor is as the description says."""

@@ -23,8 +23,8 @@ from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision
 from integrations.saved.recipes import Place, Recipes
-from integrations.saved.records import Record
-from integrations.saved.storage import Exact, Storages, inner
+from integrations.saved.records import Record, kept_by
+from integrations.saved.storage import Storages, inner
 from integrations.saved.tensors import storage_of, storages_of
 from integrations.saved.watch import Observer, unpack
 
@@ -145,15 +145,15 @@ class Session:
         self._occurrences[place] = occurrence + 1
         if storage is None:
             self.records.append(self._record_of_compound(tensor, place, occurrence))
-            return Exact(Kept.of(tensor))
+            return Kept.of(tensor)
         recipe = self._recipes.of(tensor, place, occurrence)
         saved = recipe.saved
         if self._look is not None:
             self._look(saved, tensor)
         owner = self.owners.owner(tensor, storage, self.tracker.foreign, call)
         if owner:
-            self.records.append(Record(saved, "kept", f"{owner}: alive anyway", owner))
-            return Exact(Kept.of(tensor))
+            self.records.append(recipe.kept_by(owner))
+            return Kept.of(tensor)
         decision, extent = recipe.decision, recipe.extent
         record = Record(saved, "kept", decision.why, "", self._storages.original_bytes(storage))
         self.records.append(record)
@@ -221,7 +221,7 @@ class Session:
         storages = storages_of(tensor)
         holders = [self.owners.holder(storage, self.tracker.foreign) for storage in storages]
         if holders and all(holders):
-            return Record(saved, "kept", f"{holders[0]}: alive anyway", holders[0])
+            return kept_by(holders[0], saved)
         free = [storage for storage, holder in zip(storages, holders, strict=True) if not holder]
         nbytes = sum(self._storages.original_bytes(storage) for storage in free)
         why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"

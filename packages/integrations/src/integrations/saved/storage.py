@@ -11,9 +11,10 @@ A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothi
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -278,9 +279,13 @@ def _share(earlier: Record | None, record: Record) -> None:
         earlier.codec, earlier.why = record.codec, "shares a copy with more bits"
 
 
-@lru_cache(maxsize=1024)
-def codec_name(codec: Any) -> str:
+def codec_name(codec: Codec) -> str:
     """How a record calls a codec."""
+    return _name(cast(Hashable, codec))
+
+
+@lru_cache(maxsize=1024)
+def _name(codec: Hashable) -> str:
     if isinstance(codec, Offload):
         return f"{codec_name(codec.inner)}, on the host"
     return "copied" if isinstance(codec, Raw) else str(codec)
