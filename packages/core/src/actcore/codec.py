@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import NoReturn, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -142,6 +142,14 @@ def _refuse_payload(compressed: Compressed, expected: tuple[tuple[torch.dtype, i
     raise ValueError(f"the payload of {compressed!r} must be contiguous, got strides {strides}; {DAMAGED}")
 
 
+def made(codec: Codec, payload: tuple[Tensor, ...], layout: Layout, dtype: torch.dtype) -> Compressed:
+    """What ``compress`` of a codec of actcore returns."""
+    compressed = Compressed(codec, payload, layout, dtype)
+    if not torch.compiler.is_compiling():
+        compressed.__dict__["sound"] = True
+    return compressed
+
+
 def require_form(codec: Codec, compressed: Compressed, dtypes: tuple[torch.dtype, ...]) -> None:
     """Raises ``ValueError`` for a codec's fields, a dtype or a layout that ``compress`` cannot have stored.
 
@@ -186,6 +194,11 @@ def require_layout(compressed: Compressed) -> None:
         raise ValueError(f"layout must fit in memory, got {compressed.layout!r}; {DAMAGED}")
 
 
+def stored_elements(layout: Layout, tensor: Tensor) -> Tensor:
+    """The tensor's elements for ``below_autograd``: contiguous, of any shape, in the order in which they are stored."""
+    return tensor if tensor.is_contiguous() else layout.flatten(without_history(tensor))
+
+
 def without_history(tensor: Tensor) -> Tensor:
     """The tensor, detached if it has a gradient history."""
     return tensor.detach() if tensor.requires_grad else tensor
@@ -197,20 +210,25 @@ def as_int64(name: str, value: Key) -> int:
         raise TypeError(f"{name} must be an int or an int64 tensor of one element, got {value!r}")
     if not -(_INT64 // 2) <= value < _INT64:
         raise ValueError(f"{name} must fit in 64 bits, got {value}")
-    return value - _INT64 if value >= _INT64 // 2 else value
+    return _signed(value)
 
 
 def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
     if _plain(seed) and _plain(stream):  # as most are: small tensors feel each check
-        return seed, stream  # type: ignore[return-value]
+        return _signed(seed), _signed(stream)
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
     return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
 
 
-def _plain(value: Key) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _INT64 // 2
+def _plain(value: Key) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _INT64
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same bits."""
+    return value - _INT64 if value >= _INT64 // 2 else value
 
 
 def _as_tensor(name: str, value: Key, device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class Compressed:
     payload: tuple[Tensor, ...]
     layout: Layout
     dtype: torch.dtype
+
+    sound: ClassVar[bool] = False
+    """Whether a codec of actcore made it in this process, so that its fields need no check. Not so for a copy with
+    other fields, and for what comes from a file."""
 
     @classmethod
     def of(cls, codec: Codec, tensor: Tensor, payload: Sequence[Tensor]) -> Compressed:
@@ -74,7 +78,7 @@ class Compressed:
 
     def __getstate__(self) -> dict[str, object]:
         self._settle()
-        return self.__dict__
+        return {name: value for name, value in self.__dict__.items() if name != "sound"}
 
     def _settle(self) -> None:
         """Lets a codec that copies in the background finish (``Offload``)."""
@@ -99,6 +103,8 @@ _COMPONENTS = {
 
 def _nbytes(part: Tensor) -> int:
     if part.layout is torch.strided:
+        if part.is_contiguous():
+            return part.nbytes
         return Layout.of(part).stored_numel * part.itemsize
     if components := _COMPONENTS.get(part.layout):
         return sum(getattr(part, component)().nbytes for component in components)

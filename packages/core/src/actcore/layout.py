@@ -29,7 +29,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()) if tensor.layout is torch.strided else ())
+        return cls(tuple(tensor.shape), tensor.stride() if tensor.layout is torch.strided else ())
 
     @property
     def distinct_shape(self) -> tuple[int, ...]:

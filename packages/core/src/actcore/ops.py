@@ -18,16 +18,16 @@ Key: TypeAlias = int | Tensor
 """A seed or a stream: the number, or under the overload ``tensor`` an int64 tensor of one element."""
 
 
-def below_autograd(operator: Any, *arguments: Any) -> Any:
-    """Calls an operator on tensors without history, without the kernel that refuses gradients.
+def below_autograd(operator: Any, tensor: Tensor, *arguments: Any) -> Any:
+    """Calls an operator on a tensor, whose history it does not see, without the kernel that refuses gradients.
 
     That kernel is written in Python and takes longer than quantising a small tensor. Under ``torch.compile`` and
     ``torch.func``, which dispatch in ways of their own, this is the plain call.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return operator(*arguments)
+        return operator(tensor.detach() if tensor.requires_grad else tensor, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator(*arguments)
+        return operator(tensor, *arguments)
 
 
 def packed_bytes(numel: int, bits: int) -> int:

@@ -22,10 +22,12 @@ from integrations.levels import Level, resolve_level
 from integrations.outcome import why_not_offloaded, why_not_smaller
 from integrations.report import Report, Row
 from integrations.running import RunningSession
-from integrations.saved.calls import tensors_in
 from integrations.saved.modules import ModulePaths
+from integrations.saved.policy import FixedBits
+from integrations.saved.recipes import Recipes
 from integrations.saved.records import Record
 from integrations.saved.session import Session
+from integrations.saved.tensors import tensors_in
 from integrations.state import STATE_VERSION, checked_step
 
 _STEPS = threading.Lock()
@@ -63,6 +65,7 @@ class Compression:
         self._records: list[Record] = []
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
+        self._recipes = Recipes(FixedBits(level))
         self._told: set[str] = set()  # what has been warned of
         self._register()
 
@@ -327,12 +330,13 @@ class Compression:
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without what belongs to a running forward of this one.
         state = {**self.__dict__, "_records": [], "_sessions": {}, "_trials": 0}
-        del state["_paths"]
+        del state["_paths"], state["_recipes"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._paths = ModulePaths(self.model)
+        self._recipes = Recipes(FixedBits(self.level))
         self._register()
 
     def _register(self) -> None:

@@ -24,13 +24,15 @@ class RunningSession:
         self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
     ) -> None:
         self._handle = handle
+        fixed = FixedBits(handle.level)
+        handle._recipes = recipes = handle._recipes.under(fixed if plan is None else PlannedBits(fixed, plan))
         self._session = Session(
             handle.model,
             handle._paths,
+            recipes,
             handle.level,
             step,
             current_rank(),
-            policy=None if plan is None else PlannedBits(FixedBits(handle.level), plan),
             observer=probe,
             redraw=handle.redraw,
             look=None if look is None else look.at,

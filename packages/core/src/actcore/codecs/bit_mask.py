@@ -9,11 +9,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from actcore.codec import require_dtype, require_form, require_payload, require_strided, without_history
+from actcore.codec import made, require_dtype, require_form, require_payload, require_strided, stored_elements
 from actcore.compressed import Compressed
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, packed_bytes
 
+_POSITIVE = torch.ops.actcore.positive_mask.default
+_DECOMPRESS = torch.ops.actcore.bit_mask_decompress.default
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *_FLOATS)
 
@@ -51,21 +53,25 @@ class BitMask:
             raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
         layout = Layout.of(tensor)
         mask, misfit = below_autograd(
-            torch.ops.actcore.bit_mask_compress.default, layout.flatten(without_history(tensor)), *self.values
+            torch.ops.actcore.bit_mask_compress.default, stored_elements(layout, tensor), *self.values
         )
         name = f"BitMask(values={self.values})"
         require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
-        return Compressed(self, (mask,), layout, tensor.dtype)
+        return made(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, exactly."""
+        if not compressed.sound:
+            self._require_sound(compressed)
+        return _spread(compressed, *self.values)
+
+    def _require_sound(self, compressed: Compressed) -> None:
         require_form(self, compressed, _DTYPES)
         if (strange := _inexact(self.values, compressed.dtype)) is not None:
             raise ValueError(
                 f"values of {self!r} must be exact in {compressed.dtype}, {strange} is not; "
                 "it is damaged or truncated: store the tensor again"
             )
-        return _spread(compressed, *self.values)
 
 
 @dataclass(frozen=True)
@@ -82,12 +88,13 @@ class Positive:
         require_strided(self, tensor)
         require_dtype(self, tensor, _FLOATS, "keep it as it is: actcore.Raw()")
         layout = Layout.of(tensor)
-        mask = below_autograd(torch.ops.actcore.positive_mask.default, layout.flatten(without_history(tensor)))
-        return Compressed(self, (mask,), layout, tensor.dtype)
+        mask = below_autograd(_POSITIVE, stored_elements(layout, tensor))
+        return made(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """1 where the element was positive, 0 elsewhere, in the tensor's dtype, shape and strides."""
-        require_form(self, compressed, _FLOATS)
+        if not compressed.sound:
+            require_form(self, compressed, _FLOATS)
         return _spread(compressed, 0, 1)
 
 
@@ -117,8 +124,7 @@ def _first_inexact(values: tuple[float, float], dtype: torch.dtype) -> float | N
 def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
     layout = compressed.layout
     numel = layout.stored_numel
-    require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))
-    flat = below_autograd(
-        torch.ops.actcore.bit_mask_decompress.default, compressed.payload[0], numel, compressed.dtype, low, high
-    )
+    if not compressed.sound:
+        require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))
+    flat = below_autograd(_DECOMPRESS, compressed.payload[0], numel, compressed.dtype, low, high)
     return layout.restore(flat)

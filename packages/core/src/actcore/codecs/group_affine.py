@@ -10,11 +10,13 @@ from torch import Tensor
 
 from actcore.codec import (
     Codec,
+    made,
     noise_key,
     require_dtype,
     require_form,
     require_payload,
     require_strided,
+    stored_elements,
     without_history,
 )
 from actcore.codecs.raw import Raw
@@ -25,6 +27,8 @@ from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 Rounding = Literal["stochastic", "nearest"]
 
 _ROUNDINGS = get_args(Rounding)
+_COMPRESS = torch.ops.actcore.group_affine_compress
+_DECOMPRESS = torch.ops.actcore.group_affine_decompress.default
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -95,28 +99,28 @@ class GroupAffine:
         require_strided(self, tensor)
         require_float(self, tensor)
         key = noise_key(tensor, seed, stream)
-        tensor = without_history(tensor)
-        layout = Layout.of(tensor)
-        numel = layout.stored_numel
-        if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
-            return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
-        operator = overload(torch.ops.actcore.group_affine_compress, key)
-        flat, stochastic = layout.flatten(tensor), self.rounding == "stochastic"
-        codes, bounds = below_autograd(operator, flat, self.bits, self.group_size, stochastic, *key)
-        return Compressed(self, (codes, bounds), layout, tensor.dtype)
+        layout, dtype = Layout.of(tensor), tensor.dtype
+        elements = stored_elements(layout, tensor)
+        numel = elements.numel()
+        if self.stored_bytes(numel, dtype) >= numel * dtype.itemsize:
+            return Raw().compress(layout.restore(layout.flatten(without_history(tensor)).clone()))
+        operator = overload(_COMPRESS, key)
+        payload = below_autograd(operator, elements, self.bits, self.group_size, self.rounding == "stochastic", *key)
+        return made(self, payload, layout, dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""
+        if not compressed.sound:
+            self._require_sound(compressed)
+        layout, (codes, bounds) = compressed.layout, compressed.payload
+        flat = below_autograd(_DECOMPRESS, codes, bounds, layout.stored_numel, self.bits, self.group_size)
+        return layout.restore(flat)
+
+    def _require_sound(self, compressed: Compressed) -> None:
         require_form(self, compressed, FLOATS)
-        layout, dtype = compressed.layout, compressed.dtype
-        numel = layout.stored_numel
+        numel = compressed.layout.stored_numel
         require_payload(
             compressed,
             (torch.uint8, packed_bytes(numel, self.bits)),
-            (dtype, 2 * group_count(numel, self.group_size)),
+            (compressed.dtype, 2 * group_count(numel, self.group_size)),
         )
-        codes, bounds = compressed.payload
-        flat = below_autograd(
-            torch.ops.actcore.group_affine_decompress.default, codes, bounds, numel, self.bits, self.group_size
-        )
-        return layout.restore(flat)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from integrations.saved.calls import StorageSet, storage_of, tensors_in
+from integrations.saved.tensors import StorageSet, storage_of, tensors_in
 
 
 class ParametersChanged(RuntimeError):

@@ -7,128 +7,102 @@ is off inside it. ``F.multi_head_attention_forward`` is opened, since it is whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType
+from collections.abc import Callable, Mapping
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from integrations.saved import attention
 from integrations.saved.arguments import Arguments, variant
 from integrations.saved.rules import operator_name
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (tuple, list)):
-        for value in values:
-            yield from tensors_in(value)
-    elif isinstance(values, Mapping):
-        yield from tensors_in(list(values.values()))
-
-
-def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The tensor's storage; ``None`` for one that has none to ask for: sparse, nested, a wrapper subclass."""
-    if tensor.layout is not torch.strided or tensor.is_nested or is_traceable_wrapper_subclass(tensor):
-        return None
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy module's parameter, not made yet
-        return None
-
-
-def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """The storages that hold a tensor's elements: its own, or those of the tensors that it is made of."""
-    storage = storage_of(tensor)
-    if storage is not None:
-        return [storage]
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        return [storage for part in _components(tensor) for storage in storages_of(part)]
-
-
-def _components(tensor: Any) -> list[Tensor]:
-    """What a tensor without a storage is made of; nothing where that cannot be told."""
-    if is_traceable_wrapper_subclass(tensor):
-        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        return [part for part in parts if isinstance(part, Tensor)]  # DTensor names its mesh there, too
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor.values()] if tensor.is_nested else []
-
-
-class StorageSet:
-    """Storages by identity. A weak reference to each keeps its address from being given to another."""
-
-    def __init__(self) -> None:
-        self._references: dict[int, StorageWeakRef] = {}
-        self._room = 1024
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata not in self._references:
-            if len(self._references) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
-                alive = {key: reference for key, reference in self._references.items() if not reference.expired()}
-                self._references, self._room = alive, max(1024, 2 * len(alive))
-            self._references[storage._cdata] = StorageWeakRef(storage)
-
-    def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        return storage._cdata in self._references
+from integrations.saved.tensors import StorageSet, storage_of, storages_of, tensors_in
 
 
 class Call:
-    """One call of a torch function, while it runs.
+    """One call of a torch function, while it runs. Most calls save nothing, so what only a saved tensor asks for is
+    found out then.
 
     Attributes:
-        name: of the function, as ``operator_name`` has it.
-        operator: the same, with an argument after it where that argument makes the function's rule not hold.
-        given: its arguments.
-        arguments: the tensors among them.
+        arguments: the tensors among its arguments.
         recomputes: whether backward computes the call again, from the tensors that it saves.
+        module: path of the module that makes the call, once somebody has asked; ``None`` before.
     """
 
-    __slots__ = ("arguments", "given", "name", "operator", "recomputes")
+    __slots__ = ("_args", "_function", "_kwargs", "_operator", "_storages", "arguments", "module", "recomputes")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.name = operator_name(function)
-        self.given = Arguments(args, kwargs)
-        self.operator = variant(self.name, self.given)
-        self.arguments = [*tensors_in(args), *tensors_in(kwargs)]
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self.arguments = tensors_in(args)
+        if kwargs:
+            self.arguments += tensors_in(kwargs)
         self.recomputes = False
+        self.module: str | None = None
+        self._operator: str | None = None
+        self._storages: list[int] | None = None
 
-    def role(self, tensor: Tensor) -> str:
+    @property
+    def name(self) -> str:
+        """The function's, as ``operator_name`` has it."""
+        return operator_name(self._function)
+
+    @property
+    def given(self) -> Arguments:
+        """All that was given to the function."""
+        return Arguments(self._args, self._kwargs)
+
+    @property
+    def operator(self) -> str:
+        """The name, with an argument after it where that argument makes the function's rule not hold."""
+        if self._operator is None:
+            self._operator = variant(self.name, self.given)
+        return self._operator
+
+    def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
         """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"recomputed"``
         for query, key and value of attention that backward computes again."""
         if self.recomputes and tensor is not self.given.get(3, "attn_mask"):
             return "recomputed"
-        storage = storage_of(tensor)
+        if self._storages is None:
+            self._storages = [_address(storage_of(argument)) for argument in self.arguments]
+        address = _address(storage)
         for position, argument in enumerate(self.arguments):
-            if argument is tensor or (storage is not None and _same_storage(argument, storage)):
+            if argument is tensor or (address and self._storages[position] == address):
                 return "input" if position == 0 else "other"
         return "internal" if tensor.grad_fn is None else "result"
 
 
+def _address(storage: torch.UntypedStorage | None) -> int:
+    """A storage's, while somebody holds it; 0 for none."""
+    return 0 if storage is None else int(storage._cdata)
+
+
 # What lets somebody write to a tensor's memory without its version moving: ``.data`` and raw pointers.
-_EXPOSING = frozenset(
+_EXPOSING = (
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.data_ptr,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.storage,
+    Tensor.untyped_storage,
+)
+_ATTENTION = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+_SPECIAL: Mapping[Any, str] = MappingProxyType(
     {
-        Tensor.data.__get__,  # type: ignore[attr-defined]
-        Tensor.data_ptr,
-        Tensor.numpy,
-        Tensor.__array__,
-        Tensor.__dlpack__,
-        Tensor.storage,
-        Tensor.untyped_storage,
+        **dict.fromkeys(_EXPOSING, "exposing"),
+        **dict.fromkeys(_ATTENTION, "attention"),
+        F.multi_head_attention_forward: "layers",
     }
 )
+"""Functions for which more is to be done than to watch."""
 
 
 class CallTracker(TorchFunctionMode):
@@ -166,34 +140,45 @@ class CallTracker(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if self.look is not None:
             self.look()
-        outer, self.call = self.call, Call(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        outer, call = self.call, Call(func, args, kwargs)
+        self.call = call
         try:
-            for argument in self.call.arguments:
-                self._meet(argument)
-                if func in _EXPOSING and (storage := storage_of(argument)) is not None:
-                    self.exposed.add(storage)
-            result = self._run(self.call, func, types, args, kwargs or {})
-            outputs = list(tensors_in(result))
+            for argument in call.arguments:
+                # One with a history is left: some operator that the mode does not see, such as a custom autograd
+                # Function, may have made it. A parameter is known for one as it is, and by its views.
+                if argument.grad_fn is None and type(argument) is not nn.Parameter:
+                    self._meet(argument)
+            special = _SPECIAL.get(func)
+            result = self._run(special, call, func, types, args, kwargs) if special else func(*args, **kwargs)
+            outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
             if self.watcher is not None:
-                self.watcher([*self.call.arguments, *outputs])
+                self.watcher([*call.arguments, *outputs])
         finally:
             self.call = outer
         for output in outputs:
-            for storage in storages_of(output):
-                if storage not in self.foreign:
-                    self.born.add(storage)
+            if output.grad_fn is None:  # only such are met
+                self._bear(output, call)
         return result
 
     def _run(
-        self, call: Call, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        special: str,
+        call: Call,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Any:
-        if call.name == attention.OPERATOR and self._packs_now():
+        if special == "exposing":
+            self._expose(call.arguments)
+        elif special == "attention" and self._packs_now():
             call.recomputes = True
             output = attention.recomputed(func, call.given)
             if output is not None:
                 return output
             call.recomputes = False
-        elif func is F.multi_head_attention_forward and all(kind in (Tensor, nn.Parameter) for kind in types):
+        elif special == "layers" and all(kind in (Tensor, nn.Parameter) for kind in types):
             with self:
                 return _opened(F.multi_head_attention_forward)(*args, **kwargs)
         return func(*args, **kwargs)
@@ -203,12 +188,24 @@ class CallTracker(TorchFunctionMode):
         return self.pack is not None and hooks is not None and hooks[0] is self.pack
 
     def _meet(self, argument: Tensor) -> None:
-        """Marks an argument that no call of this forward made. One with a history is left: some operator that the mode
-        does not see, such as a custom autograd Function, may have made it."""
-        if argument.grad_fn is None:
-            for storage in storages_of(argument):
-                if storage not in self.born:
-                    self.foreign.add(storage)
+        """Marks an argument that no call of this forward made."""
+        for storage in storages_of(argument):
+            if storage not in self.born:
+                self.foreign.add(storage)
+
+    def _bear(self, output: Tensor, call: Call) -> None:
+        """Marks a result, unless it shares memory with what was there before, as ``parameter.detach()`` does."""
+        for argument in call.arguments:
+            if type(argument) is nn.Parameter:
+                self._meet(argument)
+        for storage in storages_of(output):
+            if storage not in self.foreign:
+                self.born.add(storage)
+
+    def _expose(self, arguments: list[Tensor]) -> None:
+        for argument in arguments:
+            if (storage := storage_of(argument)) is not None:
+                self.exposed.add(storage)
 
 
 def _opened(composite: Any) -> FunctionType:
@@ -217,8 +214,3 @@ def _opened(composite: Any) -> FunctionType:
     opened = FunctionType(composite.__code__, names, composite.__name__, composite.__defaults__, composite.__closure__)
     opened.__kwdefaults__ = composite.__kwdefaults__
     return opened
-
-
-def _same_storage(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-    other = storage_of(tensor)
-    return other is not None and other._cdata == storage._cdata

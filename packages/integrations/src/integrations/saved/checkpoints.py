@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 
-from integrations.saved.arguments import Arguments
-from integrations.saved.calls import Call, StorageSet
+from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
 from integrations.saved.held import Again, Found, Packer
 from integrations.saved.masks import may_be_masked
 from integrations.saved.rebuild import Rebuilder
+from integrations.saved.tensors import StorageSet
 
 OPERATOR = "checkpoint"
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
@@ -41,15 +41,14 @@ _CIRCULAR = "a checkpoint holds it by a function or container that holds itself,
 class Boundary(Call):
     """In the place of a call: a checkpoint, which holds a tensor."""
 
-    def __init__(self) -> None:
-        self.name = self.operator = OPERATOR
-        self.given = Arguments((), {})
-        self.arguments: list[Tensor] = []
-        self.recomputes = False
+    __slots__ = ()
 
-    def role(self, tensor: Tensor) -> str:
+    def __init__(self) -> None:
+        super().__init__(torch_checkpoint.checkpoint, (), {})
+
+    def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
         """``"input"`` if a gradient goes through the tensor, and no mask is in it; else ``"other"``."""
-        return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
+        return _role(tensor)
 
 
 class Checkpoints:
@@ -100,7 +99,7 @@ class Checkpoints:
             return ""
         self.settle()
         self._meet_below(frame, tensor)
-        return Boundary().role(tensor)
+        return _role(tensor)
 
     def _meet(self, checkpoint: Any) -> None:
         # What a backward computes again is gone when it has passed.
@@ -153,6 +152,10 @@ class Checkpoints:
                     checkpoint.saved_args = args
         for (owner, name), function in zip(owners, functions, strict=True):
             setattr(owner, name, Again(function, exact))
+
+
+def _role(tensor: Tensor) -> str:
+    return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
 
 
 def _checkpoint_of(hook: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from actcore import Codec, Compressed, GroupAffine, Layout, Offload, compress
+from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, compress
 from integrations.saved.arguments import Arguments, two_valued
 from integrations.saved.rules import Need
 from integrations.saved.storage import Exact, View, codec_name
@@ -34,7 +34,7 @@ class Form(Protocol):
     def unpack(self) -> Tensor: ...
 
 
-Packed: TypeAlias = Exact | View | Form
+Packed: TypeAlias = Kept | Exact | View | Form
 """What autograd holds in place of a saved tensor."""
 
 

@@ -9,21 +9,19 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from integrations.saved.calls import StorageSet, storages_of
+from actcore import Kept
 from integrations.saved.forms import Packed
 from integrations.saved.rebuild import Built, Place, build
 from integrations.saved.storage import Exact
+from integrations.saved.tensors import StorageSet, storages_of
 from integrations.saved.watch import unpack
 
 
 class Packer(Protocol):
     """Who stores what a checkpoint holds."""
 
-    def pack_held(self, tensor: Tensor) -> Packed:
-        """Stores a tensor as the level says."""
-
-    def keep_held(self, tensor: Tensor, why: str) -> Packed:
-        """Keeps a tensor exactly, for a reason."""
+    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
+        """Stores a tensor as the level says; where there is an obstacle, keeps it exactly for that reason."""
 
 
 class Slot(Place):
@@ -105,19 +103,19 @@ class Found:
         for slot in self.slots:
             assert slot.tensor is not None
             packed = packer.pack_held(slot.tensor)
-            if isinstance(packed, Exact):
+            if isinstance(packed, (Exact, Kept)):
                 exact.append(packed)
             else:
                 slot.store(packed)
         for tensor, holder in self.left:
             why = f"a checkpoint holds it in a {type(holder).__name__}, which only its own code can make: kept exactly"
-            exact.append(packer.keep_held(tensor, why))
+            exact.append(packer.pack_held(tensor, why))
         return exact
 
     def keep_all(self, packer: Packer, why: str) -> list[Packed]:
         """Stores nothing, for a reason."""
         tensors = [slot.tensor for slot in self.slots if slot.tensor is not None]
-        return [packer.keep_held(tensor, why) for tensor in [*tensors, *(tensor for tensor, _ in self.left)]]
+        return [packer.pack_held(tensor, why) for tensor in [*tensors, *(tensor for tensor, _ in self.left)]]
 
 
 class Again:

@@ -7,36 +7,64 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from integrations.saved.calls import Call, StorageSet, storage_of, storages_of
+from integrations.saved.calls import Call
+from integrations.saved.tensors import StorageSet, storage_of, storages_of
+
+PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
 
 
 class Owners:
     """The storages of a model's parameters and buffers and of a forward's inputs.
 
-    Storages are compared, not tensors: ``nn.Linear`` saves ``weight.t()``, attention saves slices of a weight.
+    Storages are compared, not tensors: ``nn.Linear`` saves ``weight.t()``, attention saves slices of a weight. They are
+    held, so that no address comes to mean another, until ``release``.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = _storages(model.parameters())
-        self._buffers = _storages(model.buffers())
-        self._inputs = StorageSet()
+        self._holders: dict[int, str] = {}  # by address
+        self._held: list[torch.UntypedStorage] = []
+        self._add_model(model)
+
+    def _add_model(self, model: nn.Module) -> None:
+        """Adds what is the model's. Not by ``model.parameters()``, which makes up names: this runs in each forward."""
+        modules, seen = [model], {model}
+        while modules:
+            module = modules.pop()
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._add(parameter, PARAMETER)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self._add(buffer, BUFFER)
+            for child in module._modules.values():
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    modules.append(child)
+
+    def _add(self, tensor: Tensor, holder: str) -> None:
+        for storage in storages_of(tensor):
+            address = storage._cdata
+            if address not in self._holders or holder == PARAMETER:
+                self._holders[address] = holder
+                self._held.append(storage)
 
     def add_inputs(self, tensors: Iterable[Tensor]) -> None:
         """Declares what the caller gave to the model, and so keeps alive. What the caller computed under autograd is
         no such thing: it is one more activation, which callers seldom hold on to."""
         for tensor in tensors:
             if tensor.grad_fn is None:
-                for storage in storages_of(tensor):
-                    self._inputs.add(storage)
+                self._add(tensor, INPUT)
+
+    def release(self) -> None:
+        """Forgets it all: the forward is over."""
+        self._holders.clear()
+        self._held.clear()
 
     def holder(self, storage: torch.UntypedStorage, foreign: StorageSet) -> str:
         """Who holds a storage, in words; empty if only autograd does."""
-        if storage in self._parameters:
-            return "parameter"
-        if storage in self._buffers:
-            return "buffer"
-        if storage in self._inputs:
-            return "input of the model"
+        found = self._holders.get(storage._cdata)
+        if found is not None:
+            return found
         return "made before the forward" if storage in foreign else ""
 
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, foreign: StorageSet, call: Call | None) -> str:
@@ -44,45 +72,38 @@ class Owners:
         holder = self.holder(storage, foreign)
         if holder:
             return holder
-        if _is_parameter(tensor):
-            return "parameter"
-        return "parameter, cast by autocast" if self._is_cast_of_parameter(tensor, call) else ""
+        root = tensor if tensor._base is None else tensor._base
+        if _is_parameter(root):
+            return PARAMETER
+        return "parameter, cast by autocast" if self._is_cast_of_parameter(tensor, root, call) else ""
 
-    def _is_cast_of_parameter(self, tensor: Tensor, call: Call | None) -> bool:
+    def _is_cast_of_parameter(self, tensor: Tensor, root: Tensor, call: Call | None) -> bool:
         """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
-        root = tensor._base if tensor._base is not None else tensor
         cast = root.grad_fn
-        weights = [argument for argument in call.arguments if _in(argument, self._parameters)] if call else []
-        if cast is not None:
-            if cast.name() != "ToCopyBackward0":
-                return False
-            source = cast.next_functions[0][0]
-            leaf = getattr(source, "variable", None)
-            if leaf is not None:
-                return _in(leaf, self._parameters)
-            return any(source is weight.grad_fn for weight in weights)  # a view of a weight, such as weight.t()
-        return any(
-            not weight.requires_grad  # a trained one's copy has a history
-            and weight.dtype != tensor.dtype
-            and sorted(weight.shape) == sorted(tensor.shape)
-            for weight in weights
-        )
+        if cast is None:
+            return any(
+                not weight.requires_grad  # a trained one's copy has a history
+                and weight.dtype != tensor.dtype
+                and sorted(weight.shape) == sorted(tensor.shape)
+                for weight in self._weights(call)
+            )
+        if cast.name() != "ToCopyBackward0":
+            return False
+        source = cast.next_functions[0][0]
+        leaf = getattr(source, "variable", None)
+        if leaf is not None:
+            return self._is_weight(leaf)
+        return any(source is weight.grad_fn for weight in self._weights(call))  # a view of a weight: weight.t()
+
+    def _weights(self, call: Call | None) -> list[Tensor]:
+        return [] if call is None else [argument for argument in call.arguments if self._is_weight(argument)]
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        storage = storage_of(tensor)
+        return storage is not None and self._holders.get(storage._cdata) == PARAMETER
 
 
-def _is_parameter(tensor: Tensor) -> bool:
-    """Whether the tensor is a parameter, or a view of one, be it the model's or not: lazy modules make theirs in the
-    first forward, sharded ones put theirs in place for a moment."""
-    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
-
-
-def _storages(tensors: Iterable[Tensor]) -> StorageSet:
-    found = StorageSet()
-    for tensor in tensors:
-        for storage in storages_of(tensor):
-            found.add(storage)
-    return found
-
-
-def _in(tensor: Tensor, storages: StorageSet) -> bool:
-    storage = storage_of(tensor)
-    return storage is not None and storage in storages
+def _is_parameter(root: Tensor) -> bool:
+    """Whether a tensor, or that of which it is a view, is a parameter, be it the model's or not: lazy modules make
+    theirs in the first forward, sharded ones put theirs in place for a moment."""
+    return type(root) is not Tensor and isinstance(root, nn.Parameter)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from integrations.saved.calls import tensors_in
+from integrations.saved.tensors import tensors_in
 
 # What is handed a value for the length of one call: what was built already, by the identity of what builds it.
 Built = dict[int, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actcore import SavedTensor
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
     """One saved tensor.
 
@@ -28,3 +28,8 @@ class Record:
     original_bytes: int = 0
     stored_bytes: int = 0
     host: bool = False
+
+
+def kept_by(owner: str, saved: SavedTensor) -> Record:
+    """The record of a tensor that somebody else keeps alive anyway."""
+    return Record(saved, "kept", f"{owner}: alive anyway", owner)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
 
 
@@ -108,6 +109,7 @@ RULES = MappingProxyType({name: rule for rule, names in _OPERATORS for name in n
 """Rules by operator name (see ``operator_name``)."""
 
 
+@lru_cache(maxsize=4096)
 def operator_name(function: object) -> str:
     """The name under which a call is looked up: ``torch.relu_``, ``Tensor.relu`` and ``F.relu`` are all ``"relu"``.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -16,15 +15,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of, uncompiled
 from integrations.levels import Level
 from integrations.saved import checkpoints
-from integrations.saved.calls import Call, CallTracker, storage_of, storages_of
+from integrations.saved.calls import CallTracker
 from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
-from integrations.saved.policy import Decision, FixedBits, Policy
-from integrations.saved.records import Record
-from integrations.saved.storage import Exact, Storages, inner
+from integrations.saved.policy import Decision
+from integrations.saved.recipes import Place, Recipes
+from integrations.saved.records import Record, kept_by
+from integrations.saved.storage import Storages, inner
+from integrations.saved.tensors import storage_of, storages_of
 from integrations.saved.watch import Observer, unpack
 
 _innermost = threading.local()  # .session: the one entered last in this thread
@@ -36,10 +37,10 @@ class Session:
     Args:
         model: whose parameters, buffers and inputs belong to their owners.
         paths: of the model's modules.
-        level: decides the codecs.
+        recipes: decide the codecs.
+        level: what else there is to know.
         step: number of this forward, so that its noise is its own.
         rank: of this process.
-        policy: decides the codecs in the level's place.
         observer: is told what happens.
         redraw: another number for a tensor, other noise; for measurements.
         look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
@@ -49,10 +50,10 @@ class Session:
         self,
         model: nn.Module,
         paths: ModulePaths,
+        recipes: Recipes,
         level: Level,
         step: int,
         rank: int,
-        policy: Policy | None = None,
         observer: Observer | None = None,
         redraw: Callable[[SavedTensor], int] | None = None,
         look: Callable[[SavedTensor, Tensor], None] | None = None,
@@ -61,12 +62,12 @@ class Session:
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
-        self._policy, self._level = policy or FixedBits(level), level
+        self._recipes, self._level = recipes, level
         self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
         self._seed, self._step, self._rank = level.seed, step, rank
         self._storages = Storages()
-        self._occurrences: Counter[tuple[str, str, str]] = Counter()
+        self._occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
         self._checkpoints: Checkpoints | None = None  # while the session is entered
@@ -99,6 +100,7 @@ class Session:
         finally:
             _innermost.session, self._hook, self._checkpoints = self._outer, None, None
             self.tracker.pack = self.tracker.watcher = self.tracker.look = None
+            self.owners.release()
             self._contexts.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError):
             _explain(error)
@@ -118,57 +120,61 @@ class Session:
     def _pack(self, tensor: Tensor) -> Packed:
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
-            return self._owner_of_forward()._pack_one(tensor)
+            call = self.tracker.call
+            if call is not None and call.module is not None:
+                return self._pack_one(tensor, call.module)
+            session, module = self._owner_of_forward()
+            if call is not None and session is self:
+                call.module = module
+            return session._pack_one(tensor, module)
 
-    def _owner_of_forward(self) -> Session:
-        """The session whose model is running: this one, or that of a block around this block."""
+    def _owner_of_forward(self) -> tuple[Session, str]:
+        """The session whose model is running, and the path of its module: this one, or that of a block around this
+        block."""
         session: Session | None = self
         while session is not None:
-            if session._paths.running() is not None:
-                return session
+            module = session._paths.running()
+            if module is not None:
+                return session, module
             session = session._outer
-        return self
+        return self, ""
 
-    def pack_held(self, tensor: Tensor) -> Packed:
-        """Stores a tensor that a checkpoint holds without autograd's knowledge."""
-        with self._in_place_of_a_call(Boundary()):
-            return self._pack_one(tensor)
-
-    def keep_held(self, tensor: Tensor, why: str) -> Packed:
-        """The same for one that has to stay where it is."""
-        storage = storage_of(tensor)
-        if storage is None or self.owners.owner(tensor, storage, self.tracker.foreign, None):
-            return self.pack_held(tensor)  # is kept anyway, for a better reason
-        with self._in_place_of_a_call(Boundary()):
-            record = Record(self._describe(tensor), "kept", why, "", self._storages.original_bytes(storage))
-        self.records.append(record)
-        return self._storages.keep(tensor, record, overlapping=True)
-
-    @contextmanager
-    def _in_place_of_a_call(self, call: Call) -> Iterator[None]:
-        outer, self.tracker.call = self.tracker.call, call
+    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
+        """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
+        outer, self.tracker.call = self.tracker.call, Boundary()
         try:
-            yield
+            return self._pack_one(tensor, self._paths.running() or "", obstacle)
         finally:
             self.tracker.call = outer
 
-    def _pack_one(self, tensor: Tensor) -> Packed:
-        saved = self._describe(tensor)
+    def _pack_one(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
+        call = self.tracker.call
         storage = storage_of(tensor)
+        if call is None:
+            role = "" if self._checkpoints is None else self._checkpoints.role(tensor)
+            operator = checkpoints.OPERATOR if role else ""
+        else:
+            operator, role = call.operator, call.role(tensor, storage)
+        place = (module, operator, role)
+        occurrence = self._occurrences.get(place, 0)
+        self._occurrences[place] = occurrence + 1
         if storage is None:
-            self.records.append(self._record_of_compound(tensor, saved))
-            return Exact(Kept.of(tensor))
+            self.records.append(self._record_of_compound(tensor, place, occurrence))
+            return Kept.of(tensor)
+        recipe = self._recipes.of(tensor, place, occurrence)
+        saved = recipe.saved
         if self._look is not None:
             self._look(saved, tensor)
-        owner = self.owners.owner(tensor, storage, self.tracker.foreign, self.tracker.call)
+        owner = self.owners.owner(tensor, storage, self.tracker.foreign, call)
         if owner:
-            self.records.append(Record(saved, "kept", f"{owner}: alive anyway", owner))
-            return Exact(Kept.of(tensor))
-        decision = self._policy.decide(saved)
-        record = Record(saved, "kept", decision.why, "", self._storages.original_bytes(storage))
+            self.records.append(recipe.kept_by(owner))
+            return Kept.of(tensor)
+        decision, extent = recipe.decision, recipe.extent
+        record = Record(saved, "kept", obstacle or decision.why, "", self._storages.original_bytes(storage))
         self.records.append(record)
-        identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
-        stream = stream_of(identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
+        if obstacle:
+            return self._storages.keep(tensor, extent, record, overlapping=True)
+        stream = stream_of(recipe.identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
         try:
             form = self._form(tensor, decision, stream)
             if form is not None:
@@ -176,24 +182,26 @@ class Session:
                 record.why = INDICES if decision.indices else record.why
                 self._tell(saved, tensor, decision.codec, form)
                 return form
-            codec = self._placed(codec_for(tensor, decision, record, self.tracker.call), tensor)
-            if storage in self.tracker.exposed:
+            codec = self._placed(codec_for(tensor, decision, record, call), tensor)
+            if len(self.tracker.exposed) and storage in self.tracker.exposed:
                 self._storages.forget(storage)
             if isinstance(codec, Raw):
-                return self._storages.keep(tensor, record)
-            packed = self._storages.store(tensor, codec, record, seed=self._seed, stream=stream)
-            self._tell(saved, tensor, inner(codec), packed)
+                return self._storages.keep(tensor, extent, record)
+            packed = self._storages.store(tensor, extent, codec, record, seed=self._seed, stream=stream)
+            self._tell(saved, tensor, codec, packed)
             return packed
         except ValueError as refusal:  # a mask that has a third value, an index out of range
             if decision.codec is not None and not decision.indices:
                 raise
             record.why = f"kept exactly: {refusal}"
-            return self._storages.keep(tensor, record)
+            return self._storages.keep(tensor, extent, record)
 
     def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:
         """Tells the observer what was quantised; not of checkpoints, inside of which nobody can measure."""
-        known = saved.operator != checkpoints.OPERATOR
-        if self._observer is not None and known and isinstance(codec, GroupAffine):
+        if self._observer is None or saved.operator == checkpoints.OPERATOR:
+            return
+        codec = None if codec is None else inner(codec)
+        if isinstance(codec, GroupAffine):
             self._observer.stored(saved, tensor, codec, packed)
 
     def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
@@ -207,7 +215,7 @@ class Session:
     def _form(self, tensor: Tensor, decision: Decision, stream: int) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""
         call = self.tracker.call
-        if call is None or not packable(tensor):
+        if call is None or not (decision.indices or decision.form) or not packable(tensor):
             return None
         if decision.indices:
             return window_indices(call.name, call.given, tensor, self._placed(Raw(), tensor))
@@ -224,30 +232,25 @@ class Session:
             stream=stream,
         )
 
-    def _record_of_compound(self, tensor: Tensor, saved: SavedTensor) -> Record:
+    def _record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
+        saved = _described(tensor, place, occurrence)
         storages = storages_of(tensor)
         holders = [self.owners.holder(storage, self.tracker.foreign) for storage in storages]
         if holders and all(holders):
-            return Record(saved, "kept", f"{holders[0]}: alive anyway", holders[0])
+            return kept_by(holders[0], saved)
         free = [storage for storage, holder in zip(storages, holders, strict=True) if not holder]
         nbytes = sum(self._storages.original_bytes(storage) for storage in free)
         why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
         return Record(saved, "kept", why, "", nbytes, nbytes)
 
-    def _describe(self, tensor: Tensor) -> SavedTensor:
-        call, module = self.tracker.call, self._paths.running() or ""
-        if call is None:
-            role = "" if self._checkpoints is None else self._checkpoints.role(tensor)
-            operator = checkpoints.OPERATOR if role else ""
-        else:
-            operator, role = call.operator, call.role(tensor)
-        occurrence = self._occurrences[module, operator, role]
-        self._occurrences[module, operator, role] += 1
-        if tensor.is_nested and tensor.layout is torch.strided:  # has neither shape nor strides to ask for
-            shape = torch.Size((tensor.size(0),))
-            return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
-        return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
+
+def _described(tensor: Tensor, place: Place, occurrence: int) -> SavedTensor:
+    module, operator, role = place
+    if tensor.is_nested and tensor.layout is torch.strided:  # has neither shape nor strides to ask for
+        shape = torch.Size((tensor.size(0),))
+        return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
+    return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
 
 
 def _explain(error: RuntimeError) -> None:

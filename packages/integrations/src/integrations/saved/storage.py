@@ -11,14 +11,17 @@ A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothi
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, Positive, Raw, compress
-from integrations.saved.calls import StorageSet
+from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, Positive, Raw
+from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 
 # A part of a storage that is this many times smaller is worth a copy, even if somebody unknown keeps the storage alive.
@@ -28,15 +31,14 @@ _SMALL = 8
 class Region:
     """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them."""
 
-    def __init__(self, tensor: Tensor, layout: Layout) -> None:
-        # A weak reference keeps the address from being reused for as long as this region is known by it.
-        self.storage = StorageWeakRef(tensor.untyped_storage())
+    def __init__(self, tensor: Tensor, extent: Extent) -> None:
         self.start = tensor.storage_offset()
-        self.numel = layout.stored_numel
+        self.numel = extent.numel
         self.dtype = tensor.dtype
         self.version = tensor._version
         self.lazy = _lazy(tensor)
-        self.layout = Layout((self.numel,), (1,)) if layout.dense else layout
+        self.dense = extent.dense
+        self.layout = Layout((self.numel,), (1,)) if self.dense else extent.layout
         self.value: Compressed | None = None
         self.sign: Compressed | None = None
         self.kept: Kept | None = None
@@ -49,7 +51,7 @@ class Region:
             return False
         if layout == self.layout and tensor.storage_offset() == self.start:
             return True
-        if not self.layout.dense:
+        if not self.dense:
             return False
         offset = tensor.storage_offset()
         last = offset + sum((size - 1) * step for size, step in zip(layout.shape, layout.strides, strict=True))
@@ -76,19 +78,24 @@ class Region:
                 record.why = "its storage is kept exactly for another operator"
         self.value = self.sign = None
 
-    def store(self, tensor: Tensor, codec: Codec, record: Record, *, seed: int, stream: int) -> None:
+    def store(
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: int
+    ) -> None:
         """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
+        # A dense tensor of as many elements is all of the region, whatever its shape, and stored in the same order.
+        whole = extent.dense and extent.numel == self.numel
         if self.kept is not None:
             record.codec, record.why = "kept", "its storage is kept exactly for another operator"
-        elif is_sign(codec) and not self._exact:
+        elif sign and not self._exact:
             if self.sign is None:
-                self.sign, self._sign_record = self._compress(tensor, codec, record, seed, stream), record
+                self.sign = self._compress(tensor, whole, codec, record, seed, stream)
+                self._sign_record = record
             else:
                 record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
         elif self.value is None or _fineness(codec) > _fineness(self.value.codec):
             if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
                 codec = Offload(codec)  # what was on the host stays there
-            self.value = self._compress(tensor, codec, record, seed, stream)
+            self.value = self._compress(tensor, whole, codec, record, seed, stream)
             _share(self._value_record, record)
             self._value_record = record
             if self._exact and self.sign is not None:
@@ -97,13 +104,14 @@ class Region:
         else:
             record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
 
-    def _compress(self, tensor: Tensor, codec: Codec, record: Record, seed: int, stream: int) -> Compressed:
-        source = self.source(tensor)
+    def _compress(
+        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: int
+    ) -> Compressed:
         if isinstance(codec, Raw):
-            compressed = compress(source.clone(), codec)
+            compressed = codec.compress(self.source(tensor).clone())
             record.codec, record.why = codec_name(codec), f"{record.why}; a copy, since its storage is larger"
         else:
-            compressed = compress(source, codec, seed=seed, stream=stream)
+            compressed = codec.compress(tensor if whole else self.source(tensor), seed=seed, stream=stream)
             record.codec = codec_name(compressed.codec)
         record.stored_bytes = compressed.nbytes
         record.host = isinstance(compressed.codec, Offload)
@@ -125,10 +133,10 @@ class Region:
             return self.kept.unpack()
         stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
-        return stored.decompress()
+        return stored.codec.decompress(stored)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Exact:
     """What autograd holds in place of a tensor that is kept; the region tells later users of its storage."""
 
@@ -139,7 +147,7 @@ class Exact:
         return self.kept.unpack()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class View:
     """What autograd holds in place of a tensor that is stored: a view of a region."""
 
@@ -153,80 +161,100 @@ class View:
 
     def view_of(self, elements: Tensor) -> Tensor:
         """The tensor, of the region's elements."""
-        if not self.region.layout.dense:
+        region, layout = self.region, self.layout
+        same = elements.stride() == layout.strides and elements.shape == layout.shape and self.offset == region.start
+        if same or not region.dense:
             return elements
-        offset = elements.storage_offset() + self.offset - self.region.start
-        return elements.as_strided(self.layout.shape, self.layout.strides, offset)
+        offset = elements.storage_offset() + self.offset - region.start
+        return elements.as_strided(layout.shape, layout.strides, offset)
+
+
+class _Known:
+    """A storage, and its regions that are alive. Autograd holds them; here they are only known."""
+
+    __slots__ = ("counted", "reference", "regions")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.reference = StorageWeakRef(storage)  # keeps the address from being given to another
+        self.counted = False
+        self.regions: list[weakref.ref[Region]] = []
+
+    def alive(self) -> list[Region]:
+        return [region for reference in self.regions if (region := reference()) is not None]
+
+    def remember(self, regions: list[Region]) -> None:
+        self.regions = [weakref.ref(region) for region in regions]
 
 
 class Storages:
-    """The regions that are alive, by storage. Autograd holds them; here they are only known."""
+    """What is stored of each storage, by its address."""
 
     def __init__(self) -> None:
-        self._regions: dict[int, list[weakref.ref[Region]]] = {}
+        self._known: dict[int, _Known] = {}
         self._room = 1024
-        self._counted = StorageSet()
 
     def original_bytes(self, storage: torch.UntypedStorage) -> int:
         """The bytes of a storage when it is first asked about, 0 from then on."""
-        if storage in self._counted:
+        known = self._of(storage)
+        if known.counted:
             return 0
-        self._counted.add(storage)
+        known.counted = True
         return storage.nbytes()
 
     def forget(self, storage: torch.UntypedStorage) -> None:
         """Shares nothing that was stored so far with what is saved of this storage from now on."""
-        self._regions.pop(storage._cdata, None)
+        self._of(storage).regions.clear()
 
-    def keep(self, tensor: Tensor, record: Record, overlapping: bool = False) -> View | Exact:
+    def keep(self, tensor: Tensor, extent: Extent, record: Record, overlapping: bool = False) -> View | Exact:
         """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too; unless it is
         a small part of a storage that nothing else keeps, of which it is worth a copy."""
         storage = tensor.untyped_storage()
-        regions = self._alive(storage)
+        known = self._of(storage)
+        regions = known.alive()
         counted = any(region.kept is not None for region in regions)
-        layout = Layout.of(tensor)
-        small = _SMALL * layout.stored_numel * tensor.itemsize <= storage.nbytes()
+        small = _SMALL * extent.numel * tensor.itemsize <= storage.nbytes()
         if small and not counted and not overlapping and not any(_lazy(tensor)):
-            return self.store(tensor, Raw(), record, seed=0, stream=0)
+            return self.store(tensor, extent, Raw(), record, seed=0, stream=0)
         for region in regions:
             if region.kept is None and region.shares_elements(tensor):
                 region.keep(tensor)
         if not counted:
             record.stored_bytes = storage.nbytes()
-        region = Region(tensor, layout)
+        region = Region(tensor, extent)
         region.keep(tensor)
-        regions.append(region)
-        self._remember(storage, regions)
+        known.remember([*regions, region])
         return Exact(Kept.of(tensor), region)
 
-    def store(self, tensor: Tensor, codec: Codec, record: Record, *, seed: int, stream: int) -> View | Exact:
+    def store(
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, *, seed: int, stream: int
+    ) -> View | Exact:
         """Stores a tensor, or finds it stored."""
         storage = tensor.untyped_storage()
-        layout = Layout.of(tensor)
-        regions = self._alive(storage)
-        region = next((found for found in regions if found.covers(tensor, layout)), None)
+        known = self._of(storage)
+        regions = known.alive()
+        region = next((found for found in regions if found.covers(tensor, extent.layout)), None) if regions else None
         if region is None:
-            region = Region(tensor, layout)
-            if any(found.kept is not None and found.version == region.version for found in regions):
+            region = Region(tensor, extent)
+            if regions and any(found.kept is not None and found.version == region.version for found in regions):
                 region.keep(tensor)
             regions.append(region)
-        region.store(tensor, codec, record, seed=seed, stream=stream)
-        self._remember(storage, regions)
-        if region.kept is None and sum(found.nbytes for found in regions) > storage.nbytes():
-            kept = self.keep(tensor, record, overlapping=True)
+            known.remember(regions)
+        sign = is_sign(codec)
+        region.store(tensor, extent, codec, record, sign, seed, stream)
+        if len(regions) > 1 and region.kept is None and sum(found.nbytes for found in regions) > storage.nbytes():
+            kept = self.keep(tensor, extent, record, overlapping=True)
             record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
             return kept
-        return View(region, layout, int(tensor.storage_offset()), is_sign(codec))
+        return View(region, extent.layout, int(tensor.storage_offset()), sign)
 
-    def _alive(self, storage: torch.UntypedStorage) -> list[Region]:
-        references = self._regions.get(storage._cdata, [])
-        return [region for reference in references if (region := reference()) is not None]
-
-    def _remember(self, storage: torch.UntypedStorage, regions: list[Region]) -> None:
-        if len(self._regions) >= self._room:
-            alive = {key: found for key, found in self._regions.items() if any(reference() for reference in found)}
-            self._regions, self._room = alive, max(1024, 2 * len(alive))
-        self._regions[storage._cdata] = [weakref.ref(region) for region in regions]
+    def _of(self, storage: torch.UntypedStorage) -> _Known:
+        known = self._known.get(storage._cdata)
+        if known is None:
+            if len(self._known) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
+                alive = {address: old for address, old in self._known.items() if not old.reference.expired()}
+                self._known, self._room = alive, max(1024, 2 * len(alive))
+            known = self._known[storage._cdata] = _Known(storage)
+        return known
 
 
 def _lazy(tensor: Tensor) -> tuple[bool, bool]:
@@ -253,6 +281,11 @@ def _share(earlier: Record | None, record: Record) -> None:
 
 def codec_name(codec: Codec) -> str:
     """How a record calls a codec."""
+    return _name(cast(Hashable, codec))
+
+
+@lru_cache(maxsize=1024)
+def _name(codec: Hashable) -> str:
     if isinstance(codec, Offload):
         return f"{codec_name(codec.inner)}, on the host"
     return "copied" if isinstance(codec, Raw) else str(codec)

@@ -1,0 +1,100 @@
+"""What is known of a saved tensor before its elements are looked at, kept from one forward to the next.
+
+A forward saves the same tensors as the one before, in most models. So each description is made once, and the policy,
+which is a function of nothing else, asked once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from actcore import Layout, SavedTensor
+from integrations.saved.policy import Decision, Policy
+from integrations.saved.records import Record, kept_by
+
+Place = tuple[str, str, str]
+"""Module, operator and role."""
+
+
+class Extent(NamedTuple):
+    """What a tensor takes in memory."""
+
+    layout: Layout
+    numel: int
+    """Elements that are stored."""
+    dense: bool
+    """Whether they fill one stretch of memory."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Extent:
+        layout = Layout.of(tensor)
+        return cls(layout, layout.stored_numel, layout.dense)
+
+
+class Recipe:
+    """One saved tensor of a model.
+
+    Attributes:
+        saved: its description.
+        identity: of its noise.
+        extent: of its memory.
+        decision: how it is stored if autograd alone keeps it alive.
+    """
+
+    __slots__ = ("_kept", "_policy", "_taken", "extent", "identity", "saved")
+
+    def __init__(self, saved: SavedTensor, extent: Extent, policy: Policy) -> None:
+        self.saved = saved
+        self.identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
+        self.extent = extent
+        self._policy = policy
+        self._taken: Decision | None = None
+        self._kept: Record | None = None
+
+    @property
+    def decision(self) -> Decision:
+        if self._taken is None:
+            self._taken = self._policy.decide(self.saved)
+        return self._taken
+
+    def kept_by(self, owner: str) -> Record:
+        """The record if somebody else keeps it alive anyway, the same one in each forward: nothing of it changes."""
+        if self._kept is None or self._kept.owner != owner:
+            self._kept = kept_by(owner, self.saved)
+        return self._kept
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the tensor is as the description says."""
+        saved = self.saved
+        return (
+            tensor.shape == saved.shape
+            and tensor.stride() == saved.strides
+            and tensor.dtype is saved.dtype
+            and tensor.requires_grad is saved.requires_grad
+            and tensor.device == saved.device
+        )
+
+
+class Recipes:
+    """The recipes of one model under one policy. Threads may share them: each entry is replaced as a whole."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._recipes: dict[tuple[Place, int], Recipe] = {}
+
+    def under(self, policy: Policy) -> Recipes:
+        """These, or new ones if the policy is another."""
+        return self if policy == self.policy else Recipes(policy)
+
+    def of(self, tensor: Tensor, place: Place, occurrence: int) -> Recipe:
+        """The recipe for a strided tensor: the one of the forward before, unless shape, strides, dtype, device or the
+        need of a gradient have changed."""
+        recipe = self._recipes.get((place, occurrence))
+        if recipe is None or not recipe.fits(tensor):
+            module, operator, role = place
+            saved = SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
+            recipe = Recipe(saved, Extent.of(tensor), self.policy)
+            self._recipes[place, occurrence] = recipe
+        return recipe

@@ -1,0 +1,90 @@
+"""The tensors among a call's values, and the storages that hold their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+_PLAIN = (Tensor, nn.Parameter)
+_LEAVES = (int, float, bool, str, type(None))  # most of what is no tensor
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        return []
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) not in _LEAVES:
+            found += tensors_in(value)
+    return found
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The tensor's storage; ``None`` for one that has none to ask for: sparse, nested, a wrapper subclass."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy module's parameter, not made yet
+        return None
+
+
+def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """The storages that hold a tensor's elements: its own, or those of the tensors that it is made of."""
+    storage = storage_of(tensor)
+    if storage is not None:
+        return [storage]
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return [storage for part in _components(tensor) for storage in storages_of(part)]
+
+
+def _components(tensor: Any) -> list[Tensor]:
+    """What a tensor without a storage is made of; nothing where that cannot be told."""
+    if is_traceable_wrapper_subclass(tensor):
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [part for part in parts if isinstance(part, Tensor)]  # DTensor names its mesh there, too
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.values()] if tensor.is_nested else []
+
+
+class StorageSet:
+    """Storages by identity. A weak reference to each keeps its address from being given to another."""
+
+    __slots__ = ("_references", "_room")
+
+    def __init__(self) -> None:
+        self._references: dict[int, StorageWeakRef] = {}
+        self._room = 1024
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._references:
+            if len(self._references) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
+                alive = {known: reference for known, reference in self._references.items() if not reference.expired()}
+                self._references, self._room = alive, max(1024, 2 * len(alive))
+            self._references[key] = StorageWeakRef(storage)
+
+    def __contains__(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._references
+
+    def __len__(self) -> int:
+        return len(self._references)
