@@ -26,9 +26,13 @@ class Adapter:
     holds from the next forward on. Where there are several ranks, they agree on it when that forward starts. A
     measurement that fails, for a gradient that overflows or because nothing is quantised, is tried again after 1, 2,
     4, ... steps.
+
+    Args:
+        blocks: whether a forward is a block, with its backward in it or after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: bool = False) -> None:
+        self.blocks = blocks
         self._plan: Plan | None = None
         self._probe: Probe | None = None
         self._found: tuple[int, Measurement] | None = None  # measured, not planned yet
@@ -57,14 +61,14 @@ class Adapter:
         if level.bits is None or not level.adaptive:
             return None, None
         if self._trial is not None:
-            probe = Probe(level.bits, level.seed, step)
+            probe = Probe(level.bits, level.seed, step, self.blocks)
             self._trial.append(probe)
             return self._plan, probe
         if self._attempt is not None:
             self._collect()
             self._settle(level)
         if step >= self._next:
-            self._probe, self._attempt = Probe(level.bits, level.seed, step), step
+            self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
         return self._plan, self._probe
 
     def _collect(self) -> None:
@@ -173,7 +177,7 @@ class Adapter:
         Raises:
             ValueError: it has another form, or plans for modules that the model has not.
         """
-        fresh = Adapter()
+        fresh = Adapter(self.blocks)
         if state is not None:
             try:
                 plan, found = state["plan"], state["found"]

@@ -32,28 +32,29 @@ class Graph:
         self._index: dict[Node, int] = {}
         self._start = torch._C._autograd._get_sequence_nr()  # nodes are numbered as they are made
 
-    def add(self, tensors: Iterable[Tensor], ours: bool) -> None:
-        """Adds the nodes that computed these tensors and are not known yet.
+    def add(self, tensors: Iterable[Tensor], ours: bool) -> list[tuple[int, Node]]:
+        """Adds the nodes that computed these tensors and are not known yet, and returns them with their places.
 
         Args:
             tensors: results of a call, or what it may have changed in place.
             ours: whether what its nodes saved went through our hooks; another library's may refuse a second look.
         """
+        found = []
         waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         while waiting:
             node = waiting.pop()
             if node in self._index or hasattr(node, "variable") or node._sequence_nr() < self._start:
                 continue
             self._index[node] = len(self.repeatable)
+            found.append((len(self.repeatable), node))
             self.repeatable.append(ours and _pure(node))
             waiting += [following for following, _ in node.next_functions if following is not None]
+        return found
 
-    def close(self) -> list[Node]:
-        """The nodes. They are known by their place from now on, so that nothing here keeps them alive."""
-        nodes = list(self._index)
-        self.edges = [[(self._place(following), at) for following, at in node.next_functions] for node in nodes]
+    def close(self) -> None:
+        """Notes the edges. Nodes are known by their place from now on, so that nothing here keeps them alive."""
+        self.edges = [[(self._place(following), at) for following, at in node.next_functions] for node in self._index]
         self._index = {}
-        return nodes
 
     def _place(self, node: Node | None) -> int:
         if node is None:
