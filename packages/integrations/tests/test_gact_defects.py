@@ -1,7 +1,7 @@
 """GACT's known defects, one test each: what its code got wrong, here right.
 
-G19 and G23 are of its benchmark scripts, for which there is nothing here to test. G9, the memory that an adaptation
-takes, is tested with the adaptive levels. G17, its README's example, is trained in
+G9, the memory that an adaptation takes, is in ``test_adaptive_memory.py``; G19 and G23, of its benchmark scripts, are
+in ``packages/bench/tests/test_gact_scripts.py``. G17, its README's example, is trained in
 ``packages/bench/tests/test_gact_readme.py``. Many of these have thorough tests of their own beside this file.
 """
 
