@@ -79,7 +79,7 @@ class _Recomputed(Function):
         options: dict[str, Any],
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.dropout = None
+        output: Tensor
         if _masks_dropout(query, key, value, mask, options):
             ctx.dropout = options["dropout_p"]
             with _exact():
@@ -91,7 +91,7 @@ class _Recomputed(Function):
         ctx.attention = Attention.of(function, options, query.device)
         # With gradients enabled, as in backward: torch chooses its kernel by that, too. The graph goes at once.
         with torch.enable_grad(), _exact():
-            output: Tensor = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
+            output = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
         ctx.save_for_backward(query, key, value, mask, None)
         return output.detach()
 
@@ -147,8 +147,8 @@ _math = torch.ops.aten._scaled_dot_product_attention_math.default
 
 
 def _masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """Whether dropout's mask is kept, rather than drawn again: on the CPU, of what torch's own attention computes step by
-    step in the dtype that it is given."""
+    """Whether dropout's mask is kept, rather than drawn again: on the CPU, where torch computes attention step by step
+    and in the dtype that it is given."""
     if options["dropout_p"] <= 0 or query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
         return False
     if options.get("enable_gqa") or torch.is_autocast_enabled("cpu"):
@@ -160,12 +160,16 @@ def _masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     return choice == int(SDPBackend.MATH.value)
 
 
-def _dropped(ctx: Any, kept: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _dropped(ctx: Any, kept: Tensor, *tensors: Tensor | None) -> Tensor:
     """Attention with a dropout that was drawn before: the operations of torch's, in their order."""
+    query, key, value, mask = tensors
+    assert query is not None
+    assert value is not None
     # The values are multiplied after dropout, so that one column of them is enough here.
     _, probabilities = _math(query, key, value[..., :1], mask, **ctx.attention.options)
     noise = kept.to(query.dtype).div_(1 - ctx.dropout)
-    return (probabilities * noise) @ value
+    output: Tensor = (probabilities * noise) @ value
+    return output
 
 
 def _plain(tensor: object) -> bool:
