@@ -64,7 +64,7 @@ class Call:
     def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
         """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"recomputed"``
         for query, key and value of attention that backward computes again."""
-        if self.recomputes and tensor is not self.given.get(3, "attn_mask"):
+        if self.recomputes and tensor.dtype is not torch.bool and tensor is not self.given.get(3, "attn_mask"):
             return "recomputed"
         if self._storages is None:
             self._storages = [_address(storage_of(argument)) for argument in self.arguments]
