@@ -31,6 +31,9 @@ OPERATOR = "checkpoint"
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
 _BETWEEN = ("torch.autograd", "torch._dynamo", "integrations.saved", "actcore")  # a checkpoint's saving and our hook
 
+# What a checkpoint's own functions call what it was given. Their other cells are states of generators and the like.
+_GIVEN = frozenset({"fn", "args", "kwargs"})
+
 _REENTRANT = (
     "a checkpoint with use_reentrant=True holds it besides its positional tensors: kept exactly; use_reentrant=False "
     "stores it"
@@ -139,7 +142,7 @@ class Checkpoints:
         found = Found(self._born)
         rebuilder = Rebuilder(found)
         with torch._C.DisableTorchFunction():
-            functions = [rebuilder.visit(function) for function in functions]
+            functions = [rebuilder.visit_function(function, _GIVEN) for function in functions]
             args = [rebuilder.visit(value) for value in getattr(checkpoint, "saved_args", ())]
             if not found:
                 return

@@ -11,12 +11,18 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from integrations.saved.tensors import tensors_in
+
+# Most of what a call holds: no tensor is in these. A module's own are its owner's.
+_EMPTY = frozenset(
+    {*(bool, int, float, str, type, type(None), torch.device, torch.dtype), ModuleType, BuiltinFunctionType}
+)
 
 # What is handed a value for the length of one call: what was built already, by the identity of what builds it.
 Built = dict[int, Any]
@@ -118,6 +124,8 @@ class Rebuilder:
 
     def visit(self, value: Any) -> Any:
         """The value itself where nothing in it is replaced; else what builds its like."""
+        if type(value) in _EMPTY or isinstance(value, nn.Module):
+            return value
         key = id(value)
         if key in self._open:
             self.circular = True
@@ -145,14 +153,17 @@ class Rebuilder:
             parts = [self.visit(part) for part in (value.__func__, value.__self__)]
             return value if _same(parts, (value.__func__, value.__self__)) else _Method(*parts)
         if kind is FunctionType:
-            return self._visit_function(value)
-        if not isinstance(value, (type, ModuleType, nn.Module)):
-            self._look_into(value)
+            return self.visit_function(value)
+        self._look_into(value)
         return value
 
-    def _visit_function(self, function: FunctionType) -> Any:
-        cells = function.__closure__ or ()
-        inside = tuple(self._visit_cell(cell) for cell in cells)
+    def visit_function(self, function: FunctionType, names: frozenset[str] = frozenset()) -> Any:
+        """The same of a function; of its cells, only those of these names are gone through, if it has any of them."""
+        cells, found = function.__closure__ or (), function.__code__.co_freevars
+        chosen = names.intersection(found) or found
+        inside = tuple(
+            self._visit_cell(cell) if name in chosen else cell for name, cell in zip(found, cells, strict=True)
+        )
         given = (function.__defaults__, function.__kwdefaults__, function.__dict__)
         parts = tuple(self.visit(part) for part in given)
         if _same(inside, cells) and _same(parts, given):
@@ -169,11 +180,9 @@ class Rebuilder:
 
     def _look_into(self, value: Any) -> None:
         attributes = getattr(value, "__dict__", None)
-        held = list(attributes.values()) if isinstance(attributes, dict) else []
-        if isinstance(value, (tuple, list, Mapping)):
-            held.append(value)
-        for tensor in tensors_in(held):
-            self._finder.out_of_reach(tensor, value)
+        for held in (attributes if isinstance(attributes, dict) else (), value):
+            for tensor in tensors_in(held):
+                self._finder.out_of_reach(tensor, value)
 
 
 def _same(one: Any, other: Any) -> bool:
