@@ -10,6 +10,7 @@ from integrations.adaptive.finite import Look
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
+from integrations.outcome import judge
 from integrations.saved.policy import FixedBits
 from integrations.saved.session import Session
 
@@ -48,4 +49,4 @@ class RunningSession:
         self._handle._sessions.pop(threading.get_ident(), None)
         self._session.__exit__(*error)
         if error[0] is None:
-            self._handle.judge(self._session.records)
+            judge(self._handle, self._session.records)

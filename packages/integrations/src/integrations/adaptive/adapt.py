@@ -47,6 +47,18 @@ class Adapter:
         self._settle_alone(level)
         return self._plan
 
+    def in_words(self, level: Level) -> str:
+        """Lines of the report; none for levels of fixed bits."""
+        if not level.adaptive:
+            return ""
+        plan = self.plan(level)
+        if plan is None:
+            return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
+        return (
+            f"Bits by the plan that was made in step {plan.step}: predicted relative error of the gradient "
+            f"{plan.relative_error:.2g}. handle.plan has the reasons."
+        )
+
     @property
     def adapting(self) -> bool:
         """Whether an adaptation that was asked for is under way."""
