@@ -128,8 +128,8 @@ def test_sparse_and_jagged_tensors_reach_the_hook_without_a_storage():
 
 
 def test_double_backward_has_every_term():
-    """A term that is missing is no small error: 288 for 480. Where it cannot have
-    one, it raises: core's test_autograd_double.py."""
+    """A term that is missing is no small error: 288 for 480. Where it cannot have one, it raises: core's
+    test_autograd_double.py."""
 
     def forward(self, x):
         return (self.w0 * x).tanh().square() * x
