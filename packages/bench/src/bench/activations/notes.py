@@ -19,8 +19,11 @@ HELD = ("resnet18", "vit_tiny", "bert")  # a graph network's tensors are as smal
 
 
 def notes(results: ActivationResults) -> Text:
-    """A paragraph a part that was run."""
-    return Text("\n".join([*_lines(results), f"✓ reached, ✗ not: {'; '.join(_targets(results))}."]), style="dim")
+    """A paragraph a part that was run, and what was asked of it."""
+    lines = list(_lines(results))
+    if targets := "; ".join(_targets(results)):
+        lines.append(f"✓ reached, ✗ not: {targets}.")
+    return Text("\n".join(lines), style="dim")
 
 
 def _lines(results: ActivationResults) -> Iterator[str]:
