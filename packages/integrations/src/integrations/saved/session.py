@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of, uncompiled
+from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of
 from integrations.levels import Level
 from integrations.saved import checkpoints
 from integrations.saved.calls import CallTracker, storage_of, storages_of
 from integrations.saved.checkpoints import boundary_role
+from integrations.saved.compiled import Entry, hooks_of
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
@@ -25,7 +27,7 @@ from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision, FixedBits, Policy
 from integrations.saved.records import Record
 from integrations.saved.storage import Exact, Storages, inner
-from integrations.saved.watch import Observer, unpack
+from integrations.saved.watch import Observer
 
 _innermost = threading.local()  # .session: the one entered last in this thread
 
@@ -71,11 +73,11 @@ class Session:
         self._outer: Session | None = None
 
     def __enter__(self) -> Self:
-        self._hook = uncompiled(self._pack)
         with ExitStack() as contexts:
+            self._hook, unpack = contexts.enter_context(hooks_of(self, self._level))
             contexts.enter_context(self.tracker)
             try:
-                contexts.enter_context(saved_tensors_hooks(self._hook, uncompiled(unpack)))
+                contexts.enter_context(saved_tensors_hooks(self._hook, unpack))
             except RuntimeError as error:
                 _explain(error)
                 raise
@@ -108,7 +110,8 @@ class Session:
 
     # ---- packing ----
 
-    def _pack(self, tensor: Tensor) -> Packed:
+    def pack(self, tensor: Tensor) -> Packed:
+        """The pack hook."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
             return self._owner_of_forward()._pack_one(tensor)
@@ -193,6 +196,41 @@ class Session:
             seed=self._seed,
             stream=stream,
         )
+
+    def met_in_region(self, entry: Entry, like: Tensor) -> int:
+        """Records a tensor that a compiled region saves now, and with a region's first the silent ones; the stream for
+        its noise. Asked in every run, so that the noise is this forward's own."""
+        with torch._C.DisableTorchFunction():
+            session = self._owner_of_forward()
+            root = session._paths.running() or ""
+            for other in entry.silent:
+                session._record_in_region(other, root, other.saved.shape, other.saved.strides).original_bytes = (
+                    other.storage_bytes
+                )
+            record = session._record_in_region(entry, root, like.shape, tuple(like.stride()))
+            storage = like.untyped_storage()
+            record.owner = session.owners.holder(storage, session.tracker.foreign) if entry.given else ""
+            if record.owner:
+                record.stored_bytes, record.why = 0, f"{record.owner}: alive anyway"
+            else:
+                record.original_bytes = session._storages.original_bytes(storage)
+                if entry.given:
+                    session._storages.keep(like, record, overlapping=True)
+            saved = record.saved
+            identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
+            redraw = session._redraw(saved) if session._redraw else 0
+            return stream_of(identity, session._step, session._rank, redraw)
+
+    def _record_in_region(self, entry: Entry, root: str, shape: torch.Size, strides: tuple[int, ...]) -> Record:
+        template = entry.saved
+        module = ".".join(part for part in (root, template.module) if part)
+        occurrence = self._occurrences[module, template.operator, template.role]
+        self._occurrences[module, template.operator, template.role] += 1
+        saved = replace(template, shape=shape, strides=strides, module=module, occurrence=occurrence)
+        stored = entry.form.nbytes(Layout(tuple(shape), strides).stored_numel, saved.dtype)
+        record = Record(saved, entry.form.name, entry.form.why, "", 0, stored)
+        self.records.append(record)
+        return record
 
     def _record_of_compound(self, tensor: Tensor, saved: SavedTensor) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
