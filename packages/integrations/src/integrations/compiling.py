@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -18,12 +19,12 @@ _frames = torch._C._dynamo.eval_frame
 def left_to_python(function: Function) -> Function:
     """A decorator: dynamo skips the function's own frames, and goes on with those that it calls.
 
-    ``torch.compiler.disable(recursive=False)`` would import the compiler for everyone, and break the graph of a function
-    that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
+    ``torch.compiler.disable(recursive=False)`` would import the compiler for everyone, and break the graph of a
+    function that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
     """
     try:
         skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-        _frames.set_code_exec_strategy(function.__code__, skip)  # type: ignore[attr-defined]
+        _frames.set_code_exec_strategy(function.__code__, skip)
     except (AttributeError, TypeError):
         pass
     return function
@@ -40,6 +41,15 @@ def compiles_callees() -> bool:
         return False
     callback = getattr(_frames, "get_eval_frame_callback", None)
     return callback is not None and callable(callback())
+
+
+def compiled_module(model: nn.Module) -> nn.Module:
+    """The module of which ``torch.compile`` made this one, which wraps it and is copied without what it is given."""
+    if "torch._dynamo" not in sys.modules:
+        return model
+    wrapper = getattr(sys.modules["torch._dynamo"], "OptimizedModule", ())
+    inner = getattr(model, "_orig_mod", None) if isinstance(model, wrapper) else None
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def may_break_graph() -> bool:

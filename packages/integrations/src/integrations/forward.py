@@ -84,7 +84,9 @@ _frames: WeakKeyDictionary[CompressedForward, Callable[..., Any]] = WeakKeyDicti
 
 
 @left_to_python
-def _run_compiled(forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _run_compiled(
+    forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
     session, run, function = without_dynamo(_open)(forward, frame, args, kwargs)
     if session is None:

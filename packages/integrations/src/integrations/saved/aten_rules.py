@@ -43,9 +43,13 @@ class _Value(Enum):
     RECOMPUTED = "a value computed again from it"
 
 
-_SAME = frozenset(
-    "view _unsafe_view reshape permute transpose t squeeze unsqueeze expand slice select alias detach clone contiguous "
-    "_to_copy convert_element_type unbind split split_with_sizes getitem lift_fresh_copy".split()
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SAME = _names(
+    "view _unsafe_view reshape permute transpose t squeeze unsqueeze expand slice select alias detach "
+    "clone contiguous _to_copy convert_element_type unbind split split_with_sizes getitem lift_fresh_copy"
 )
 # Positions of the operands of which the result is a linear function, the other operand being a gradient.
 _PRODUCTS = MappingProxyType(
@@ -57,6 +61,16 @@ _PRODUCTS = MappingProxyType(
         "addmm": (1, 2),
         "baddbmm": (1, 2),
         "convolution_backward": (1,),
+    }
+)
+# Positions of value and result, in which backward is linear. It is not in query and key, whose exact softmax's sum it
+# has.
+_ATTENTIONS = MappingProxyType(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
+        "_scaled_dot_product_flash_attention_backward": (3, 4),
+        "_scaled_dot_product_cudnn_attention_backward": (3, 4),
+        "_scaled_dot_product_efficient_attention_backward": (3, 5),
     }
 )
 # Backward operators: the position of the tensor, and the operator of the forward and the role that it has in a rule.
@@ -85,19 +99,15 @@ _BACKWARDS = MappingProxyType(
 )
 # Those of one saved operand, which a backend may have decomposed into arithmetic: whatever step of it takes the tensor,
 # the derivative as a whole is what the rule speaks of.
-_DECOMPOSED = frozenset(
-    "gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data".split()
-)
+_DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data")
 # Computed again, they move by a bounded multiple of what the tensor does.
-_SMOOTH = frozenset("gelu silu mish sigmoid tanh erf".split())
-_BATCH_NORMS = frozenset(
+_SMOOTH = _names("gelu silu mish sigmoid tanh erf")
+_BATCH_NORMS = _names(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
-    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward".split()
+    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward"
 )
-_ROW_NORMS = frozenset(
-    "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm".split()
-)
-_SUMS = frozenset("add sub neg".split())
+_ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
+_SUMS = _names("add sub neg")
 _TOO_MANY = 256  # steps that are followed
 
 
@@ -165,6 +175,8 @@ def _follow(start: Node, node: Node, value: _Value, user: Node, gradients: set[N
         yield _Value.RECOMPUTED if value is _Value.RECOMPUTED else _Value.POSITIVE
     elif name == "pow" and positions == (0,) and _number(user.args[1]) == 1:
         yield value
+    elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
+        yield _unknown(f"{name} of what is computed again")
     elif not _covers(node, user):
         yield _unknown(name)
     elif origin in _SMOOTH:
@@ -179,7 +191,7 @@ def _in_gradient(
     """A use together with the gradient."""
     if set(positions) <= set(_PRODUCTS.get(name, ())):
         yield Use("linear", "input", name) if value is _Value.ITSELF else _product(name)
-    elif name in ("mul", "fma") and set(positions) <= {0, 1} and _covers(node, user):
+    elif _is_factor(node, user, name, set(positions)):
         yield _product(name)
     elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user):
         _, operator, role = _BACKWARDS[name]
@@ -188,6 +200,13 @@ def _in_gradient(
             yield _product(name)
     else:
         yield _unknown(name)
+
+
+def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
+    """Whether the node is one factor of a product, and the gradient is in the other."""
+    if name in _ATTENTIONS:
+        return positions <= set(_ATTENTIONS[name])
+    return name in ("mul", "fma") and positions <= {0, 1} and _covers(node, user)
 
 
 def _holds(name: str, value: _Value, user: Node) -> bool:
@@ -202,9 +221,8 @@ def _holds(name: str, value: _Value, user: Node) -> bool:
 def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
     """A step of a forward that backward computes again."""
     others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
-    if name in _SUMS or (name == "mul" and not others):
-        yield _Value.RECOMPUTED
-    elif name == "div" and user.args[0] is node and _number(user.args[1]) is not None:
+    scaled = name == "div" and user.args[0] is node and _number(user.args[1]) is not None
+    if name in _SUMS or scaled or (name == "mul" and not others):
         yield _Value.RECOMPUTED
     elif name == "mul" and origin in _BATCH_NORMS:
         yield Use("batch_norm", "input", origin)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actcore import BitMask, Codec, Compressed, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
+from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
 from integrations.levels import Level
 from integrations.saved.aten_rules import Use
 from integrations.saved.forms import SATURATED
@@ -87,28 +87,50 @@ class CompiledForm:
         parts, numbers = rest[:count], rest[count:]
         half = len(numbers) // 2
         layout = Layout(tuple(numbers[:half]), tuple(numbers[half:]))
-        if self.codec is None and not self.sign:
+        if not parts:
             if layout.contiguous or not layout.dense:
                 return torch.zeros((), dtype=dtype, device=device).expand(layout.shape)
             return torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device=device)
-        if isinstance(self.codec, BitMask):
-            return layout.restore(torch.ops.actcore.bit_mask_decompress(parts[0], layout.stored_numel, dtype, 0, 1))
-        positive = None
-        if self.sign:
-            positive = Compressed(Positive(), (parts.pop(),), layout, dtype).decompress()
-        if self.codec is None:
-            assert positive is not None
-            return positive
-        values = Compressed(_stored_as(self.codec, len(parts)), tuple(parts), layout, dtype).decompress()
-        if positive is None:
-            return values
-        # On the side where it was, and otherwise as it was rounded.
-        return torch.where(positive > 0, values.clamp(min=torch.finfo(dtype).tiny), values.clamp(max=0))
+        numel = layout.stored_numel
+        positive = layout.restore(_elements(parts[-1:], numel, dtype, 0, 0)) if self.sign else None
+        if isinstance(self.codec, GroupAffine):
+            if count == 1 + self.sign:  # it leaves a tensor as it is where codes would take no fewer bytes
+                values = parts[0]
+            else:
+                values = layout.restore(_elements(parts[:2], numel, dtype, self.codec.bits, self.codec.group_size))
+            if positive is None:
+                return values
+            # On the side where it was, and otherwise as it was rounded.
+            return torch.where(positive > 0, values.clamp(min=torch.finfo(dtype).tiny), values.clamp(max=0))
+        return layout.restore(_elements(parts, numel, dtype, 0, 0)) if positive is None else positive
 
 
-def _stored_as(codec: Codec, parts: int) -> Codec:
-    """``GroupAffine`` leaves a tensor as it is where that takes no more bytes."""
-    return Raw() if isinstance(codec, GroupAffine) and parts == 1 else codec
+def _elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    """Flat elements of their codes; with 0 bits, of a mask."""
+    if isinstance(numel, torch.SymInt):  # actcore's operators take a number, of which it would be made one
+        flat: Tensor = elements(parts, numel, dtype, bits, group_size)
+        return flat
+    return _of_number(parts, numel, dtype, bits, group_size)
+
+
+def _of_number(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    flat: Tensor
+    if bits == 0:
+        flat = torch.ops.actcore.bit_mask_decompress(parts[0], numel, dtype, 0, 1)
+    else:
+        flat = torch.ops.actcore.group_affine_decompress(*parts, numel, bits, group_size)
+    return flat
+
+
+@torch.library.custom_op("integrations::elements", mutates_args=())
+def elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    """What ``_elements`` gives, for a number of elements that changes without being compiled anew."""
+    return _of_number(parts, numel, dtype, bits, group_size)
+
+
+@elements.register_fake
+def _(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    return parts[0].new_empty(numel, dtype=dtype)
 
 
 def form_of(level: Level, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
@@ -139,13 +161,17 @@ def form_of(level: Level, saved: SavedTensor, uses: Iterable[Use], made_by: str)
             sign = True
         else:
             unruled = decision.why == UNKNOWN
-            return CompiledForm(Raw(), f"no rule for {use.name} in compiled code: kept exactly" if unruled else decision.why)
+            return CompiledForm(
+                Raw(), f"no rule for {use.name} in compiled code: kept exactly" if unruled else decision.why
+            )
         reasons.add(decision.why)
     if not reasons:
         return CompiledForm(Raw(), "no use of it is known: kept exactly")
     why = "; ".join(sorted(reasons - {Need.SHAPE.value}) or [Need.SHAPE.value])
     if not values:
         return CompiledForm(None, why, sign)
+    if level.adaptive:
+        why += "; the level's fixed bits, as in all compiled code"
     bits = max(codec.bits for codec in values)
     if sign and made_by != "relu":
         # What rounding takes to the other side comes back to zero, which is a bias of less than a step. A ReLU's result

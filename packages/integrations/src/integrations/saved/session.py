@@ -19,8 +19,9 @@ from integrations.levels import Level
 from integrations.saved import checkpoints
 from integrations.saved.calls import CallTracker, storage_of, storages_of
 from integrations.saved.checkpoints import boundary_role
-from integrations.saved.compiled import Entry, hooks_of
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
+from integrations.saved.compiled import hooks_of
+from integrations.saved.compiled_regions import Entry
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
@@ -106,7 +107,8 @@ class Session:
     def _watch(self, tensors: Iterable[Tensor]) -> None:
         assert self._observer is not None
         innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        self._observer.called(tensors, innermost is not None and innermost[0] is self._hook)
+        here = getattr(_innermost, "session", None) is self  # another session at the same level has the same hooks
+        self._observer.called(tensors, here and innermost is not None and innermost[0] is self._hook)
 
     # ---- packing ----
 
@@ -204,31 +206,37 @@ class Session:
             session = self._owner_of_forward()
             root = session._paths.running() or ""
             for other in entry.silent:
-                session._record_in_region(other, root, other.saved.shape, other.saved.strides).original_bytes = (
-                    other.storage_bytes
-                )
-            record = session._record_in_region(entry, root, like.shape, tuple(like.stride()))
+                session._record_in_region(other, root, other.saved.shape, other.saved.strides, other.storage_bytes)
             storage = like.untyped_storage()
-            record.owner = session.owners.holder(storage, session.tracker.foreign) if entry.given else ""
-            if record.owner:
-                record.stored_bytes, record.why = 0, f"{record.owner}: alive anyway"
-            else:
-                record.original_bytes = session._storages.original_bytes(storage)
-                if entry.given:
+            if entry.outside:
+                nbytes = session._storages.original_bytes(storage)
+            else:  # its memory may have been another tensor's before
+                nbytes = storage.nbytes() if entry.storage_bytes else 0
+            record = session._record_in_region(entry, root, like.shape, tuple(like.stride()), nbytes)
+            if entry.given:
+                owner = session.owners.holder(storage, session.tracker.foreign)
+                if owner:
+                    record.owner, record.why = owner, f"{owner}: alive anyway"
+                    record.original_bytes = record.stored_bytes = 0
+                else:
                     session._storages.keep(like, record, overlapping=True)
             saved = record.saved
             identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
             redraw = session._redraw(saved) if session._redraw else 0
-            return stream_of(identity, session._step, session._rank, redraw)
+            stream: int = stream_of(identity, session._step, session._rank, redraw)
+            return stream
 
-    def _record_in_region(self, entry: Entry, root: str, shape: torch.Size, strides: tuple[int, ...]) -> Record:
+    def _record_in_region(
+        self, entry: Entry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
+    ) -> Record:
         template = entry.saved
         module = ".".join(part for part in (root, template.module) if part)
         occurrence = self._occurrences[module, template.operator, template.role]
         self._occurrences[module, template.operator, template.role] += 1
         saved = replace(template, shape=shape, strides=strides, module=module, occurrence=occurrence)
-        stored = entry.form.nbytes(Layout(tuple(shape), strides).stored_numel, saved.dtype)
-        record = Record(saved, entry.form.name, entry.form.why, "", 0, stored)
+        numel = Layout(tuple(shape), strides).stored_numel
+        stored = nbytes if entry.form.exact else entry.form.nbytes(numel, saved.dtype)
+        record = Record(saved, entry.form.name, entry.form.why, "", nbytes, stored)
         self.records.append(record)
         return record
 
