@@ -22,7 +22,7 @@ import integrations
 sys.path.insert(0, str(Path(__file__).parent))
 from memory_child import live_bytes
 
-ROWS, WIDTH, DEPTH = 2048, 256, 8  # 2 MiB a tensor
+ROWS, WIDTH, DEPTH = 2048, 256, 6  # 2 MiB a tensor
 STATUS = Path("/proc/self/status")
 
 

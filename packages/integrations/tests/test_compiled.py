@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
+from integrations import compiling
 from integrations.saved import compiled_regions
 
 from .nets import EIGHT_BITS, Net, assert_nothing_active, assert_same, gradients, mlp, normal, relative_error, rows
@@ -152,9 +153,10 @@ def test_without_a_graph_break():
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_error_is_that_of_eager(name):
-    """The mean squared error over 6 steps, whose noises are independent. Both are the sum of the same roundings'
-    errors. Each one's mean is off by less than a factor of 1.6 in 6 draws of a sum of so many terms; what a region keeps
-    that eager code rounds (query, key and value) makes it less."""
+    """The squared error of the whole gradient, summed over 6 steps. It is a sum over thousands of roundings, each
+    independent of the others: one step's lies within a half of its mean, the sum of six within a half over root six,
+    a fifth, and a quotient of two such within 1.2 / 0.8. What a region keeps, and eager code rounds (query and key),
+    makes it less."""
     model, x = build(name)
     exact = gradients(copy.deepcopy(model), x)
     squares = {}
@@ -162,10 +164,10 @@ def test_the_error_is_that_of_eager(name):
         part = integrations.compress_model(copy.deepcopy(model))
         function = part if kind == "eager" else compiled(part)
         steps = [trained(part, function, x) for _ in range(6)]
-        squares[kind] = sum((found[name] - exact[name]).square().sum() for found in steps for name in exact)
-    assert 0 < squares["compiled"] < 1.6**2 * squares["eager"]
+        squares[kind] = sum((found[name] - exact[name]).square().sum() for found in steps for name in exact).item()
+    assert 0 < squares["compiled"] < 1.5 * squares["eager"]
     if name != "block":
-        assert squares["compiled"] > squares["eager"] / 1.6**2
+        assert squares["compiled"] > squares["eager"] / 1.5
 
 
 def test_more_bits_are_more_exact():
@@ -245,7 +247,9 @@ def test_a_mask_that_backward_computes_again_is_exact():
     """inductor's graphs save a convolution's result alone, and normalise it again for ReLU's mask."""
 
     def forward(self, x):
-        return F.linear(F.batch_norm(F.linear(x, self.w), None, None, training=True).relu().sum(1, keepdim=True), self.v)
+        return F.linear(
+            F.batch_norm(F.linear(x, self.w), None, None, training=True).relu().sum(1, keepdim=True), self.v
+        )
 
     model = integrations.compress_model(Net(forward, w=W, v=W[:, :1]))
     function = compiled(model, backend="aot_eager_decomp_partition")
@@ -257,7 +261,7 @@ def test_a_mask_that_backward_computes_again_is_exact():
 
 def test_a_relu_whose_result_is_multiplied_keeps_its_mask():
     """4 bits round small elements to zero, where ReLU's derivative would be another one."""
-    x = torch.cat([torch.full((24, 64), 1e-6), normal(24, 64).abs()], 1)
+    x = torch.cat([torch.full((24, 63), 1e-6), torch.full((24, 1), -1.0), normal(24, 64).abs()], 1)
     model = Net(lambda self, x: F.linear((x * self.s).relu(), self.w), s=torch.ones(128), w=normal(64, 128, seed=2))
     plain = gradients(copy.deepcopy(model), x)
     found = trained(integrations.compress_model(model), compiled(model), x)
@@ -338,6 +342,17 @@ def test_sizes_that_change():
             x = normal(size, 64)
             assert relative_error(gradients(mlp(), x), trained(model, function, x)) < EIGHT_BITS
             assert {row.shape for row in rows(model)} == {(size, 64)}
+
+
+def test_rows_of_changing_length_share_groups():
+    """No group fits them all, so what is normalised row by row is kept."""
+    model = Net(lambda self, x: F.layer_norm((x * self.s).sin(), x.shape[-1:]), s=torch.ones(1))
+    function = compiled(integrations.compress_model(model))
+    x = normal(48, 64)
+    torch._dynamo.mark_dynamic(x, 1)
+    trained(model, function, x)
+    [row] = [row for row in rows(model, "native_layer_norm_backward") if row.shape == x.shape]
+    assert "share groups: kept exactly" in row.why
 
 
 def test_training_converges():
@@ -445,3 +460,12 @@ def test_an_error_in_the_forward_comes_through():
     assert_nothing_active()
     trained(model, function)
     assert integrations.compression(model).step == 3
+
+
+def test_a_torch_that_skips_no_frames(monkeypatch):
+    """Dynamo then traces the frame that should open the session."""
+    monkeypatch.setattr(compiling, "_SKIPS", False)
+    model = integrations.compress_model(mlp())
+    with pytest.warns(UserWarning, match="Sequential runs uncompressed in a function that is compiled"):
+        assert_same(gradients(mlp(), X), trained(model, compiled(lambda x: model(x))))
+    assert integrations.compression(model).step == 0

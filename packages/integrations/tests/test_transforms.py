@@ -1,7 +1,5 @@
 """torch.func, forward-mode AD, tracing, compiling and custom operators meet a compressed model."""
 
-import copy
-
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad

@@ -16,19 +16,31 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _frames = torch._C._dynamo.eval_frame
 
 
+def _can_skip() -> bool:
+    """Whether torch has what the functions here need of it, none of which is public."""
+    needed = "_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy", "get_eval_frame_callback"
+    return all(hasattr(_frames, name) for name in needed)
+
+
 def left_to_python(function: Function) -> Function:
     """A decorator: dynamo skips the function's own frames, and goes on with those that it calls.
 
     ``torch.compiler.disable(recursive=False)`` would import the compiler for everyone, and break the graph of a
     function that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
     """
-    try:
+    if _can_skip():
         skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
         _frames.set_code_exec_strategy(function.__code__, skip)
-    except (AttributeError, TypeError):
-        pass
     return function
 
+
+def not_inlined(function: Function) -> Function:
+    """The same, and dynamo breaks the graph of a function that calls it."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return left_to_python(function)
+
+
+_SKIPS = _can_skip()
 
 # A function without dynamo, and all that it calls.
 without_dynamo: Callable[[Function], Function] = cache(torch.compiler.disable)
@@ -37,10 +49,7 @@ without_dynamo: Callable[[Function], Function] = cache(torch.compiler.disable)
 @left_to_python
 def compiles_callees() -> bool:
     """Whether dynamo compiles the frames that the caller calls: it is on, and skipped the caller's."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    callback = getattr(_frames, "get_eval_frame_callback", None)
-    return callback is not None and callable(callback())
+    return "torch._dynamo" in sys.modules and _SKIPS and callable(_frames.get_eval_frame_callback())
 
 
 def compiled_module(model: nn.Module) -> nn.Module:
@@ -53,7 +62,10 @@ def compiled_module(model: nn.Module) -> nn.Module:
 
 
 def may_break_graph() -> bool:
-    """Whether the graph that is being traced may be broken: not with ``fullgraph=True``."""
+    """Whether the graph that is being traced may be broken, and the frame behind the break left to Python: not with
+    ``fullgraph=True``."""
+    if not _SKIPS:
+        return False
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 

@@ -23,7 +23,6 @@ from integrations.outcome import why_not_offloaded, why_not_smaller
 from integrations.report import Report, Row
 from integrations.running import RunningSession
 from integrations.saved.calls import tensors_in
-from integrations.saved.compiled import may_be_replayed
 from integrations.saved.modules import ModulePaths
 from integrations.saved.records import Record
 from integrations.saved.session import Session
@@ -107,8 +106,6 @@ class Compression:
         Raises:
             RuntimeError: it was, and the handle is strict.
         """
-        if not records and may_be_replayed():
-            return
         name = f"{type(self.model).__name__} at {self.level.title(self.level_name)}"
         stuck = why_not_offloaded(records) if self.level.offload else ""
         if why := why_not_smaller(records):

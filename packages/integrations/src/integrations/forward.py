@@ -20,7 +20,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from integrations.compiling import compiles_callees, left_to_python, may_break_graph, own_frame, without_dynamo
+from integrations.compiling import (
+    compiles_callees,
+    left_to_python,
+    may_break_graph,
+    not_inlined,
+    own_frame,
+    without_dynamo,
+)
 from integrations.compression import Compression, handle_of
 from integrations.running import RunningSession
 from integrations.saved.calls import tensors_in
@@ -44,7 +51,7 @@ class CompressedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if self.handle.active and _breaks_graph(self.handle.key):
-                torch._dynamo.graph_break()
+                return _apart(self, args, kwargs)
             return self.forward(*args, **kwargs)
         if compiles_callees():
             return _run_compiled(self, sys._getframe(), args, kwargs)
@@ -81,6 +88,12 @@ def _is_copy(module: nn.Module, forward: CompressedForward) -> bool:
 # ---- under torch.compile ----
 
 _frames: WeakKeyDictionary[CompressedForward, Callable[..., Any]] = WeakKeyDictionary()
+
+
+@not_inlined
+def _apart(forward: CompressedForward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Where dynamo traces a function around the model, it comes no further: it runs what called this in Python."""
+    return forward(*args, **kwargs)
 
 
 @left_to_python

@@ -117,7 +117,7 @@ def _inlineable(function: Callable[[Any], Any]) -> GraphModule:
 def _pack(tensor: Tensor, level: Level) -> Any:
     if get_proxy_mode() is None:
         host: Host | None = getattr(_here, "host", None)
-        return Kept.of(tensor) if host is None else host.pack(tensor)
+        return Kept.of(tensor) if host is None or _is_traced(tensor) else host.pack(tensor)
     entry = entry_of(level)
     if entry is None:
         return (tensor,)
@@ -139,6 +139,11 @@ def _unpack(packed: Any) -> Tensor:
     if entry.told and not entry.form.rounds:
         del rest[0]  # the stream, which is there so that the operator is
     return entry.form.unpack(rest, entry.saved.dtype, entry.saved.device)
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether torch saves the tensor while it traces a region, as it does before version 2.15."""
+    return type(tensor) is not Tensor and torch._guards.TracingContext.try_get() is not None
 
 
 @torch.library.custom_op(

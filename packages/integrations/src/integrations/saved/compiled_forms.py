@@ -93,6 +93,7 @@ class CompiledForm:
             return torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device=device)
         numel = layout.stored_numel
         positive = layout.restore(_elements(parts[-1:], numel, dtype, 0, 0)) if self.sign else None
+        values: Tensor
         if isinstance(self.codec, GroupAffine):
             if count == 1 + self.sign:  # it leaves a tensor as it is where codes would take no fewer bytes
                 values = parts[0]
