@@ -201,26 +201,17 @@ def test_inductor():
 # ---- what backward does decides ----
 
 
-def operators(model, x):
-    integrations.compress_model(model, min_bytes=0)
-    trained(model, compiled(model), x)
-    return {row.operator: row for row in rows(model)}
-
-
 def test_the_rules_are_those_of_the_operators():
-    found = operators(build("block")[0], normal(4, 16, 64))
-    bits = {operator: row.codec for operator, row in found.items()}
-    assert bits["mm"].startswith("GroupAffine(bits=4, group_size=256")
-    assert bits["native_layer_norm_backward"].startswith("GroupAffine(bits=8, group_size=64")  # or kept: statistics
-    assert bits["gelu_backward"].startswith("GroupAffine(bits=8, group_size=256")
-
-
-def test_statistics_are_exact():
     model = integrations.compress_model(build("block")[0], min_bytes=0)
     trained(model, compiled(model), normal(4, 16, 64))
-    statistics = [row for row in rows(model, "native_layer_norm_backward") if row.shape[-1] == 1]
-    assert len(statistics) == 4
-    assert {row.codec for row in statistics} == {"kept"}
+    [linear, *_], [gelu] = rows(model, "mm"), rows(model, "gelu_backward")
+    assert linear.codec.startswith("GroupAffine(bits=4, group_size=256")
+    assert gelu.codec.startswith("GroupAffine(bits=8, group_size=256")
+    norms = rows(model, "native_layer_norm_backward")
+    statistics = [row for row in norms if row.shape[-1] == 1]
+    assert [row.codec for row in statistics] == ["kept"] * 4
+    inputs = [row.codec.split(", r")[0] for row in norms if row.shape[-1] == 64]
+    assert inputs == ["GroupAffine(bits=8, group_size=64"] * 2  # no group has elements of two rows
 
 
 def test_masks_and_pools_are_exact():
@@ -230,7 +221,9 @@ def test_masks_and_pools_are_exact():
 
     model = Net(forward, w=normal(8, 8, 3, 3, seed=2) / 8)
     x = normal(4, 8, 16, 16)
-    found = operators(model, x)
+    integrations.compress_model(model, min_bytes=0)
+    trained(model, compiled(model), x)
+    found = {row.operator: row for row in rows(model)}
     assert found["native_dropout_backward"].codec == "BitMask(values=(0, 1))"
     assert found["native_dropout_backward"].stored_bytes == x.numel() // 8
     assert found["avg_pool2d_backward"].codec == "shape"
@@ -384,7 +377,7 @@ def test_eval_and_no_grad_are_plain():
     assert integrations.compression(model).step == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way_compiled_in_place, way_compiled_then_compressed, way_function])
 def test_restore(way):
     model = mlp()
     function = way(model)
