@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from integrations.blocks import BlockCompression, entered, in_block
+from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
@@ -48,10 +49,11 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
         TypeError: ``model`` is not a module, or ``strict`` or an option has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already.
     """
-    handle = _new_handle(Compression, model, level, strict, options)
+    inner = compiled_module(model)
+    handle = _new_handle(Compression, inner, level, strict, options)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
-    model.__dict__[_HANDLE] = handle
-    model.__dict__["forward"] = CompressedForward(handle, model.forward, "forward" in model.__dict__)
+    inner.__dict__[_HANDLE] = handle
+    inner.__dict__["forward"] = CompressedForward(handle, inner.forward, "forward" in inner.__dict__)
     return model
 
 
@@ -63,6 +65,7 @@ def compression(model: nn.Module) -> Compression:
         ValueError: the model is not compressed.
     """
     _require_module(model)
+    model = compiled_module(model)
     handle = model.__dict__.get(_HANDLE)
     if not isinstance(handle, Compression):
         raise ValueError(f"{type(model).__name__} is not compressed; call compress_model(model, level='L1') first")
@@ -80,13 +83,14 @@ def restore_model(model: Model) -> Model:
     """
     handle = compression(model)
     handle.closed = True
-    _steps[model] = handle.step
-    del model.__dict__[_HANDLE]
-    forward = model.__dict__.get("forward")
+    inner = handle.model
+    _steps[inner] = handle.step
+    del inner.__dict__[_HANDLE]
+    forward = inner.__dict__.get("forward")
     if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it, and calls through it from now on
-        del model.__dict__["forward"]
+        del inner.__dict__["forward"]
         if forward.replaced:
-            model.__dict__["forward"] = forward.forward
+            inner.__dict__["forward"] = forward.forward
     return model
 
 
@@ -107,6 +111,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     second is measured, and every ``adapt_interval``-th from there on; of several backwards in a block, the first.
     ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
     """
+    model = compiled_module(model)
     handle = _new_handle(BlockCompression, model, level, strict, options)
     if not handle.active:
         yield handle

@@ -83,16 +83,20 @@ class Compression:
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
-        if not self.active:
+        session = self.session_of_forward()
+        if session is None:
             return forward(*args, **kwargs)
-        running = self._sessions.get(threading.get_ident())
-        if running is not None:
+        with session as entered:
+            entered.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
+
+    def session_of_forward(self) -> RunningSession | None:
+        """A context for a forward that starts now; ``None`` where it is not to be compressed, or already is."""
+        if not self.active or threading.get_ident() in self._sessions:
+            return None
         if self._monitor is not None and not self._trials:
             self._monitor.before_forward(self)
-        with self.session(measured=True) as session:
-            session.owners.add_inputs(tensors_in((args, kwargs)))
-            return forward(*args, **kwargs)
+        return self.session(measured=True)
 
     def session(self, measured: bool = False) -> RunningSession:
         """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
