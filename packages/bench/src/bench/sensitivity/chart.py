@@ -15,7 +15,12 @@ from bench.errors import BenchError
 from bench.sensitivity.results import Sensitivities, SensitivityResults
 from bench.style import BLUE, FAINT, GREEN, GREY, GRID, STYLE, VERMILION, footer, require_drawable, write
 
-_LOOKS = {"resnet18": ("ResNet-18", BLUE, "o"), "bert": ("BERT", GREEN, "s"), "gcn": ("GCN", VERMILION, "^")}
+_LOOKS = {
+    "resnet18": ("ResNet-18", BLUE, "o"),
+    "vit_tiny": ("ViT-tiny", GREY, "D"),
+    "bert": ("BERT", GREEN, "s"),
+    "gcn": ("GCN", VERMILION, "^"),
+}
 
 
 def save_chart(results: SensitivityResults, path: Path) -> None:
@@ -35,7 +40,7 @@ def _draw(results: SensitivityResults) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=(1, 1.15))
     _draw_sensitivities(left, results.models)
     _draw_errors(right, results)
-    pairs = len(results.models[0].references)
+    pairs = max(len(model.references) for model in results.models)
     footer(figure, f"{pairs} pairs of seeds, {len(results.models[0].plain_errors)} steps.", results.machine)
     figure.subplots_adjust(left=0.07, right=0.98, top=0.91, bottom=0.23, wspace=0.25)
     return figure
@@ -45,6 +50,8 @@ def _draw_sensitivities(axes: Axes, models: Sequence[Sensitivities]) -> None:
     """Each model's largest is 1: how models compare with each other says nothing."""
     lowest = 1.0
     for model in models:
+        if not model.references:
+            continue
         name, colour, marker = _LOOKS[model.model]
         reference = [fmean(values) for values in zip(*model.references, strict=True)]
         shown = [
