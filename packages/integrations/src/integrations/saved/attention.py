@@ -83,7 +83,7 @@ class _Recomputed(Function):
         if _masks_dropout(query, key, value, mask, options):
             ctx.dropout = options["dropout_p"]
             with _exact():
-                output, probabilities = _math(query, key, value, mask, **options)
+                output, probabilities = _math(query, key, value, _added(mask, query.dtype), **options)
             # Zero where dropped. It may be so elsewhere, but there the softmax has no slope.
             ctx.save_for_backward(query, key, value, mask, probabilities != 0)
             ctx.attention = Attention.of(function, {**options, "dropout_p": 0.0}, query.device)
@@ -149,9 +149,15 @@ _math = torch.ops.aten._scaled_dot_product_attention_math.default
 def _masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:
     """Whether dropout's mask is kept, rather than drawn again: on the CPU, where torch computes attention step by step
     and in the dtype that it is given."""
-    if options["dropout_p"] <= 0 or query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
+    dtype = query.dtype
+    if not 0 < options["dropout_p"] < 1 or query.device.type != "cpu" or dtype not in (torch.float32, torch.float64):
         return False
     if options.get("enable_gqa") or torch.is_autocast_enabled("cpu"):
+        return False
+    # What torch refuses, it is to refuse itself.
+    if key.dtype != dtype or value.dtype != dtype or (mask is not None and mask.dtype not in (torch.bool, dtype)):
+        return False
+    if min(query.dim(), key.dim(), value.dim()) < 2:
         return False
     elements = query.shape[:-1].numel() * key.shape[-2]
     if elements // 8 * _MASK_SHARE > query.nbytes + key.nbytes + value.nbytes:
@@ -160,13 +166,20 @@ def _masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     return choice == int(SDPBackend.MATH.value)
 
 
+def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The mask as it is added to the logits: torch's function makes that of a boolean one, its operator does not."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
+
+
 def _dropped(ctx: Any, kept: Tensor, *tensors: Tensor | None) -> Tensor:
     """Attention with a dropout that was drawn before: the operations of torch's, in their order."""
     query, key, value, mask = tensors
     assert query is not None
     assert value is not None
     # The values are multiplied after dropout, so that one column of them is enough here.
-    _, probabilities = _math(query, key, value[..., :1], mask, **ctx.attention.options)
+    _, probabilities = _math(query, key, value[..., :1], _added(mask, query.dtype), **ctx.attention.options)
     noise = kept.to(query.dtype).div_(1 - ctx.dropout)
     output: Tensor = (probabilities * noise) @ value
     return output
