@@ -73,14 +73,15 @@ def test_equal_tensors_get_the_levels_bits():
     assert [entry.bits for entry in plan_of(measured(1.0, 1.0, 1.0), bits=3, step=0).allotments] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("bits", "least"), [(1, 1), (4, 2)])
-def test_attention_gets_two_bits_at_least(bits, least):
-    """Below that the variance model, which is linear in the error, says too little; unless the level itself asks it."""
-    of_attention = replace(tensor(0, 0.0), identities=(Identity("a", "scaled_dot_product_attention", "recomputed", 0),))
-    others = measured(1.0, 1e4).tensors
-    plan = plan_of(Measurement((of_attention, *others), 1.0), bits=bits, step=0)
-    assert plan.bits(of_attention.identities[0]) >= least
-    assert plan.nbytes <= plan.budget
+def test_few_bits_cost_more_where_the_model_bends():
+    """At one bit attention does four times the harm that a model linear in the error says, a LayerNorm twice."""
+    names = {"linear": "input", "layer_norm": "input", "scaled_dot_product_attention": "recomputed"}
+    tensors = [
+        replace(tensor(0, 1.0), identities=(Identity("a", operator, role, 0),)) for operator, role in names.items()
+    ]
+    for bits, expected in ((1, [1, 2, 4]), (2, [1, 1, 1.5]), (3, [1, 1, 1])):
+        plans = [plan_of(Measurement((one,), 1.0), bits=bits, step=0) for one in tensors]
+        assert [plan.allotments[0].error * (2**bits - 1) ** 2 for plan in plans] == pytest.approx(expected)
 
 
 def test_a_tensor_that_was_not_measured_is_taken_for_a_usual_one():
