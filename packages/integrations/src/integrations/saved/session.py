@@ -199,8 +199,8 @@ class Session:
             packed = self._storages.store(tensor, extent, codec, record, seed=self._seed, stream=stream)
             self._tell(saved, tensor, codec, packed)
             return packed
-        except ValueError as refusal:  # a mask that has a third value, an index out of range
-            if decision.codec is not None and not decision.indices:
+        except (TypeError, ValueError) as refusal:  # a dtype; a mask that has a third value, an index out of range
+            if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, extent, record)
