@@ -97,7 +97,9 @@ def test_an_error_that_is_under_way_stays_the_error():
     assert on_stack() == 1
 
 
-@pytest.mark.parametrize("then", [None, saved_tensors_hooks(torch.Tensor.detach, unpack)], ids=["alone", "then others pushed"])
+@pytest.mark.parametrize(
+    "then", [None, saved_tensors_hooks(torch.Tensor.detach, unpack)], ids=["alone", "others pushed"]
+)
 def test_popped_and_not_pushed(then):
     """The stack is what it is without compression: theirs, which were to go, are gone."""
     theirs = saved_tensors_hooks(pack, unpack)
