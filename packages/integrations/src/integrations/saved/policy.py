@@ -71,7 +71,7 @@ class FixedBits:
             return Decision(Raw(), UNKNOWN)
         rule = RULES.get(saved.operator)
         if rule is None:
-            return Decision(Raw(), f"no rule for {saved.operator}: kept exactly")
+            return Decision(Raw(), no_rule(saved.operator))
         return self._apply(rule, saved)
 
     def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
@@ -100,6 +100,11 @@ class FixedBits:
         """Bits an element for a need; no need gets fewer than linear operators do."""
         bits, own = self.level.bits, getattr(self.level, _BITS[need])
         return None if bits is None or own is None else max(bits, own)
+
+
+def no_rule(operator: str) -> str:
+    """The reason why what such an operator saves is kept."""
+    return f"no rule for {operator}: kept exactly"
 
 
 def _row_group(saved: SavedTensor, limit: int) -> int:
