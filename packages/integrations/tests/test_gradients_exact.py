@@ -97,6 +97,7 @@ EXACT = {
     "celu": lambda h: F.celu(h, 2.0),
     "selu": F.selu,
     "steep softplus": lambda h: F.softplus(h, 50.0),
+    "softplus with a jump": lambda h: F.softplus(h, threshold=1.0),
     "relu6": F.relu6,
     "prelu": lambda h: F.prelu(h, torch.tensor([0.3])),
     "cube": lambda h: h**3,

@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import actcore
 import integrations
+from integrations.saved.policy import Decision, FixedBits
 
 from .nets import Net, assert_same, normal, plain_and_compressed, rows
 
@@ -81,6 +83,33 @@ def test_an_index_expanded_and_as_it_is_are_stored_once():
     assert sum(row.stored_bytes for row in found) == 2 * 4096 * 6 // 8
 
 
+@pytest.mark.parametrize("name", ["index_add", "index_copy"])
+@pytest.mark.parametrize("level", ["L1", "L2"])
+def test_complex_values_beside_an_index(name, level):
+    """The call tells the range of its index; the values that it saves are no integers."""
+
+    def forward(self, x):
+        h = F.linear(x, self.w)
+        zeros = torch.zeros(48, 64, dtype=torch.complex64)
+        return torch.view_as_real(getattr(zeros, name)(0, torch.arange(48).flip(0), torch.complex(h, h)))
+
+    plain, compressed, model = plain_and_compressed(Net(forward, w=W), X, level=level, min_bytes=0)
+    assert_same(plain, compressed)
+    found = {row.dtype: (row.codec, row.why) for row in rows(model, name)}
+    assert found[torch.complex64] == ("kept", "complex64 is kept exactly")
+    assert found[torch.int64][0] == "Narrow(low=0, high=47)"
+
+
+def test_a_codec_that_does_not_take_the_dtype(monkeypatch):
+    """Nothing that a codec says of a tensor's kind ends a forward."""
+    monkeypatch.setattr(FixedBits, "decide", lambda self, saved: Decision(actcore.Narrow(0, 9), "wrongly"))
+    plain, compressed, model = plain_and_compressed(net(torch.cosh), X)
+    assert_same(plain, compressed)
+    [row] = rows(model)
+    assert row.codec == "kept"
+    assert row.why.startswith("kept exactly: Narrow(low=0, high=9) takes bool, uint8")
+
+
 def test_an_index_out_of_range_is_torchs_error():
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         plain_and_compressed(net(lambda h: h[plus(h) + 1]), X)
@@ -99,6 +128,8 @@ POOLS = {
     "max": (lambda h: F.max_pool2d(h, 3, stride=2, padding=1), IMAGES, 4),
     "max, keyword": (lambda h: torch.max_pool2d(input=h, kernel_size=(2, 3)), IMAGES, 3),
     "max, ceil": (lambda h: F.max_pool2d(h, 3, ceil_mode=True, dilation=2, padding=1), IMAGES, 4),
+    "max, stride of no numbers": (lambda h: torch.max_pool2d(h, (2, 3), ()), IMAGES, 3),
+    "max 3d, stride of no numbers": (lambda h: torch.max_pool3d(h, 2, []), VOLUMES, 3),
     "max with indices": (lambda h: F.max_pool2d(h, 2, return_indices=True)[0], IMAGES, 2),
     "max of one image": (lambda h: F.max_pool2d(h[0], 2), IMAGES, 2),
     "max of a wide window": (lambda h: F.max_pool2d(h, 3, stride=1, padding=1), normal(2, 3, 24, 24), 4),

@@ -92,6 +92,8 @@ def test_every_row_has_a_reason(report):
         (torch.cosh, "cosh"),
         (lambda h: F.elu(h, 0.5), "elu with alpha=0.5"),
         (lambda h: h**3, "pow with exponent=3"),
+        (lambda h: F.softplus(h, 1.0, 9.5), "softplus with threshold=9.5"),
+        (lambda h: F.softplus(h, 2, threshold=1), "softplus with beta=2, threshold=1"),
         (lambda h: h.abs() ** torch.tensor(2.0), "pow with exponent=a tensor"),
     ],
 )
@@ -100,6 +102,18 @@ def test_an_operator_without_a_rule_is_named(operator, name):
     model(X).sum().backward()
     reasons = {row.why for row in integrations.compression(model).report().rows if row.codec == "kept"}
     assert f"no rule for {name}: kept exactly" in reasons
+
+
+def test_an_argument_that_changes_from_step_to_step_is_no_part_of_a_name():
+    """Only of the reason: the name stands for a tensor in plans and in its noise, and is remembered."""
+    model = Net(lambda self, x: F.softplus(F.linear(x, self.w), self.beta), w=normal(64, 64))
+    handle = integrations.compression(integrations.compress_model(model))
+    for model.beta in (2.0, 2.5, 3.0):
+        model(X).sum().backward()
+        [row] = [row for row in handle.report().rows if row.operator != "linear"]
+        assert row.operator == "softplus with another beta"
+        assert row.why == f"no rule for softplus with beta={model.beta}: kept exactly"
+    assert len(handle._recipes._recipes) == 2  # the inputs of linear and of softplus
 
 
 def test_the_table(report):

@@ -16,6 +16,7 @@ from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
+from actcore.dtypes import FLOATS, INTEGERS
 from actcore.functional import dropout, max_pool1d, max_pool2d, max_pool3d, relu, stepwise
 from actcore.graph_hooks import graph_hooks
 from actcore.info import build_info
@@ -26,6 +27,8 @@ from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
 
 __all__ = [
+    "FLOATS",
+    "INTEGERS",
     "Allocation",
     "BitMask",
     "Codec",

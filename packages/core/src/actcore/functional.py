@@ -14,10 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from actcore.dtypes import FLOATS
 from actcore.fused import Dropout, MaxPool, Relu, Stepwise
 from actcore.pooling import pooled_size
-
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def relu(x: Tensor) -> Tensor:
@@ -253,7 +252,7 @@ def _numbers(name: str, value: _Sizes, dims: int, least: int) -> list[int]:
 
 
 def _check_float(x: Tensor) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         found = getattr(x, "dtype", type(x).__name__)
         raise TypeError(f"x must be a float32, float64, float16 or bfloat16 tensor, got {found}; cast it with .to()")
 

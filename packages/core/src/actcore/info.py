@@ -10,6 +10,7 @@ import torch
 import actcore._native as _native
 from actcore import _library, reference
 from actcore._version import __version__
+from actcore.dtypes import FLOATS
 from actcore.fused import FUSED_OPERATORS
 from actcore.ops import OPERATORS
 
@@ -51,7 +52,7 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
     results = dict.fromkeys(OPERATORS, True)
     for operator, arguments in _calls():
         results[operator] &= _agrees(operator, arguments, device)
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    for dtype in FLOATS:
         x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
         sign = torch.ops.actcore.positive_mask(x.to(device))
         results["positive_mask"] &= _same(sign, reference.pack_bits((x > 0).to(torch.uint8), 1))
@@ -88,7 +89,7 @@ def _check_fused_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
         ([2, 3], [1, 2], [1, 1], [2, 1], False),
         ([2, 2, 2], [2] * 3, [0] * 3, [1] * 3, True),
     )
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    for dtype in FLOATS:
         x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
         compare("relu_mask", x)
         _, mask = compare("dropout_mask", x, 0.3, _SEED, _STREAM)
@@ -109,7 +110,7 @@ def _check_fused_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
 
 def _calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Calls of the operators that have a namesake in the reference, on the CPU."""
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    for dtype in FLOATS:
         x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
         key = (_SEED, _STREAM)
         for bits in range(1, 9):

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from actcore.codec import made, require_dtype, require_form, require_payload, require_strided, stored_elements
 from actcore.compressed import Compressed
+from actcore.dtypes import FLOATS, INTEGERS
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, packed_bytes
 
 _POSITIVE = torch.ops.actcore.positive_mask.default
 _DECOMPRESS = torch.ops.actcore.bit_mask_decompress.default
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *_FLOATS)
+_DTYPES = (*INTEGERS, *FLOATS)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Positive:
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect."""
         require_strided(self, tensor)
-        require_dtype(self, tensor, _FLOATS, "keep it as it is: actcore.Raw()")
+        require_dtype(self, tensor, FLOATS, "keep it as it is: actcore.Raw()")
         layout = Layout.of(tensor)
         mask = below_autograd(_POSITIVE, stored_elements(layout, tensor))
         return made(self, (mask,), layout, tensor.dtype)
@@ -94,7 +94,7 @@ class Positive:
     def decompress(self, compressed: Compressed) -> Tensor:
         """1 where the element was positive, 0 elsewhere, in the tensor's dtype, shape and strides."""
         if not compressed.sound:
-            require_form(self, compressed, _FLOATS)
+            require_form(self, compressed, FLOATS)
         return _spread(compressed, 0, 1)
 
 

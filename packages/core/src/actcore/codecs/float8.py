@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from actcore.codec import noise_key, require_form, require_payload, require_strided, without_history
-from actcore.codecs.group_affine import FLOATS, Rounding, require_float, require_grouping
+from actcore.codecs.group_affine import Rounding, require_float, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
+from actcore.dtypes import FLOATS
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, group_count, overload
 

@@ -21,6 +21,7 @@ from actcore.codec import (
 )
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
+from actcore.dtypes import FLOATS
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
@@ -29,7 +30,6 @@ Rounding = Literal["stochastic", "nearest"]
 _ROUNDINGS = get_args(Rounding)
 _COMPRESS = torch.ops.actcore.group_affine_compress
 _DECOMPRESS = torch.ops.actcore.group_affine_decompress.default
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def require_float(codec: Codec, tensor: Tensor) -> None:

@@ -15,9 +15,10 @@ from actcore.codec import (
     require_strided,
     without_history,
 )
-from actcore.codecs.group_affine import FLOATS, Rounding, require_bits, require_float, require_grouping
+from actcore.codecs.group_affine import Rounding, require_bits, require_float, require_grouping
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
+from actcore.dtypes import FLOATS
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 

@@ -11,10 +11,10 @@ from actcore.codec import DAMAGED, require_dtype, require_form, require_payload,
 from actcore.codecs.bit_mask import require_fit
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
+from actcore.dtypes import INTEGERS
 from actcore.layout import Layout
 from actcore.ops import Key, below_autograd, packed_bytes
 
-_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _INT64 = torch.iinfo(torch.int64)
 
 
@@ -56,7 +56,7 @@ class Narrow:
             ValueError: an element is out of the range, or the dtype has no value in it.
         """
         require_strided(self, tensor)
-        require_dtype(self, tensor, _INTEGERS, "floats have forms of their own: actcore.GroupAffine(), actcore.Raw()")
+        require_dtype(self, tensor, INTEGERS, "floats have forms of their own: actcore.GroupAffine(), actcore.Raw()")
         low, high = self._within(tensor.dtype)
         if low > high:
             raise ValueError(f"{self!r} has no value that {tensor.dtype} can hold; give the range of the values")
@@ -71,7 +71,7 @@ class Narrow:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, exactly."""
-        require_form(self, compressed, _INTEGERS)
+        require_form(self, compressed, INTEGERS)
         layout, dtype = compressed.layout, compressed.dtype
         low, high = self._within(dtype)
         if low > high:

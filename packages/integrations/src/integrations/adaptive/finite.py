@@ -10,11 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from actcore import SavedTensor
+from actcore import FLOATS, SavedTensor
 from integrations.adaptive.identity import Identity
 from integrations.saved.attention import OPERATOR as ATTENTION
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Look:
 
     def at(self, saved: SavedTensor, tensor: Tensor) -> None:
         """Looks at a tensor that is saved, without waiting for its device."""
-        if tensor.dtype in _FLOATS and tensor.numel():
+        if tensor.dtype in FLOATS and tensor.numel():
             self._extremes.append((saved, torch.stack(tensor.detach().aminmax())))
 
     def found(self) -> NotFinite | None:

@@ -27,29 +27,55 @@ class Arguments:
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
 
-# ---- operators whose rule holds for one value of an argument ----
+# ---- operators whose rule holds for some values of their arguments ----
+
+
+@dataclass(frozen=True)
+class _Assumption:
+    """What a rule takes an argument to be: from ``least`` to ``most``."""
+
+    position: int
+    name: str
+    default: float | None
+    least: float
+    most: float
+
+    def departure(self, given: Arguments) -> str:
+        """The argument as it was given, in words, where it is not so; else empty."""
+        value = given.get(self.position, self.name, self.default)
+        if isinstance(value, int | float) and self.least <= value <= self.most:
+            return ""
+        return f"{self.name}={'a tensor' if isinstance(value, Tensor) else value}"
+
 
 # elu's slope jumps at 0 unless alpha is 1; those of softplus and celu change the faster the larger beta and the smaller
-# alpha are; of the powers only the square has a gradient that is linear in what is saved.
+# alpha are, and softplus's jumps at its threshold, by sigmoid(-threshold); of the powers only the square has a gradient
+# that is linear in what is saved.
 _ASSUMED = MappingProxyType(
     {
-        "elu": (1, "alpha", 1, 1),
-        "celu": (1, "alpha", 1, 1),
-        "softplus": (1, "beta", 1, 1),
-        "pow": (1, "exponent", None, 2),
+        "elu": (_Assumption(1, "alpha", 1, 1, 1),),
+        "celu": (_Assumption(1, "alpha", 1, 1, 1),),
+        "softplus": (_Assumption(1, "beta", 1, 1, 1), _Assumption(2, "threshold", 20, 10, math.inf)),
+        "pow": (_Assumption(1, "exponent", None, 2, 2),),
     }
 )
 
 
 def variant(operator: str, given: Arguments) -> str:
-    """The operator's name; with an argument after it where that makes the operator's rule not hold."""
-    if operator not in _ASSUMED:
-        return operator
-    position, name, default, wanted = _ASSUMED[operator]
-    value = given.get(position, name, default)
-    if isinstance(value, int | float) and value == wanted:
-        return operator
-    return f"{operator} with {name}={'a tensor' if isinstance(value, Tensor) else value}"
+    """The operator's name; with that of an argument after it where the argument makes the operator's rule not hold.
+
+    Without the argument's value, which may be another in each step: the name is part of a tensor's identity.
+    """
+    for assumption in _ASSUMED.get(operator, ()):
+        if assumption.departure(given):
+            return f"{operator} with another {assumption.name}"
+    return operator
+
+
+def departures(operator: str, given: Arguments) -> str:
+    """The arguments that make an operator's rule not hold, with their values; empty where it holds."""
+    found = (assumption.departure(given) for assumption in _ASSUMED.get(operator, ()))
+    return ", ".join(filter(None, found))
 
 
 # ---- piecewise constant slopes ----

@@ -56,7 +56,7 @@ class Call:
 
     @property
     def operator(self) -> str:
-        """The name, with an argument after it where that argument makes the function's rule not hold."""
+        """The name, with that of an argument after it where the argument makes the function's rule not hold."""
         if self._operator is None:
             self._operator = variant(self.name, self.given)
         return self._operator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from actcore import BitMask, Codec, Raw, missing_on
-from integrations.saved.arguments import index_codec
+from integrations.saved.arguments import departures, index_codec
 from integrations.saved.calls import Call
-from integrations.saved.policy import Decision
+from integrations.saved.policy import Decision, no_rule
 from integrations.saved.records import Record
 
 INDICES = "indices, whose range the call tells: exact in the bits that it takes"
@@ -38,6 +38,8 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
         record.why = f"{decision.why}, but for these arguments or bits there is no such form: kept exactly"
         return Raw()
     if isinstance(decision.codec, Raw):
+        if call is not None and call.operator != call.name and decision.why == no_rule(call.operator):
+            record.why = no_rule(f"{call.name} with {departures(call.name, call.given)}")
         return decision.codec
     if missing := missing_on(tensor.device):
         record.why = f"kept exactly: {missing}"

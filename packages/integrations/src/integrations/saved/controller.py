@@ -26,7 +26,6 @@ Result = TypeVar("Result")
 _NAMES = {"bit": "bits", "auto_prec": "adaptive", "swap": "offload"} | {
     field.name: field.name for field in fields(Level)
 }
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Config:
@@ -227,7 +226,7 @@ class _AnyOperator:
             return actcore.Raw()
         if tensor.dtype is torch.bool:
             return actcore.BitMask()
-        if tensor.dtype in _FLOATS:
+        if tensor.dtype in actcore.FLOATS:
             return actcore.GroupAffine(max(level.bits, level.norm_bits), level.group_size)
         return actcore.Raw()
 

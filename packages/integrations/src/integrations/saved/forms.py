@@ -209,7 +209,7 @@ def window_indices(operator: str, given: Arguments, indices: Tensor, codec: Code
         return None
     kernel = _sizes(given.get(1, "kernel_size"), dims)
     stride = given.get(2, "stride")
-    strides = kernel if stride is None or stride == [] else _sizes(stride, dims)
+    strides = _sizes(stride, dims) if stride else kernel  # none, or of no numbers
     padding, dilation = (_sizes(given.get(*place), dims) for place in ((3, "padding", 0), (4, "dilation", 1)))
     if math.prod(kernel) > 256:
         return None

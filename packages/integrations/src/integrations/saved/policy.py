@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from actcore import BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
+from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
 
@@ -24,7 +24,6 @@ _BITS = {
     Need.RECOMPUTED: "checkpoint_bits",
 }
 UNKNOWN = "the operator that saves it is unknown"
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,13 @@ class FixedBits:
             return Decision(Raw(), "the level quantises nothing")
         if saved.dtype is torch.bool:
             return Decision(BitMask(), Need.MASK.value)
-        if saved.dtype not in _FLOATS:
-            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=True)
+        if saved.dtype not in FLOATS:
+            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=saved.dtype in INTEGERS)
         if not saved.operator:
             return Decision(Raw(), UNKNOWN)
         rule = RULES.get(saved.operator)
         if rule is None:
-            return Decision(Raw(), f"no rule for {saved.operator}: kept exactly")
+            return Decision(Raw(), no_rule(saved.operator))
         return self._apply(rule, saved)
 
     def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
@@ -101,6 +100,11 @@ class FixedBits:
         """Bits an element for a need; no need gets fewer than linear operators do."""
         bits, own = self.level.bits, getattr(self.level, _BITS[need])
         return None if bits is None or own is None else max(bits, own)
+
+
+def no_rule(operator: str) -> str:
+    """The reason why what such an operator saves is kept."""
+    return f"no rule for {operator}: kept exactly"
 
 
 def _row_group(saved: SavedTensor, limit: int) -> int:

@@ -11,7 +11,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of
 from integrations.levels import Level
@@ -22,6 +21,7 @@ from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.compiled import hooks_of
 from integrations.saved.compiled_regions import Entry
 from integrations.saved.forms import Form, Packed, form_of, window_indices
+from integrations.saved.hook_stack import OnStack
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision
@@ -62,6 +62,7 @@ class Session:
         look: Callable[[SavedTensor, Tensor], None] | None = None,
     ) -> None:
         self.tracker = CallTracker()
+        self._what = f"the compressed forward or block of {type(model).__name__}"
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
@@ -80,7 +81,7 @@ class Session:
             self._hook, unpack = contexts.enter_context(hooks_of(self, self._level))
             contexts.enter_context(self.tracker)
             try:
-                contexts.enter_context(saved_tensors_hooks(self._hook, unpack))
+                contexts.enter_context(OnStack(self._hook, unpack, self._what))
             except RuntimeError as error:
                 _explain(error)
                 raise
@@ -97,21 +98,24 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        complete = False
         try:
-            if error is None and self._checkpoints is not None:
-                self._checkpoints.settle()
+            try:
+                if error is None and self._checkpoints is not None:
+                    self._checkpoints.settle()
+            finally:
+                _innermost.session, self._hook, self._checkpoints = self._outer, None, None
+                self.tracker.pack = self.tracker.watcher = self.tracker.look = None
+                self.owners.release()
+                self._contexts.__exit__(kind, error, trace)
+            complete = error is None
         finally:
-            _innermost.session, self._hook, self._checkpoints = self._outer, None, None
-            self.tracker.pack = self.tracker.watcher = self.tracker.look = None
-            self.owners.release()
-            self._contexts.__exit__(kind, error, trace)
+            if self._observer is not None and not complete:
+                self._observer.cancel()
         if isinstance(error, RuntimeError):
             _explain(error)
-        if self._observer is not None:
-            if error is None:
-                self._observer.forward_is_over()
-            else:
-                self._observer.cancel()
+        if self._observer is not None and complete:
+            self._observer.forward_is_over()
 
     def _watch(self, tensors: Iterable[Tensor]) -> None:
         assert self._observer is not None
@@ -195,8 +199,8 @@ class Session:
             packed = self._storages.store(tensor, extent, codec, record, seed=self._seed, stream=stream)
             self._tell(saved, tensor, codec, packed)
             return packed
-        except ValueError as refusal:  # a mask that has a third value, an index out of range
-            if decision.codec is not None and not decision.indices:
+        except (TypeError, ValueError) as refusal:  # a dtype; a mask that has a third value, an index out of range
+            if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self._storages.keep(tensor, extent, record)

@@ -1,0 +1,100 @@
+"""A session's pair among the saved-tensor hooks of its thread: a stack, to which others push and from which they pop.
+
+Torch pops whichever pair is on top. So one that a forward pushed and left there would be taken off in place of the
+session's, whose hooks then stayed for good; and one that was there before and is left inside takes the session's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+_STACK = torch._C._autograd
+_Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+class OnStack:
+    """A context in which a pair of hooks is on the stack; when it is left, the pair goes, and no other.
+
+    Args:
+        pack, unpack: the pair.
+        what: runs in the context, in words.
+    """
+
+    def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], what: str) -> None:
+        self._pair, self._what = (pack, unpack), what
+        self._below = 0  # pairs, since the same one may be there more than once
+
+    def __enter__(self) -> Self:
+        self._below = 0 if _top() is None else len(_all())
+        _STACK._push_saved_tensors_default_hooks(*self._pair)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises ``RuntimeError``, or warns where an error is under way, if the stack is not as it was left."""
+        found = _all() if self._below or not self._is_ours(_top()) else [self._pair]
+        if len(found) == self._below + 1 and self._is_ours(found[-1]):
+            _STACK._pop_saved_tensors_default_hooks()
+            return
+        if len(found) > self._below and self._is_ours(found[self._below]):
+            others = found[self._below + 1 :]
+            told = (
+                f"{self._what} pushed saved-tensor hooks and did not pop them: {', '.join(map(_named, others))}; what "
+                "was saved after that went to them and is not compressed. Leave their context where it was entered "
+                "(with torch.autograd.graph.saved_tensors_hooks(...):), or enter it around all that they are for. "
+                "They are left as they are, as without compression"
+            )
+            del found[self._below]
+        else:
+            # As without compression: what was to be popped was the pair below.
+            gone = [found.pop(min(self._below, len(found)) - 1)] if self._below and found else []
+            whose = f" ({_named(gone[0])})" if gone else ""
+            told = (
+                f"{self._what} popped saved-tensor hooks that it had not pushed{whose}, and took those of the "
+                "compression off: what was saved after that is not compressed. Leave their context outside of it, "
+                "where it was entered"
+            )
+        _replace(found)
+        if error is None:
+            raise RuntimeError(told)
+        warnings.warn(told, stacklevel=2)
+
+    def _is_ours(self, pair: _Pair | None) -> bool:
+        return pair is not None and pair[0] is self._pair[0] and pair[1] is self._pair[1]
+
+
+def _top() -> _Pair | None:
+    pair: _Pair | None = _STACK._top_saved_tensors_default_hooks(True)
+    return pair
+
+
+def _all() -> list[_Pair]:
+    """The pairs that are there, the innermost last; torch shows only that one."""
+    found: list[_Pair] = []
+    while (pair := _top()) is not None:
+        found.append(pair)
+        _STACK._pop_saved_tensors_default_hooks()
+    found.reverse()
+    for pair in found:
+        _STACK._push_saved_tensors_default_hooks(*pair)
+    return found
+
+
+def _replace(pairs: list[_Pair]) -> None:
+    while _top() is not None:
+        _STACK._pop_saved_tensors_default_hooks()
+    for pair in pairs:
+        _STACK._push_saved_tensors_default_hooks(*pair)
+
+
+def _named(pair: _Pair) -> str:
+    """By module and name of its pack hook, or of its class."""
+    named = pair[0] if hasattr(pair[0], "__qualname__") else type(pair[0])
+    module = getattr(named, "__module__", None)
+    return f"{module}.{named.__qualname__}" if module else named.__qualname__
