@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
+_KNOWN = "integrations_known"  # in a node's meta, which torch copies when it gives a node another name
+
 
 class Order:
     """Moves what torch has added to both graphs of a region since it was asked last: one tensor's hooks.
@@ -16,33 +18,36 @@ class Order:
     """
 
     def __init__(self, forward: Graph, backward: Graph) -> None:
-        self._known = (_names(forward), _names(backward))  # a node would keep its graph alive
+        _added(forward)
+        _added(backward)
 
     def settle(self, forward: Graph, backward: Graph) -> None:
         """Moves what is new to where it is needed."""
-        stored, restored = (_added(graph, known) for graph, known in zip((forward, backward), self._known, strict=True))
-        if stored:
+        if stored := _added(forward):
             _move_up(forward, stored)
-        if restored:
+        if restored := _added(backward):
             _move_down(backward, restored)
 
 
-def _names(graph: Graph) -> set[str]:
-    return {node.name for node in graph.nodes}
+def _added(graph: Graph) -> list[Node]:
+    """What was not there when it was asked last.
 
-
-def _added(graph: Graph, known: set[str]) -> list[Node]:
-    new = [node for node in graph.nodes if node.name not in known]
-    known.update(node.name for node in new)
+    Names would not tell: a tensor that is passed on as it is gets a new one, ``addmm`` becomes ``addmm_hook_1``.
+    """
+    new = [node for node in graph.nodes if _KNOWN not in node.meta]
+    for node in new:
+        node.meta[_KNOWN] = True
     return [node for node in new if node.op == "call_function"]
 
 
 def _move_up(graph: Graph, nodes: list[Node]) -> None:
     """To the last of what the nodes take, and of those that take it."""
-    own = set(nodes)
-    taken = {source for node in nodes for source in node.all_input_nodes} - own
-    before = {user for source in taken for user in source.users if user.op != "output"} - own
+    taken, after = _surroundings(nodes)
+    before = {user for source in taken for user in source.users if user.op != "output"} - set(nodes)
+    places = {node: index for index, node in enumerate(graph.nodes)}
     place = [node for node in graph.nodes if node.op == "placeholder" or node in taken or node in before][-1]
+    if any(places[user] <= places[place] for user in after):
+        return  # some of what is new is needed before: where torch put it, the order is right
     for node in nodes:
         place.append(node)
         place = node
@@ -50,9 +55,18 @@ def _move_up(graph: Graph, nodes: list[Node]) -> None:
 
 def _move_down(graph: Graph, nodes: list[Node]) -> None:
     """To the first of those that take what the nodes compute."""
+    taken, after = _surroundings(nodes)
+    places = {node: index for index, node in enumerate(graph.nodes)}
+    place = min(after, key=places.__getitem__, default=None)
+    if place is None or place.op == "output" or any(places[source] >= places[place] for source in taken):
+        return
+    for node in nodes:
+        place.prepend(node)
+
+
+def _surroundings(nodes: list[Node]) -> tuple[set[Node], set[Node]]:
+    """What the nodes take, and what takes them."""
     own = set(nodes)
-    after = {user for node in nodes for user in node.users} - own
-    place = next((node for node in graph.nodes if node in after), None)
-    if place is not None and place.op != "output":
-        for node in nodes:
-            place.prepend(node)
+    return {source for node in nodes for source in node.all_input_nodes} - own, {
+        user for node in nodes for user in node.users
+    } - own
