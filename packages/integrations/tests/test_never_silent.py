@@ -154,7 +154,7 @@ def test_inside_a_compiled_function_that_may_not_break_it_warns_once():
 
     assert run(X) == [
         "Sequential runs uncompressed in a function that is compiled with fullgraph=True, or exported: compile the "
-        "compressed model itself, with torch.compile(model)"
+        "compressed model itself, with torch.compile(model); export it in eval() mode"
     ]
     assert run(X) == run(normal(24, 64)) == []  # the latter is compiled anew, for another shape
     torch._dynamo.reset()

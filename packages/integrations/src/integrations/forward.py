@@ -79,6 +79,23 @@ class CompressedForward:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.forward)
 
+    @property
+    def __code__(self) -> Any:
+        """That of the original, which ``torch.export`` asks for where it comes from."""
+        return self.forward.__code__  # type: ignore[attr-defined]
+
+    @property
+    def __globals__(self) -> Any:
+        """Only a function that Python calls has them.
+
+        Raises:
+            AttributeError: always; ``torch.jit.script``, which compiles a function's source, asks for them first.
+        """
+        raise AttributeError(
+            f"torch.jit.script cannot compile the forward of a compressed {type(self.handle.model).__name__}: script it "
+            "after integrations.restore_model(model), or use torch.jit.trace or torch.export"
+        )
+
 
 def _is_copy(module: nn.Module, forward: CompressedForward) -> bool:
     """Whether the module carries this very forward: not so for one that wraps the model and calls its forward."""
@@ -143,6 +160,6 @@ def _breaks_graph(key: str) -> bool:
         handle.warn_once(
             "compiled",
             f"{type(handle.model).__name__} runs uncompressed in a function that is compiled with fullgraph=True, or "
-            "exported: compile the compressed model itself, with torch.compile(model)",
+            "exported: compile the compressed model itself, with torch.compile(model); export it in eval() mode",
         )
     return False
