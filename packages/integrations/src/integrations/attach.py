@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from integrations.blocks import BlockCompression, entered, in_block
+from integrations.blocks import BlockCompression, entered, forget, in_block
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
@@ -20,7 +20,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _HANDLE = "_integrations_compression"
 
-# How many forwards a model has been through: what one handle leaves to the next.
+# How many forwards a model has been through: what one block leaves to the next, until restore_model.
 _steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -77,6 +77,9 @@ def compression(model: nn.Module) -> Compression:
 def restore_model(model: Model) -> Model:
     """Undoes ``compress_model`` completely and returns the same object.
 
+    What compresses the model after that, blocks among them, begins anew: at step 0, so with the same noise again, and
+    without a plan. The handle's ``state_dict``, loaded into the next one, goes on instead.
+
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: the model is not compressed.
@@ -84,7 +87,9 @@ def restore_model(model: Model) -> Model:
     handle = compression(model)
     handle.closed = True
     inner = handle.model
-    _steps[inner] = handle.step
+    with _lock:
+        _steps.pop(inner, None)
+    forget(inner)
     del inner.__dict__[_HANDLE]
     forward = inner.__dict__.get("forward")
     if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it, and calls through it from now on
@@ -125,7 +130,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
                 yield handle
         finally:
             with _lock:
-                _steps[model] = max(_steps[model], handle.step)  # more, if a state was loaded
+                _steps[model] = max(_steps.get(model, 0), handle.step)  # more, if a state was loaded
 
 
 def _new_handle(

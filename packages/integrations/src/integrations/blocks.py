@@ -83,6 +83,11 @@ def in_block(model: nn.Module) -> bool:
     return threading.get_ident() in _open.get(model, ())
 
 
+def forget(model: nn.Module) -> None:
+    """Drops the plans that blocks of the model have left to each other."""
+    _adapters.pop(model, None)
+
+
 @contextmanager
 def entered(model: nn.Module) -> Iterator[None]:
     """This thread is in a block of the model."""

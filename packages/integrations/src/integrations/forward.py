@@ -82,7 +82,7 @@ class CompressedForward:
     @property
     def __code__(self) -> Any:
         """That of the original, which ``torch.export`` asks for where it comes from."""
-        return self.forward.__code__  # type: ignore[attr-defined]
+        return self.forward.__code__
 
     @property
     def __globals__(self) -> Any:
@@ -92,8 +92,8 @@ class CompressedForward:
             AttributeError: always; ``torch.jit.script``, which compiles a function's source, asks for them first.
         """
         raise AttributeError(
-            f"torch.jit.script cannot compile the forward of a compressed {type(self.handle.model).__name__}: script it "
-            "after integrations.restore_model(model), or use torch.jit.trace or torch.export"
+            f"torch.jit.script cannot compile the forward of a compressed {type(self.handle.model).__name__}: script "
+            "it after integrations.restore_model(model), or use torch.jit.trace or torch.export"
         )
 
 
