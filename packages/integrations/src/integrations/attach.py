@@ -15,6 +15,7 @@ from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
+from integrations.unused import await_forward, await_no_longer
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -36,8 +37,8 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
         level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
             ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on average, each tensor its own; ``"L3"`` those of L2 in
             host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
-        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons. By
-            default a warning does, once.
+        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
+            so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
             ``adapt_interval``, ``offload``; see ``Level``.
@@ -53,6 +54,7 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
     handle = _new_handle(Compression, inner, level, strict, options)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
+    await_forward(handle)
     inner.__dict__["forward"] = CompressedForward(handle, inner.forward, "forward" in inner.__dict__)
     return model
 
@@ -86,6 +88,7 @@ def restore_model(model: Model) -> Model:
     """
     handle = compression(model)
     handle.closed = True
+    await_no_longer(handle)
     inner = handle.model
     with _lock:
         _steps.pop(inner, None)

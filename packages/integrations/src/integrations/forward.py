@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -28,10 +27,12 @@ from integrations.compiling import (
     own_frame,
     without_dynamo,
 )
-from integrations.compression import Compression, handle_of
+from integrations.compression import Compression
+from integrations.handles import handle_of
 from integrations.running import RunningSession
 from integrations.saved.modules import called_module
 from integrations.saved.tensors import tensors_in
+from integrations.warn import warn
 
 
 class CompressedForward:
@@ -68,10 +69,9 @@ class CompressedForward:
         module = called_module(frame)
         if module is None or module is self.handle.model or self.replaced or not _is_copy(module, self):
             return None
-        warnings.warn(
+        warn(
             f"a shallow copy of the compressed {type(module).__name__} (copy.copy, nn.DataParallel) runs uncompressed; "
-            "use copy.deepcopy, or DistributedDataParallel",
-            stacklevel=3,
+            "use copy.deepcopy, or DistributedDataParallel"
         )
         return functools.partial(type(module).forward, module)
 
