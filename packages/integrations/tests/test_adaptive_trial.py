@@ -7,6 +7,7 @@ from torch import nn
 import integrations
 from integrations.adaptive.graph import backward_of
 
+from .nets import mlp
 from .trainer import Trainer, X, assert_equal
 
 
@@ -148,8 +149,43 @@ def test_a_closure_that_measures_nothing_says_so(closure):
             with torch.no_grad():
                 trainer.model(X)
 
-    with pytest.raises(RuntimeError, match="must run a forward of the compressed model"):
-        trainer.handle.adapt(run)
+    why = "the model is in eval" if closure == "eval" else "it takes a call of the model"
+    for measure in (trainer.handle.adapt, trainer.handle.gradient_error):
+        with pytest.raises(RuntimeError, match=f"must run a forward .* no compressed forward of Sequential: {why}"):
+            measure(run)
+
+
+def test_a_closure_without_a_backward():
+    trainer = Trainer()
+    with pytest.raises(RuntimeError, match="something must be quantised in it; nothing was measured"):
+        trainer.handle.adapt(lambda: trainer.model(X))
+    with pytest.raises(RuntimeError, match="no parameter got a gradient"):
+        trainer.handle.gradient_error(lambda: trainer.model(X))
+
+
+@pytest.mark.parametrize("measure", ["adapt", "gradient_error"])
+def test_a_closure_that_cannot_be_called(measure):
+    trainer = Trainer()
+    trainer.train(1)
+    with integrations.compress(mlp(), "L2") as block:
+        pass
+    for handle in (trainer.handle, block):
+        with pytest.raises(TypeError, match="closure must be a function that runs forward and backward, got 3; pass"):
+            getattr(handle, measure)(3)
+
+
+@pytest.mark.parametrize("measure", ["adapt", "gradient_error"])
+def test_a_restored_model_is_not_measured(measure):
+    trainer = Trainer()
+    integrations.restore_model(trainer.model)
+    with pytest.raises(RuntimeError, match=f"handle.{measure} needs a model that is compressed, .* was restored"):
+        getattr(trainer.handle, measure)(trainer.closure)
+
+
+def test_a_level_that_is_off_has_no_error():
+    handle = integrations.compression(integrations.compress_model(mlp(), "L0"))
+    with pytest.raises(ValueError, match="gradient_error needs a level that compresses, got L0, whose gradients"):
+        handle.gradient_error(lambda: handle.model(X).sum().backward())
 
 
 def test_adapting_inside_of_an_adaptation_is_refused():

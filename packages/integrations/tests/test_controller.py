@@ -220,9 +220,23 @@ def test_a_closure_that_compresses_nothing(forward):
         controller.iterate(lambda: forward(controller.model).sum().backward())
 
 
-@pytest.mark.parametrize("level", ["L0", None])
-def test_a_closure_without_hooks_or_level(level):
-    controller = Controller(mlp()) if level is None else installed(level)
+def test_iterating_before_the_hooks_are_installed():
+    controller = Controller(mlp())
+    with pytest.warns(
+        UserWarning, match=r"compresses nothing of Sequential yet: call install_hook\(\) before"
+    ) as caught:
+        controller.iterate(lambda: controller.model(X).sum().backward())
+    assert [found.filename for found in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        controller.iterate(lambda: controller.model(X).sum().backward())
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_a_closure_without_level_or_after_the_hooks_are_off(level):
+    controller = installed(level)
+    if level == "L1":
+        controller.uninstall_hook()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         controller.iterate(lambda: controller.model(X).sum().backward())

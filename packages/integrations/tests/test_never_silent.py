@@ -1,6 +1,7 @@
 """Compression that has no effect says so: a warning once, an error with ``strict=True``, each with the reasons."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import integrations
 
-from .nets import Net, assert_nothing_active, gradients, mlp, normal
+from .nets import Net, assert_nothing_active, assert_same, gradients, mlp, normal
 
 X = normal(48, 64)
 W = normal(64, 64, seed=1) / 8
@@ -138,6 +139,89 @@ def test_what_strict_takes(value):
         integrations.compress_model(mlp(), strict=value)
 
 
+# ---- trained, and no forward compressed ----
+
+
+def trained(model, forward, steps=2, closure=False):
+    """What ``steps`` steps of an optimizer warn of, and where."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def backward():
+        optimizer.zero_grad()
+        forward(model).sum().backward()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            if closure:
+                optimizer.step(backward)
+            else:
+                backward()
+                optimizer.step()
+    assert all(found.filename == __file__ for found in caught)
+    return [str(found.message) for found in caught]
+
+
+WAYS = {
+    "eval": (lambda model: model.eval()(X), r"is in eval\(\) mode: call model.train\(\), and eval\(\) of"),
+    "method": (
+        lambda model: F.linear(X, model[0].weight),
+        "call of the model itself, .* in a block: with integrations",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_model_that_is_trained_in_a_way_that_nothing_compresses(way, copied):
+    forward, reason = WAYS[way]
+    model = integrations.compress_model(mlp())
+    [message] = trained(copy.deepcopy(model) if copied else model, forward)
+    assert message.startswith("Sequential at L1: SGD steps its parameters, and none of its forwards was compressed: ")
+    assert re.search(reason, message)
+    assert trained(integrations.restore_model(model), forward) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_strict_refuses_to_train_it(way):
+    model = integrations.compress_model(mlp(), strict=True)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="none of its forwards was compressed"):
+            trained(model, WAYS[way][0])
+        assert_same(before, model.state_dict())
+    assert trained(model.train(), lambda model: model(X)) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_trained_otherwise(way):
+    """By a level that is off, after a compressed forward, in a block, once restored; or it is not: another model is."""
+    forward = WAYS[way][0]
+    assert trained(integrations.compress_model(mlp(), "L0"), forward) == []
+    assert trained(integrations.restore_model(integrations.compress_model(mlp(), strict=True)), forward) == []
+    model = integrations.compress_model(mlp(), strict=True)
+    forward(model).sum().backward()
+    assert trained(mlp(), forward) == []
+    assert trained(model.train(), lambda model: model(X)) == []
+    assert trained(model, forward) == []
+
+
+def test_an_optimizer_that_runs_the_forward_itself():
+    model = integrations.compress_model(mlp(), strict=True)
+    model.eval()(X).sum().backward()
+    assert trained(model.train(), lambda model: model(X), closure=True) == []
+
+
+def test_warnings_point_at_the_users_line():
+    model = integrations.compress_model(cosh_net())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(X)
+        with integrations.compress(cosh_net()) as handle:
+            handle.model(X)
+    assert [found.filename for found in caught] == [__file__] * 2
+
+
 # ---- torch.compile ----
 
 
@@ -154,7 +238,7 @@ def test_inside_a_compiled_function_that_may_not_break_it_warns_once():
 
     assert run(X) == [
         "Sequential runs uncompressed in a function that is compiled with fullgraph=True, or exported: compile the "
-        "compressed model itself, with torch.compile(model)"
+        "compressed model itself, with torch.compile(model); export it in eval() mode"
     ]
     assert run(X) == run(normal(24, 64)) == []  # the latter is compiled anew, for another shape
     torch._dynamo.reset()

@@ -142,7 +142,7 @@ def test_the_table(report):
 def test_before_the_first_step():
     report = integrations.compression(integrations.compress_model(mlp())).report()
     assert (list(report.rows), report.original_bytes, report.stored_bytes, report.ratio) == ([], 0, 0, 1.0)
-    assert "No forward has been compressed yet. It takes a call of the model itself" in " ".join(str(report).split())
+    assert "No forward has been compressed yet: it takes a call of the model itself" in " ".join(str(report).split())
 
 
 def test_before_the_first_training_step():

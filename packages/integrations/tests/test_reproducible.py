@@ -12,7 +12,7 @@ from torch import nn
 import integrations
 from actcore import stream_of
 
-from .nets import Net, gradients, mlp, normal
+from .nets import Net, assert_same, gradients, mlp, normal
 
 X = normal(48, 64)
 TARGET = normal(48, 64, seed=1)
@@ -101,6 +101,31 @@ def test_a_handles_state_is_plain():
     torch.save(state, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == state
+
+
+@pytest.mark.parametrize("level", ["L1.2", "L2.2"])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_restoring_leaves_no_step_and_no_plan(level, blocks):
+    """The same model, compressed again: step 0, no plan, and the same noise; the third step has a plan at L2.2."""
+    model, runs = mlp(), []
+    for _ in range(2):
+        if blocks:
+            found = []
+            for _ in range(3):
+                with integrations.compress(model, level) as handle:
+                    found.append(gradients(model, X))
+            integrations.compress_model(model, level)
+        else:
+            integrations.compress_model(model, level)
+            handle = integrations.compression(model)
+            assert (handle.step, handle.plan) == (0, None)
+            found = [gradients(model, X) for _ in range(3)]
+        assert handle.step == 3
+        assert (handle.plan is None) == (level == "L1.2")
+        integrations.restore_model(model)
+        runs.append(found)
+    for expected, again in zip(*runs, strict=True):
+        assert_same(expected, again)
 
 
 def test_the_state_survives_the_handle():

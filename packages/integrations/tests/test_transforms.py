@@ -1,5 +1,7 @@
 """torch.func, forward-mode AD, tracing, compiling and custom operators meet a compressed model."""
 
+import warnings
+
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -107,6 +109,30 @@ def test_a_scripted_part():
     model.zero_grad()
     model(X).square().mean().backward()
     assert relative_error(plain, {name: p.grad for name, p in model.named_parameters()}) < EIGHT_BITS
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_scripting_a_compressed_model_says_what_to_do():
+    model = integrations.compress_model(mlp())
+    with pytest.raises(AttributeError, match="cannot compile the forward of a compressed Sequential: script it after"):
+        torch.jit.script(model)
+    assert torch.equal(torch.jit.script(integrations.restore_model(model))(X), mlp()(X))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_exporting_sees_the_plain_model(strict, training):
+    model = integrations.compress_model(mlp()).train(training)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exported = torch.export.export(model, (X,), strict=strict)
+    assert torch.equal(exported.module()(X), mlp()(X))
+    assert "actcore" not in str(exported.graph)
+    assert set(exported.state_dict) == set(mlp().state_dict())
+    assert any("runs uncompressed" in str(found.message) for found in caught) == training
+    assert integrations.compression(model).step == 0
+    gradients(model.train(), X)
+    assert integrations.compression(model).report().ratio > 1
 
 
 # ---- operators of others ----

@@ -10,17 +10,18 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from integrations.blocks import BlockCompression, entered, in_block
+from integrations.blocks import BlockCompression, entered, forget, in_block
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
+from integrations.unused import await_forward, await_no_longer
 
 Model = TypeVar("Model", bound=nn.Module)
 
 _HANDLE = "_integrations_compression"
 
-# How many forwards a model has been through: what one handle leaves to the next.
+# How many forwards a model has been through: what one block leaves to the next, until restore_model.
 _steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -36,8 +37,8 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
         level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
             ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on average, each tensor its own; ``"L3"`` those of L2 in
             host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
-        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons. By
-            default a warning does, once.
+        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
+            so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
             ``adapt_interval``, ``offload``; see ``Level``.
@@ -53,6 +54,7 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
     handle = _new_handle(Compression, inner, level, strict, options)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
+    await_forward(handle)
     inner.__dict__["forward"] = CompressedForward(handle, inner.forward, "forward" in inner.__dict__)
     return model
 
@@ -77,14 +79,20 @@ def compression(model: nn.Module) -> Compression:
 def restore_model(model: Model) -> Model:
     """Undoes ``compress_model`` completely and returns the same object.
 
+    What compresses the model after that, blocks among them, begins anew: at step 0, so with the same noise again, and
+    without a plan. The handle's ``state_dict``, loaded into the next one, goes on instead.
+
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: the model is not compressed.
     """
     handle = compression(model)
     handle.closed = True
+    await_no_longer(handle)
     inner = handle.model
-    _steps[inner] = handle.step
+    with _lock:
+        _steps.pop(inner, None)
+    forget(inner)
     del inner.__dict__[_HANDLE]
     forward = inner.__dict__.get("forward")
     if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it, and calls through it from now on
@@ -125,7 +133,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
                 yield handle
         finally:
             with _lock:
-                _steps[model] = max(_steps[model], handle.step)  # more, if a state was loaded
+                _steps[model] = max(_steps.get(model, 0), handle.step)  # more, if a state was loaded
 
 
 def _new_handle(

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from integrations.adaptive.adapt import Adapter
+from integrations.adaptive.closures import require_closure
 from integrations.adaptive.gradient_error import GradientError
 from integrations.adaptive.plan import Plan
 from integrations.compression import Compression
@@ -65,6 +66,7 @@ class BlockCompression(Compression):
         _adapters[self.model][self.level] = self._adapter
 
     def _as_block(self, closure: Callable[[], Any], name: str) -> Callable[[], Any]:
+        require_closure(closure)
         if in_block(self.model):
             raise RuntimeError(f"handle.{name} opens blocks of its own: call it when this one is left")
 
@@ -81,6 +83,11 @@ class BlockCompression(Compression):
 def in_block(model: nn.Module) -> bool:
     """Whether this thread is in a block of the model."""
     return threading.get_ident() in _open.get(model, ())
+
+
+def forget(model: nn.Module) -> None:
+    """Drops the plans that blocks of the model have left to each other."""
+    _adapters.pop(model, None)
 
 
 @contextmanager

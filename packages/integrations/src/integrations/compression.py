@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from actcore import SavedTensor
 from integrations.adaptive.adapt import Adapter
+from integrations.adaptive.closures import require_closure, require_compressing
 from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
+from integrations.handles import key_for
 from integrations.levels import Level
 from integrations.report import Report, Row
 from integrations.running import RunningSession
@@ -28,10 +27,10 @@ from integrations.saved.records import Record
 from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
 from integrations.state import state_of, take_over
+from integrations.unused import await_forward, await_no_longer, awaits_forward
+from integrations.warn import warn
 
 _STEPS = threading.Lock()
-_keys = itertools.count()
-_handles: WeakValueDictionary[str, Compression] = WeakValueDictionary()  # by key
 
 
 class Compression:
@@ -66,7 +65,7 @@ class Compression:
         self._paths = ModulePaths(model)
         self._recipes = Recipes(FixedBits(level))
         self._told: set[str] = set()  # what has been warned of
-        self._register()
+        self.key = key_for(self)
 
     @property
     def name(self) -> str:
@@ -101,6 +100,7 @@ class Compression:
     def session(self, measured: bool = False) -> RunningSession:
         """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
         backward comes after it, and an adaptive level may look at it."""
+        await_no_longer(self)
         step = self._take_step()
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
@@ -115,7 +115,7 @@ class Compression:
 
     def warn(self, message: str) -> None:
         """Warns."""
-        warnings.warn(message, stacklevel=3)
+        warn(message)
 
     @property
     def running(self) -> bool:
@@ -154,17 +154,20 @@ class Compression:
         Args:
             closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
             passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data. A pass
-                that is measured takes about as long as ten others.
+                takes about as long as 7 to 20 ordinary steps.
 
         Returns:
             The plan, in force from the next forward on.
 
         Raises:
+            TypeError: the closure cannot be called, or ``passes`` is not an int.
             ValueError: the level is not adaptive, or ``passes`` is out of range.
-            RuntimeError: the closure steps an optimizer or changes a parameter, which is prevented; it runs no forward
-                and backward of this model; its gradients are not finite; or ranks run different tensors. What the
-                closure itself raises comes through.
+            RuntimeError: the model was restored; the closure steps an optimizer or changes a parameter, which is
+                prevented; it runs no forward and backward of this model; its gradients are not finite; or ranks run
+                different tensors. What the closure itself raises comes through.
         """
+        require_closure(closure)
+        require_compressing(self, "adapt")
         with self.trial_run():
             return self._adapter.adapt(self.level, self.step, self.model, closure, passes)
 
@@ -185,10 +188,13 @@ class Compression:
                 plan's prediction for the step that was measured last, and says so.
 
         Raises:
-            ValueError: there is neither a closure nor a plan.
+            TypeError: the closure cannot be called.
+            ValueError: there is neither a closure nor a plan, or the level is off.
             RuntimeError: as for ``adapt``.
         """
         if closure is not None:
+            require_closure(closure)
+            require_compressing(self, "gradient_error")
             return measure_error(self, closure)
         if self.plan is None:
             raise ValueError(
@@ -280,21 +286,15 @@ class Compression:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without what belongs to a running forward of this one.
-        state = {**self.__dict__, "_records": [], "_sessions": {}, "_trials": 0}
+        state = {**self.__dict__, "_records": [], "_sessions": {}, "_trials": 0, "waits": awaits_forward(self)}
         del state["_paths"], state["_recipes"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        waits = state.pop("waits")
         self.__dict__.update(state)
         self._paths = ModulePaths(self.model)
         self._recipes = Recipes(FixedBits(self.level))
-        self._register()
-
-    def _register(self) -> None:
-        self.key = str(next(_keys))
-        _handles[self.key] = self
-
-
-def handle_of(key: str) -> Compression | None:
-    """The handle with that key, if it is alive."""
-    return _handles.get(key)
+        self.key = key_for(self)
+        if waits:
+            await_forward(self)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -28,10 +27,12 @@ from integrations.compiling import (
     own_frame,
     without_dynamo,
 )
-from integrations.compression import Compression, handle_of
+from integrations.compression import Compression
+from integrations.handles import handle_of
 from integrations.running import RunningSession
 from integrations.saved.modules import called_module
 from integrations.saved.tensors import tensors_in
+from integrations.warn import warn
 
 
 class CompressedForward:
@@ -68,16 +69,32 @@ class CompressedForward:
         module = called_module(frame)
         if module is None or module is self.handle.model or self.replaced or not _is_copy(module, self):
             return None
-        warnings.warn(
+        warn(
             f"a shallow copy of the compressed {type(module).__name__} (copy.copy, nn.DataParallel) runs uncompressed; "
-            "use copy.deepcopy, or DistributedDataParallel",
-            stacklevel=3,
+            "use copy.deepcopy, or DistributedDataParallel"
         )
         return functools.partial(type(module).forward, module)
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.forward)
+
+    @property
+    def __code__(self) -> Any:
+        """That of the original, which ``torch.export`` asks for where it comes from."""
+        return self.forward.__code__
+
+    @property
+    def __globals__(self) -> Any:
+        """Only a function that Python calls has them.
+
+        Raises:
+            AttributeError: always; ``torch.jit.script``, which compiles a function's source, asks for them first.
+        """
+        raise AttributeError(
+            f"torch.jit.script cannot compile the forward of a compressed {type(self.handle.model).__name__}: script "
+            "it after integrations.restore_model(model), or use torch.jit.trace or torch.export"
+        )
 
 
 def _is_copy(module: nn.Module, forward: CompressedForward) -> bool:
@@ -143,6 +160,6 @@ def _breaks_graph(key: str) -> bool:
         handle.warn_once(
             "compiled",
             f"{type(handle.model).__name__} runs uncompressed in a function that is compiled with fullgraph=True, or "
-            "exported: compile the compressed model itself, with torch.compile(model)",
+            "exported: compile the compressed model itself, with torch.compile(model); export it in eval() mode",
         )
     return False

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from integrations.saved.records import Record
+from integrations.unused import IT_TAKES
 
 NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
 
@@ -135,11 +136,7 @@ class Report:
         if self.off:
             return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:
-            return (
-                "No forward has been compressed yet. It takes a call of the model itself, model(...), in train() mode, "
-                "with gradients on; what other methods or submodules compute is seen in a block: with "
-                "integrations.compress(model)."
-            )
+            return f"No forward has been compressed yet: {IT_TAKES}."
         owners: dict[str, int] = {}
         for row in self.rows:
             if row.owner:

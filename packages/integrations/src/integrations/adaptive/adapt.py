@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from integrations.adaptive.allocation import plan_of
+from integrations.adaptive.closures import NothingCompressed
 from integrations.adaptive.guard import trial
 from integrations.adaptive.measurement import Measurement, mean_of
 from integrations.adaptive.plan import Plan
@@ -137,12 +138,14 @@ class Adapter:
                     "as they were before."
                 )
                 raise
+            if not probes:
+                raise NothingCompressed(model)
             found = [probe.measurement for probe in probes if probe.measurement is not None]
         found = [measurement for measurement in found if measurement.tensors]
         if not found:
             raise RuntimeError(
-                "closure must run a forward of the compressed model, in train() mode, and its backward, and something "
-                "must be quantised in it; nothing was measured, and the plan is as it was"
+                "closure must run a forward of the compressed model and its backward, and something must be quantised "
+                "in it; nothing was measured, and the plan is as it was"
             )
         finite = [measurement for measurement in found if measurement.finite]
         common = agreed(mean_of(finite) if finite else None)

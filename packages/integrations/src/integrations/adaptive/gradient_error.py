@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from integrations.adaptive.closures import NothingCompressed
 from integrations.adaptive.guard import random_states, trial
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientEr
         restore()
         forwards = handle.step
         closure()
-        if handle.step == forwards or all(grad is None for grad in exact):
+        if handle.step == forwards:
+            raise NothingCompressed(handle.model)
+        if all(grad is None for grad in exact):
             raise RuntimeError(
-                "closure must run a forward of the compressed model, in train() mode, and its backward; none ran"
+                "closure must run a forward of the compressed model and its backward; no parameter got a gradient"
             )
         gradient, error = 0.0, 0.0
         for parameter, expected in zip(parameters, exact, strict=True):

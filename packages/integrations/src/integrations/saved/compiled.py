@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,42 +21,36 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from actcore import Kept, uncompiled
 from integrations.levels import Level
-from integrations.saved.compiled_regions import Entry, entries, entry_of
+from integrations.saved.compiled_regions import entries, entry_of
+from integrations.saved.compiled_runs import record_in_region
 from integrations.saved.watch import unpack
+
+if TYPE_CHECKING:
+    from integrations.saved.session import Session
 
 _COUNTERS = 1 << 48  # keys of actcore's counters, far from those that it gives itself
 
 
-class Host(Protocol):
-    """The session whose hooks are the innermost in a thread."""
-
-    def pack(self, tensor: Tensor) -> Any:
-        """Stores what autograd saves outside of compiled regions."""
-
-    def met_in_region(self, entry: Entry, like: Tensor) -> int:
-        """Records a tensor that a region saves now; the stream for its noise."""
-
-
-_here = threading.local()  # .host
+_here = threading.local()  # .session: the one whose hooks are the innermost in a thread
 _ready: set[int] = set()  # entries whose counter is there
 
 
 @contextmanager
-def hooks_of(host: Host, level: Level) -> Iterator[tuple[Any, Any]]:
-    """A pair of saved-tensor hooks that hands what eager code saves to ``host``, and that compiled regions inline.
+def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
+    """A pair of saved-tensor hooks that hands what eager code saves to ``session``, and that compiled regions inline.
 
     The pair is the same one for a level, since a region is compiled anew for another. Nobody who does not compile pays
     for it.
     """
     if "torch._dynamo" not in sys.modules:
-        yield host.pack, unpack
+        yield session.pack, unpack
         return
     _ask_for_all()
-    outer, _here.host = getattr(_here, "host", None), host
+    outer, _here.session = getattr(_here, "session", None), session
     try:
         yield _pair(level)
     finally:
-        _here.host = outer
+        _here.session = outer
 
 
 def _ask_for_all() -> None:
@@ -116,8 +110,8 @@ def _inlineable(function: Callable[[Any], Any]) -> GraphModule:
 
 def _pack(tensor: Tensor, level: Level) -> Any:
     if get_proxy_mode() is None:
-        host: Host | None = getattr(_here, "host", None)
-        return Kept.of(tensor) if host is None or _is_traced(tensor) else host.pack(tensor)
+        session: Session | None = getattr(_here, "session", None)
+        return Kept.of(tensor) if session is None or _is_traced(tensor) else session.pack(tensor)
     entry = entry_of(level)
     if entry is None:
         return (tensor,)
@@ -154,16 +148,16 @@ def met_in_region(like: Tensor, key: int) -> Tensor:
 
     A replayed CUDA graph runs no Python. There the stream comes from a counter on the device, and nobody is told.
     """
-    host: Host | None = getattr(_here, "host", None)
+    session: Session | None = getattr(_here, "session", None)
     captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
     counted = None
-    if host is None or captured or (like.is_cuda and key not in _ready):  # a capture needs a counter that is there
+    if session is None or captured or (like.is_cuda and key not in _ready):  # a capture needs a counter that is there
         counted = torch.ops.actcore.next_stream(like, _COUNTERS + key)
         _ready.add(key)
-    if host is None or captured or key not in entries:
+    if session is None or captured or key not in entries:
         assert counted is not None
         return counted  # type: ignore[no-any-return]
-    stream = host.met_in_region(entries[key], like)
+    stream = record_in_region(session, entries[key], like)
     signed = stream - (1 << 64) if stream >= 1 << 63 else stream
     return torch.full((1,), signed, dtype=torch.int64, device=like.device)
 

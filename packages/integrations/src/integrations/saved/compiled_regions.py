@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +22,7 @@ from integrations.levels import Level
 from integrations.saved.aten_rules import Backward, operator_of
 from integrations.saved.compiled_forms import CompiledForm, form_of
 from integrations.saved.compiled_order import Order
+from integrations.warn import warn
 
 ROLE = "compiled"
 
@@ -92,10 +92,7 @@ def entry_of(level: Level) -> Entry | None:
     """The entry of the tensor whose hooks are being traced; ``None`` where torch does not say which that is."""
     context = _context()
     if context is None:
-        warnings.warn(
-            "a compiled region keeps all that it saves: this version of torch does not tell which operators use it",
-            stacklevel=2,
-        )
+        warn("a compiled region keeps all that it saves: this version of torch does not tell which operators use it")
         return None
     forward, backward, node = context["_fw_graph"], context["_bw_graph"], context["_node"]
     if forward not in _regions:  # before the hooks of its first tensor change the graphs

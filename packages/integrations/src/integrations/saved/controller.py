@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,8 @@ import actcore
 # The package, not its names: it imports this module while it is being imported itself.
 import integrations
 from integrations.levels import Level, resolve_level
+from integrations.unused import SUBJECT, why_unused
+from integrations.warn import warn
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
@@ -137,7 +138,8 @@ class Controller:
         self.level_name, self._options = config.begin()
         self.level = resolve_level(self.level_name, self._options)
         self._handle: Compression | None = None
-        self._idle = False
+        self._installed_once = False
+        self._told = False  # that nothing is installed
         self._pack, self._unpack = actcore.hooks(_AnyOperator(self.level), self.level.seed)
 
     def install_hook(self) -> None:
@@ -146,6 +148,7 @@ class Controller:
         Raises:
             ValueError: the model is compressed by somebody else.
         """
+        self._installed_once = True
         if self._installed() is None:
             integrations.compress_model(self.model, self.level_name, **self._options)
             self._handle = integrations.compression(self.model)
@@ -176,15 +179,19 @@ class Controller:
                 f"backprop must be a function that runs forward, zero_grad and backward, got {backprop!r}; "
                 "pass it without calling it"
             )
+        if not (self._installed_once or self._told or self.level.off):
+            self._told = True
+            warn(
+                f"this controller compresses nothing of {type(self.model).__name__} yet: call install_hook() before "
+                "iterate(backprop)"
+            )
         handle = self._installed()
         before = 0 if handle is None else handle.step
         result = backprop()
-        if handle is not None and handle.step == before and not handle.level.off and not self._idle:
-            self._idle = True
-            warnings.warn(
-                f"backprop ran no compressed forward of {type(self.model).__name__}: it takes a call of the model "
-                "itself, model(...), in train() mode, with gradients on",
-                stacklevel=2,
+        if handle is not None and handle.step == before and not handle.level.off:
+            handle.warn_once(
+                SUBJECT,
+                f"backprop ran no compressed forward of {type(self.model).__name__}: {why_unused(self.model)}",
             )
         return result
 

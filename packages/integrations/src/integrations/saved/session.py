@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -19,13 +18,12 @@ from integrations.saved.calls import CallTracker
 from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.compiled import hooks_of
-from integrations.saved.compiled_regions import Entry
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.hook_stack import OnStack
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision
-from integrations.saved.recipes import Extent, Place, Recipes
+from integrations.saved.recipes import Place, Recipes
 from integrations.saved.records import Record, kept_by
 from integrations.saved.storage import Storages, inner
 from integrations.saved.tensors import storage_of, storages_of
@@ -70,7 +68,7 @@ class Session:
         self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
         self._seed, self._step, self._rank = level.seed, step, rank
-        self._storages = Storages()
+        self.storages = Storages()
         self._occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
@@ -132,12 +130,12 @@ class Session:
             call = self.tracker.call
             if call is not None and call.module is not None:
                 return self._pack_one(tensor, call.module)
-            session, module = self._owner_of_forward()
+            session, module = self.owner_of_forward()
             if call is not None and session is self:
                 call.module = module
             return session._pack_one(tensor, module)
 
-    def _owner_of_forward(self) -> tuple[Session, str]:
+    def owner_of_forward(self) -> tuple[Session, str]:
         """The session whose model is running, and the path of its module: this one, or that of a block around this
         block."""
         session: Session | None = self
@@ -147,6 +145,12 @@ class Session:
                 return session, module
             session = session._outer
         return self, ""
+
+    def occurrence(self, place: Place) -> int:
+        """How many tensors this forward has saved in that place before."""
+        occurrence = self._occurrences.get(place, 0)
+        self._occurrences[place] = occurrence + 1
+        return occurrence
 
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
         """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
@@ -165,8 +169,7 @@ class Session:
         else:
             operator, role = call.operator, call.role(tensor, storage)
         place = (module, operator, role)
-        occurrence = self._occurrences.get(place, 0)
-        self._occurrences[place] = occurrence + 1
+        occurrence = self.occurrence(place)
         if storage is None:
             self.records.append(self._record_of_compound(tensor, place, occurrence))
             return Kept.of(tensor)
@@ -179,11 +182,11 @@ class Session:
             self.records.append(recipe.kept_by(owner))
             return Kept.of(tensor)
         decision, extent = recipe.decision, recipe.extent
-        record = Record(saved, "kept", obstacle or decision.why, "", self._storages.original_bytes(storage))
+        record = Record(saved, "kept", obstacle or decision.why, "", self.storages.original_bytes(storage))
         self.records.append(record)
         if obstacle:
-            return self._storages.keep(tensor, extent, record, overlapping=True)
-        stream = stream_of(recipe.identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
+            return self.storages.keep(tensor, extent, record, overlapping=True)
+        stream = self.stream(recipe.identity, saved)
         try:
             form = self._form(tensor, decision, stream)
             if form is not None:
@@ -193,17 +196,22 @@ class Session:
                 return form
             codec = self._placed(codec_for(tensor, decision, record, call), tensor)
             if len(self.tracker.exposed) and storage in self.tracker.exposed:
-                self._storages.forget(storage)
+                self.storages.forget(storage)
             if isinstance(codec, Raw):
-                return self._storages.keep(tensor, extent, record)
-            packed = self._storages.store(tensor, extent, codec, record, seed=self._seed, stream=stream)
+                return self.storages.keep(tensor, extent, record)
+            packed = self.storages.store(tensor, extent, codec, record, seed=self._seed, stream=stream)
             self._tell(saved, tensor, codec, packed)
             return packed
         except (TypeError, ValueError) as refusal:  # a dtype; a mask that has a third value, an index out of range
             if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
                 raise
             record.why = f"kept exactly: {refusal}"
-            return self._storages.keep(tensor, extent, record)
+            return self.storages.keep(tensor, extent, record)
+
+    def stream(self, identity: str, saved: SavedTensor) -> int:
+        """The stream for a tensor's noise in this forward."""
+        stream: int = stream_of(identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
+        return stream
 
     def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:
         """Tells the observer what was quantised; not of checkpoints, inside of which nobody can measure."""
@@ -241,47 +249,6 @@ class Session:
             stream=stream,
         )
 
-    def met_in_region(self, entry: Entry, like: Tensor) -> int:
-        """Records a tensor that a compiled region saves now, and with a region's first the silent ones; the stream for
-        its noise. Asked in every run, so that the noise is this forward's own."""
-        with torch._C.DisableTorchFunction():
-            session, root = self._owner_of_forward()
-            for other in entry.silent:
-                session._record_in_region(other, root, other.saved.shape, other.saved.strides, other.storage_bytes)
-            storage = like.untyped_storage()
-            if entry.outside:
-                nbytes = session._storages.original_bytes(storage)
-            else:  # its memory may have been another tensor's before
-                nbytes = storage.nbytes() if entry.storage_bytes else 0
-            record = session._record_in_region(entry, root, like.shape, tuple(like.stride()), nbytes)
-            if entry.given:
-                owner = session.owners.holder(storage, session.tracker.foreign)
-                if owner:
-                    record.owner, record.why = owner, f"{owner}: alive anyway"
-                    record.original_bytes = record.stored_bytes = 0
-                else:
-                    session._storages.keep(like, Extent.of(like), record, overlapping=True)
-            saved = record.saved
-            identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
-            redraw = session._redraw(saved) if session._redraw else 0
-            stream: int = stream_of(identity, session._step, session._rank, redraw)
-            return stream
-
-    def _record_in_region(
-        self, entry: Entry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
-    ) -> Record:
-        template = entry.saved
-        module = ".".join(part for part in (root, template.module) if part)
-        place = (module, template.operator, template.role)
-        occurrence = self._occurrences.get(place, 0)
-        self._occurrences[place] = occurrence + 1
-        saved = replace(template, shape=shape, strides=strides, module=module, occurrence=occurrence)
-        numel = Layout(tuple(shape), strides).stored_numel
-        stored = nbytes if entry.form.exact else entry.form.nbytes(numel, saved.dtype)
-        record = Record(saved, entry.form.name, entry.form.why, "", nbytes, stored)
-        self.records.append(record)
-        return record
-
     def _record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
         saved = _described(tensor, place, occurrence)
@@ -290,7 +257,7 @@ class Session:
         if holders and all(holders):
             return kept_by(holders[0], saved)
         free = [storage for storage, holder in zip(storages, holders, strict=True) if not holder]
-        nbytes = sum(self._storages.original_bytes(storage) for storage in free)
+        nbytes = sum(self.storages.original_bytes(storage) for storage in free)
         why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
         return Record(saved, "kept", why, "", nbytes, nbytes)
 

@@ -1,0 +1,53 @@
+"""What a closure must be for something to be measured with it, and why nothing was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from integrations.unused import why_unused
+
+if TYPE_CHECKING:
+    from integrations.compression import Compression
+
+
+def require_closure(closure: Any) -> None:
+    """Refuses what cannot be called.
+
+    Raises:
+        TypeError: so it is.
+    """
+    if not callable(closure):
+        raise TypeError(
+            f"closure must be a function that runs forward and backward, got {closure!r}; pass it without calling it"
+        )
+
+
+def require_compressing(handle: Compression, name: str) -> None:
+    """Refuses a handle that compresses no forward, whatever a closure of ``handle.<name>`` runs.
+
+    Raises:
+        ValueError: its level is off.
+        RuntimeError: its model was restored.
+    """
+    if handle.closed:
+        raise RuntimeError(
+            f"handle.{name} needs a model that is compressed, and this {type(handle.model).__name__} was restored: "
+            "compress it again, and take its new handle, integrations.compression(model)"
+        )
+    if handle.level.off:
+        raise ValueError(
+            f"handle.{name} needs a level that compresses, got {handle.level_name}, whose gradients are exact; "
+            "try level='L1'"
+        )
+
+
+class NothingCompressed(RuntimeError):
+    """A closure ran no compressed forward of the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(
+            "closure must run a forward of the compressed model and its backward; it ran no compressed forward of "
+            f"{type(model).__name__}: {why_unused(model)}"
+        )
