@@ -285,8 +285,8 @@ class Compression:
 
         Raises:
             TypeError: the state, or its options, are no mapping.
-            ValueError: the state is of another version, lacks a key, or names an unknown level or option; or its plan
-                is of another model, whose tensors the message names.
+            ValueError: the state is of another version, lacks a key or has one too many, or names an unknown level or
+                option; or its plan is of another model, whose modules are others or have parameters of other shapes.
         """
         take_over(self, state)
 
