@@ -212,6 +212,55 @@ def test_a_plan_of_another_model_names_what_is_not_there(adapted):
     assert other.plan is None
 
 
+def sized(width):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 64))
+    return model, integrations.compression(integrations.compress_model(model, "L2"))
+
+
+def test_a_plan_of_a_model_of_other_sizes_is_refused():
+    """Whose modules have the same names; not so where the batch is another."""
+    model, handle = sized(256)
+    for _ in range(2):
+        model(X).sum().backward()
+    state = copy.deepcopy(handle.state_dict())
+    _, other = sized(512)
+    message = r"0\.weight of Sequential has shape \[512, 64\], and had \[256, 64\] in the plan's \(3 such\)"
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state)
+    assert (other.plan, other.step) == (None, 0)
+    same, resumed = sized(256)
+    resumed.load_state_dict(state)
+    same(X[:24]).sum().backward()
+    assert resumed.plan == handle.plan
+
+
+def test_a_measurement_that_is_not_planned_yet_is_refused_by_a_model_of_other_sizes():
+    model, handle = sized(256)
+    for _ in range(2):
+        model(X).sum().backward()
+    adapter = handle._adapter
+    adapter._settle_alone = lambda level: adapter._collect()  # as where ranks settle it in their next forward
+    state = handle.state_dict()
+    assert state["adaptive"]["found"] is not None
+    with pytest.raises(ValueError, match=r"0\.weight of Sequential has shape"):
+        sized(512)[1].load_state_dict(state)
+
+
+def test_a_plan_that_is_no_mapping_is_refused_in_words(adapted):
+    state = adapted[1].state_dict()
+    with pytest.raises(ValueError, match=r"plan must be what state_dict returned, of another form than 'x'"):
+        adapted[1].load_state_dict({**state, "adaptive": {**state["adaptive"], "plan": "x"}})
+
+
+@pytest.mark.parametrize("damage", [{"adaptive": None}, {"adaptive": 3}, {"adaptive": {"plan": None}}])
+def test_an_adaptive_state_without_its_parts_is_refused(adapted, damage):
+    before = adapted[1].state_dict()
+    with pytest.raises(ValueError, match="state"):
+        adapted[1].load_state_dict({**before, **damage})
+    assert adapted[1].state_dict() == before
+
+
 def test_levels_of_fixed_bits_have_no_plan():
     model = integrations.compress_model(mlp(), "L1")
     handle = integrations.compression(model)

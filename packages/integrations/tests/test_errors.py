@@ -90,7 +90,10 @@ def test_asking_what_is_no_model(function):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 99}, "state must be of version 3, got 99"),
+        ({"version": 99}, "state must be of version 4, got 99"),
+        ({"colour": 1}, "state must have what state_dict returned and no more; it adds colour"),
+        ({"adaptive": {"plan": None}}, "the state of L1 must have no plan, got"),
+        ({"options": {"adaptive": True}}, "the state of L1 with adaptive=True must have what it has measured"),
         ({"level": "L9"}, f"level must be one of {LEVELS}, got 'L9'"),
         ({"options": {"colour": 1}}, "options of a level are .*, got 'colour'"),
         ({"options": {"bits": 12}}, "bits must be from 1 to 8, got 12"),

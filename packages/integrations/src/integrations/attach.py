@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from integrations.adaptive.surroundings import undo_after_trial
 from integrations.blocks import BlockCompression, entered, forget, in_block
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
@@ -127,6 +129,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     with entered(model):
         with _lock:
             handle.step = _steps.get(model, 0)
+            undo_after_trial(partial(_steps.__setitem__, model, handle.step))
             _steps[model] = handle.step + 1
         try:
             with handle.session(measured=True):

@@ -16,6 +16,7 @@ from integrations.adaptive.closures import require_closure, require_compressing
 from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
+from integrations.adaptive.surroundings import meet
 from integrations.handles import key_for
 from integrations.levels import Level
 from integrations.report import Report, Row
@@ -93,6 +94,7 @@ class Compression:
         """A context for a forward that starts now; ``None`` where it is not to be compressed, or already is."""
         if not self.active or threading.get_ident() in self._sessions:
             return None
+        meet(self)
         if self._monitor is not None and not self._trials:
             self._monitor.before_forward(self)
         return self.session(measured=True)
@@ -101,6 +103,7 @@ class Compression:
         """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
         backward comes after it, and an adaptive level may look at it."""
         await_no_longer(self)
+        meet(self)
         step = self._take_step()
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
@@ -151,6 +154,12 @@ class Compression:
         training is as before afterwards: ``.grad``, buffers such as batch norm's statistics, the random generators of
         torch, NumPy and Python, and this handle's step. At most one more copy of the gradients is held meanwhile.
 
+        So is that of other models which the closure runs, such as a GAN's discriminator: ``.grad`` of every leaf that
+        its calls get or its backward reaches, the buffers of every module in whose forward it makes a call, and the
+        steps of compressed models, which are neither measured nor monitored meanwhile. Not put back are the buffers of
+        another model that is compiled by torch and not compressed, and what is no gradient, buffer or step: a count of
+        the closure's own, a generator that it made, the place of a data loader.
+
         Args:
             closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
             passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data. A pass
@@ -184,8 +193,8 @@ class Compression:
 
         Args:
             closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
-                two gradients are compared; the state of training is as before afterwards. Without it, the answer is the
-                plan's prediction for the step that was measured last, and says so.
+                two gradients are compared. The state of training is as before afterwards, as far as ``adapt`` puts it
+                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so.
 
         Raises:
             TypeError: the closure cannot be called.
@@ -218,8 +227,9 @@ class Compression:
         Args:
             closure: as for ``adapt``; it is called twice before every ``every``-th forward, outside of autocast, which
                 it enters by itself if training does. It calls the model itself, not what wraps it
-                (DistributedDataParallel), and leaves other models' gradients alone. Without it, the plan's prediction
-                is taken, at adaptive levels, and said to be one. A copy of the model, and ``state_dict``, have the
+                (DistributedDataParallel). What it changes comes back as far as ``adapt`` puts it back: gradients,
+                buffers and steps of other models, too. Without it, the plan's prediction is taken, at adaptive levels,
+                and said to be one. A copy of the model, and ``state_dict``, have the
                 monitor without its closure.
             every: steps from one look to the next; ``None`` ends monitoring.
             bound: of the relative error, a fraction; ``None`` looks at no error.
@@ -236,6 +246,11 @@ class Compression:
     def last_error(self) -> GradientError | None:
         """What the monitor found last; ``None`` before, and without a monitor."""
         return None if self._monitor is None else self._monitor.error
+
+    @property
+    def in_trial(self) -> bool:
+        """Whether forwards that start now are no steps of the training."""
+        return bool(self._trials)
 
     @contextmanager
     def trial_run(self) -> Iterator[None]:
@@ -276,8 +291,8 @@ class Compression:
 
         Raises:
             TypeError: the state, or its options, are no mapping.
-            ValueError: the state is of another version, lacks a key, or names an unknown level or option; or its plan
-                is of another model, whose tensors the message names.
+            ValueError: the state is of another version, lacks a key or has one too many, or names an unknown level or
+                option; or its plan is of another model, whose modules are others or have parameters of other shapes.
         """
         take_over(self, state)
 

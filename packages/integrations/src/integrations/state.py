@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from integrations.adaptive.adapt import adapts
 from integrations.adaptive.monitor import Monitor
 from integrations.levels import Level, resolve_level
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
 
-STATE_VERSION = 3  # 1 had no plan, 2 no monitor
+STATE_VERSION = 4  # 1 had no plan, 2 no monitor, 3 no shapes of parameters
+_KEYS = ("version", "level", "options", "step", "adaptive", "monitor")
 
 
 def state_of(handle: Compression) -> dict[str, Any]:
@@ -21,7 +23,7 @@ def state_of(handle: Compression) -> dict[str, Any]:
         "level": handle.level_name,
         "options": {name: getattr(handle.level, name) for name in Level.__dataclass_fields__},
         "step": handle.step,
-        "adaptive": handle._adapter.state(handle.level),
+        "adaptive": handle._adapter.state(handle.level, handle.model),
         "monitor": None if handle._monitor is None else handle._monitor.state(),
     }
 
@@ -31,7 +33,13 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
     step = _checked_step(state)
     level = resolve_level(state["level"], state["options"])
     monitor = _monitor_of(handle, state.get("monitor"))
-    handle._adapter.load(state.get("adaptive"), handle.model)
+    adaptive = state.get("adaptive")
+    if state["version"] > 1 and (adaptive is None) == adapts(level):
+        wanted = (
+            "have what it has measured: state_dict returned that as 'adaptive'" if adapts(level) else "have no plan"
+        )
+        raise ValueError(f"the state of {level.title(state['level'])} must {wanted}, got {adaptive!r:.80}")
+    handle._adapter.load(adaptive, handle.model)
     handle._monitor = monitor
     handle.level = level
     handle.level_name = state["level"]
@@ -59,8 +67,10 @@ def _checked_step(state: Mapping[str, Any]) -> int:
     missing = [key for key in ("version", "level", "options", "step") if key not in state]
     if missing:
         raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
-    if state["version"] not in (1, 2, STATE_VERSION):
+    if state["version"] not in range(1, STATE_VERSION + 1):
         raise ValueError(f"state must be of version {STATE_VERSION}, got {state['version']!r}")
+    if unknown := [str(key) for key in state if key not in _KEYS]:
+        raise ValueError(f"state must have what state_dict returned and no more; it adds {', '.join(unknown)}")
     if not isinstance(state["options"], Mapping):
         raise TypeError(f"the state's options must be a mapping, got {state['options']!r}")
     step = state["step"]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from integrations.adaptive.allocation import plan_of
 from integrations.adaptive.closures import NothingCompressed
@@ -18,6 +19,11 @@ from integrations.adaptive.ranks import agreed, distributed
 from integrations.levels import Level
 
 MOST_PASSES = 10
+
+
+def adapts(level: Level) -> bool:
+    """Whether the level gives each tensor bits of its own."""
+    return level.adaptive and level.bits is not None
 
 
 class Adapter:
@@ -173,35 +179,40 @@ class Adapter:
 
     # ---- state ----
 
-    def state(self, level: Level) -> dict[str, Any] | None:
+    def state(self, level: Level, model: nn.Module) -> dict[str, Any] | None:
         """Plain values only; ``None`` for levels of fixed bits."""
-        if level.bits is None or not level.adaptive:
+        if not adapts(level):
             return None
         self._settle_alone(level)
+        known = self._plan is not None or self._found is not None
         return {
             "plan": None if self._plan is None else self._plan.plain(),
             "found": None if self._found is None else {"step": self._found[0], **self._found[1].plain()},
             "attempt": self._attempt,
             "next": self._next,
             "wait": self._wait,
+            "shapes": _shapes_of(model) if known else {},
         }
 
     def load(self, state: Mapping[str, Any] | None, model: nn.Module) -> None:
         """Takes over what ``state`` returned.
 
         Raises:
-            ValueError: it has another form, or plans for modules that the model has not.
+            ValueError: it has another form, or plans for modules that the model has not, or has with parameters of
+                other shapes.
         """
         fresh = Adapter(self.blocks)
         if state is not None:
             try:
                 plan, found = state["plan"], state["found"]
                 fresh._attempt, fresh._next, fresh._wait = state["attempt"], state["next"], state["wait"]
-            except (KeyError, TypeError) as error:
+                shapes = {str(name): tuple(shape) for name, shape in state.get("shapes", {}).items()}
+            except (AttributeError, KeyError, TypeError) as error:
                 raise ValueError(f"the state of an adaptive level must be what state_dict returned: {error}") from error
             if plan is not None:
                 fresh._plan = Plan.of(plan)
                 fresh._plan.require_modules((path for path, _ in model.named_modules()), type(model).__name__)
+            _require_shapes(shapes, model)
             if found is not None:
                 fresh._found = found["step"], Measurement.of(found)
         self._forget()
@@ -211,3 +222,24 @@ class Adapter:
         # A copy has the plan, and nothing of a measurement that is under way.
         under_way = {} if self._probe is None else {"_attempt": None}
         return {**self.__dict__, "_probe": None, "_trial": None, **under_way}
+
+
+def _shapes_of(model: nn.Module) -> dict[str, list[int]]:
+    """The parameters' shapes, as plain values; of those that have one already."""
+    return {name: list(value.shape) for name, value in model.named_parameters() if not is_lazy(value)}
+
+
+def _require_shapes(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
+    """Raises where a parameter of the model has another shape than the one of that name had.
+
+    Activations have other sizes for each batch; their rows have those of the parameters.
+    """
+    found = [(name, list(shape), shapes.get(name)) for name, shape in _shapes_of(model).items()]
+    other = [(name, shape, list(was)) for name, shape, was in found if was is not None and shape != list(was)]
+    if other:
+        name, shape, was = other[0]
+        raise ValueError(
+            f"the plan must be of this model, but {name} of {type(model).__name__} has shape {shape}, and had {was} in "
+            f"the plan's ({len(other)} such); load the state into the model that it is of, or adapt this one: "
+            "handle.adapt(closure)"
+        )

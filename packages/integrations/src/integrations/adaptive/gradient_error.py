@@ -36,7 +36,7 @@ class GradientError:
 def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientError:
     """Runs a closure exactly and compressed, and compares the gradients. See ``Compression.gradient_error``."""
     parameters = list(handle.model.parameters())
-    with handle.trial_run(), trial(handle.model):
+    with handle.trial_run(), trial(handle.model) as met:
         restore = random_states()
         with handle.paused():
             closure()
@@ -44,6 +44,7 @@ def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientEr
         for parameter in parameters:
             parameter.grad = None
         restore()
+        met.draw_again()
         forwards = handle.step
         closure()
         if handle.step == forwards:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from integrations.adaptive.surroundings import Met, surroundings
 from integrations.saved.tensors import StorageSet, storage_of, tensors_in
 
 
@@ -27,12 +28,12 @@ class ParametersChanged(RuntimeError):
 
 
 @contextmanager
-def trial(model: nn.Module) -> Iterator[None]:
+def trial(model: nn.Module) -> Iterator[Met]:
     """A block whose traces are removed: gradients, buffers and the states of the random generators come back as they
-    were, whatever ends the block.
+    were, whatever ends the block; those of the model, and of what else takes part in the block's forwards and
+    backwards, other compressed models' steps included.
 
-    ``.grad`` is ``None`` when the block begins, so that a gradient that is there keeps its tensor and its values; one
-    that is a view, as DistributedDataParallel makes them of its buckets, is copied.
+    The model's ``.grad`` is ``None`` when the block begins.
 
     Raises:
         ParametersChanged: an optimizer was about to step, or a parameter to be changed in place, which is prevented;
@@ -40,25 +41,13 @@ def trial(model: nn.Module) -> Iterator[None]:
     """
     parameters = dict(model.named_parameters())
     versions = {name: parameter._version for name, parameter in parameters.items()}
-    gradients = {name: parameter.grad for name, parameter in parameters.items()}
-    values = {name: grad.clone() for name, grad in gradients.items() if grad is not None and grad._base is not None}
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     restore_random = random_states()
-    for parameter in parameters.values():
-        parameter.grad = None
     stepping = register_optimizer_step_pre_hook(_refuse_step)
     try:
-        with _ParameterGuard(parameters):
-            yield
+        with surroundings(model) as met, _Guard(parameters, met):
+            yield met
     finally:
         stepping.remove()
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.grad = gradients[name]
-                if name in values and parameter.grad is not None:
-                    parameter.grad.copy_(values[name])
-            for buffer, value in buffers:
-                buffer.copy_(value)
         restore_random()
     changed = [name for name, parameter in parameters.items() if parameter._version != versions[name]]
     if changed:
@@ -69,11 +58,12 @@ def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     raise ParametersChanged(f"{type(optimizer).__name__}.step() was called in it")
 
 
-class _ParameterGuard(TorchFunctionMode):
-    """Stops calls that write to a parameter before they do."""
+class _Guard(TorchFunctionMode):
+    """Stops calls that write to a parameter before they do, and notes what each call meets."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], met: Met) -> None:
         super().__init__()
+        self._met = met
         self._storages = StorageSet()
         for parameter in parameters.values():
             if (storage := storage_of(parameter)) is not None:
@@ -94,7 +84,16 @@ class _ParameterGuard(TorchFunctionMode):
                 storage = storage_of(tensor)
                 if storage is not None and storage in self._storages:
                     raise ParametersChanged(f"{name} was about to write to a parameter in it")
+            self._note(name, args, kwargs)
         return func(*args, **kwargs)
+
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        with torch._C.DisableTorchFunction():
+            given = list(tensors_in((args, kwargs)))
+            self._met.leaves(given)
+            self._met.running_modules()
+            if name == "backward":
+                self._met.graph(given)
 
 
 def _writes(name: str) -> bool:

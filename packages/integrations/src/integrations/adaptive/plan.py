@@ -121,8 +121,12 @@ class Plan:
                 for entry in plain["allotments"]
             )
             plan = cls(allotments, plain["step"], plain["budget"], plain["gradient"], plain["gap"])
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"the state's plan must be what state_dict returned; it lacks or adds {error}") from error
+        except KeyError as error:
+            raise ValueError(f"the state's plan must be what state_dict returned; it lacks {error}") from error
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"the state's plan must be what state_dict returned, of another form than {plain!r:.80}: {error}"
+            ) from error
         for entry in allotments:
             if type(entry.bits) is not int or not 1 <= entry.bits <= 8:
                 raise ValueError(f"a plan's bits must be from 1 to 8, got {entry.bits!r} for {entry.identities[0]}")

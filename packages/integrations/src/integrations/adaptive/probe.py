@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -82,6 +82,7 @@ class Probe:
         self._graph = Graph()
         self._stored: WeakKeyDictionary[Copy, Stored] = WeakKeyDictionary()
         self._all: list[Stored] = []
+        self._settled: WeakSet[Copy] = WeakSet()  # in bits that no plan can change
         self._hooks: list[RemovableHandle] = []
         self._gains: dict[int, list[Tensor]] = {}  # by node, in the order of backward
         self._errors: dict[int, dict[Stored, _Error]] = {}  # by node, until backward comes to it
@@ -99,7 +100,7 @@ class Probe:
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
         """A tensor was quantised, or found so."""
         copy = copy_of(packed)
-        if copy is None or self._over:
+        if copy is None or self._over or copy in self._settled:
             return
         known = self._stored.get(copy)
         if known is None or (codec.bits, -codec.group_size) > (known.codec.bits, -known.codec.group_size):
@@ -111,16 +112,27 @@ class Probe:
             self._all.append(found)
         known.identities.append(Identity.of(saved))
 
+    def stored_beside(self, packed: Packed) -> None:
+        """A checkpoint's input was quantised: what shares its copy has the checkpoint's bits, and none of a budget."""
+        copy = copy_of(packed)
+        if copy is not None and not self._over:
+            self._settled.add(copy)
+            self._leave_out(copy)
+
     def forward_is_over(self) -> None:
         """From now on, backward is measured."""
         if self._over:
             return
         self._over = True
-        for copy, stored in list(self._stored.items()):
+        for copy in list(self._stored):
             if is_kept(copy):
-                self._all.remove(stored)
-                del self._stored[copy]
+                self._leave_out(copy)
         self._graph.close()
+
+    def _leave_out(self, copy: Copy) -> None:
+        stored = self._stored.pop(copy, None)
+        if stored is not None:
+            self._all.remove(stored)
 
     def cancel(self) -> None:
         """Measures no more: another forward starts, or this one has failed."""

@@ -39,12 +39,13 @@ def two_seed_errors(
     parameters = [parameter for parameter in handle.model.parameters() if parameter.requires_grad]
     errors = []
     try:
-        with handle.trial_run(), trial(handle.model):
+        with handle.trial_run(), trial(handle.model) as met:
             restore = random_states()
 
             def run(names: Sequence[Identity]) -> None:
                 # Every tensor draws the noise of this pair; the named ones draw anew.
                 restore()
+                met.draw_again()
                 handle.step = step
                 handle.redraw = partial(_number, {*names}, pair)
                 for parameter in parameters:

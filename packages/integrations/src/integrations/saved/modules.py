@@ -44,4 +44,9 @@ class ModulePaths:
 def called_module(forward: FrameType) -> nn.Module | None:
     """The module whose ``forward`` runs in the frame; ``None`` for a direct call."""
     caller = forward.f_back
-    return caller.f_locals["self"] if caller is not None and caller.f_code is _CALL else None
+    return None if caller is None else module_called_in(caller)
+
+
+def module_called_in(frame: FrameType) -> nn.Module | None:
+    """The module that the frame calls, hooks and all; ``None`` for a frame that does something else."""
+    return frame.f_locals["self"] if frame.f_code is _CALL else None

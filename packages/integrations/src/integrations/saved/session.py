@@ -214,11 +214,13 @@ class Session:
         return stream
 
     def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:
-        """Tells the observer what was quantised; not of checkpoints, inside of which nobody can measure."""
-        if self._observer is None or saved.operator == checkpoints.OPERATOR:
+        """Tells the observer what was quantised."""
+        codec = None if self._observer is None or codec is None else inner(codec)
+        if self._observer is None or not isinstance(codec, GroupAffine):
             return
-        codec = None if codec is None else inner(codec)
-        if isinstance(codec, GroupAffine):
+        if saved.operator == checkpoints.OPERATOR:  # inside of which nobody can measure
+            self._observer.stored_beside(packed)
+        else:
             self._observer.stored(saved, tensor, codec, packed)
 
     def _placed(self, codec: Codec, tensor: Tensor) -> Codec:

@@ -26,6 +26,9 @@ class Observer(Protocol):
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
         """A tensor was quantised, or found stored already."""
 
+    def stored_beside(self, packed: Packed) -> None:
+        """A tensor was quantised, or found so, in bits that are not to be chosen."""
+
     def forward_is_over(self) -> None:
         """The session was left in good order."""
 

@@ -1,0 +1,130 @@
+"""What a trial run meets, and leaves as it was: gradients, buffers, and other models' handles.
+
+A closure runs more than the model that is measured: a GAN's discriminator, a teacher, a loss with weights of its own.
+They are met when they take part: a leaf when a call gets it or a backward reaches it, a module when a call is made in
+its forward, a handle when a forward of its model starts. What was not met was not changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from integrations.saved.modules import module_called_in
+
+if TYPE_CHECKING:
+    from integrations.compression import Compression
+
+_here = threading.local()  # .met: of the trial run that is under way in this thread
+
+
+class Met:
+    """What one trial run has met so far, as it was then."""
+
+    def __init__(self) -> None:
+        # Weakly: a leaf that the closure has made, such as a checkpoint's detached input, is not kept alive.
+        self._gradients = WeakTensorKeyDictionary()  # of each leaf: its gradient, and the values of one that is a view
+        self._modules: WeakSet[nn.Module] = WeakSet()
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._handles: list[tuple[Compression, int]] = []
+        self._undo = ExitStack()
+
+    def leaves(self, tensors: Iterable[Tensor]) -> None:
+        """Sets the gradients of the leaves among the tensors to ``None``, so that one that is there keeps its values;
+        one that is a view, as DistributedDataParallel makes them of its buckets, is copied."""
+        for leaf in tensors:
+            if leaf.requires_grad and leaf.is_leaf and leaf not in self._gradients:
+                grad = leaf.grad
+                self._gradients[leaf] = grad, None if grad is None or grad._base is None else grad.clone()
+                leaf.grad = None
+
+    def graph(self, roots: Iterable[Tensor]) -> None:
+        """Meets the leaves that a backward from the roots reaches: a compiled function's are in no call."""
+        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+        seen: set[Node] = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, Tensor):
+                self.leaves([leaf])
+            following = {other for other, _ in node.next_functions if other is not None} - seen
+            seen |= following
+            waiting += following
+
+    def modules(self, modules: Iterable[nn.Module]) -> None:
+        """Copies the buffers that are the modules' own."""
+        for module in modules:
+            if module not in self._modules:
+                self._modules.add(module)
+                self._buffers += [(buffer, buffer.detach().clone()) for buffer in module.buffers(recurse=False)]
+
+    def running_modules(self) -> None:
+        """Meets the modules in whose forward the caller is."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            module = module_called_in(frame)
+            if module is not None:
+                if module in self._modules:
+                    return  # and so are those around it
+                self.modules([module])
+            frame = frame.f_back
+
+    def handle(self, handle: Compression) -> None:
+        """Its forwards are no steps of its training either."""
+        self._handles.append((handle, handle.step))
+        self._undo.enter_context(handle.trial_run())
+        self.modules(handle.model.modules())
+
+    def draw_again(self) -> None:
+        """Lets the other models' next forwards draw the noise that they drew first."""
+        for handle, step in self._handles:
+            handle.step = step
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        self._undo.close()
+        with torch.no_grad():
+            for leaf, (grad, value) in self._gradients.items():
+                leaf.grad = grad
+                if value is not None and leaf.grad is not None:
+                    leaf.grad.copy_(value)
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+
+
+@contextmanager
+def surroundings(model: nn.Module) -> Iterator[Met]:
+    """A block in which what this thread meets is noted, and put back at its end."""
+    met, outer = Met(), getattr(_here, "met", None)
+    try:
+        met.leaves(model.parameters())
+        met.modules(model.modules())
+        _here.met = met
+        yield met
+    finally:
+        _here.met = outer
+        met.restore()
+
+
+def meet(handle: Compression) -> None:
+    """A forward of the handle's model starts; a trial run of another model notes that, if it is in one."""
+    met: Met | None = getattr(_here, "met", None)
+    if met is not None and not handle.in_trial:
+        met.handle(handle)
+
+
+def undo_after_trial(undo: Callable[[], object]) -> None:
+    """Calls ``undo`` when the trial run ends that is under way in this thread, if one is."""
+    met: Met | None = getattr(_here, "met", None)
+    if met is not None:
+        met._undo.callback(undo)
