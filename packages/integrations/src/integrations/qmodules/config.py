@@ -1,4 +1,4 @@
-"""``config`` and ``set_optimization_level``: the level of Q-layers that are built or converted later, in ActNN's words."""
+"""``config`` and ``set_optimization_level``: the level of later Q-layers, in ActNN's words."""
 
 from __future__ import annotations
 

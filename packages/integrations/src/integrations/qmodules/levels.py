@@ -14,6 +14,11 @@ ONE_GROUP = 1 << 40
 """A group size that no tensor exceeds: its two bounds are the whole tensor's (ActNN's ``pergroup=False``)."""
 
 
+def _require_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+
+
 @dataclass(frozen=True)
 class QLevel:
     """How the Q-layers of a model store what they save for backward.
@@ -95,8 +100,8 @@ LEVELS: Mapping[str, QLevel] = MappingProxyType(
         "swap": QLevel(compress=False, per_sample=False, per_layer=False, norm_adaptive=False, offload=True),
     }
 )
-"""The levels by name. L0 is off: torch's own layers. L1 has 4 bits and exact norms, L2 4 bits and norms, too; L3 2 bits on
-average, for each sample and each layer its own. L4 is L3 with the stored form on the host, swap takes tensors there as
+"""The levels by name. L0 is off: torch's own layers. L1 has 4 bits and exact norms, L2 4 bits and norms, too; L3 2 bits
+on average, for each sample and each layer its own. L4 is L3 with the stored form on the host, swap takes tensors there as
 they are. L3.1 and L5 differed from L3 and L4 in how ActNN treated the allocator, which torch has settings for today
 (docs/qmodules.md); here they are the same."""
 
@@ -119,8 +124,3 @@ def resolve_level(level: str | QLevel, options: Mapping[str, Any] | None = None)
         if option not in valid:
             raise ValueError(f"options of a level are {', '.join(valid)}, got {option!r}")
     return replace(level, **options) if options else level
-
-
-def _require_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")

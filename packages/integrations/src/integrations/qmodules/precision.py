@@ -39,8 +39,8 @@ class LayerPrecision:
             raise TypeError(f"group must be an int, got {group!r}")
         if not 0 <= group < len(level.bits):
             raise ValueError(
-                f"group must be a place in the level's bits {level.bits}, from 0 to {len(level.bits) - 1}, got {group}; "
-                "set config.activation_compression_bits to one number for each group"
+                f"group must be a place in the level's bits {level.bits}, from 0 to {len(level.bits) - 1}, got "
+                f"{group}; set config.activation_compression_bits to one number for each group"
             )
         self.level = level
         self.kind = kind
