@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 import actcore
+from integrations.qmodules.batch import Batch
+from integrations.qmodules.device_rows import DeviceRows, rows_of
+from integrations.qmodules.gradient_table import GradientTable
 from integrations.qmodules.levels import QLevel
-
-if TYPE_CHECKING:
-    from integrations.qmodules.scheme import ModelPrecision
+from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
+from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme
 
 Kind = Literal["linear", "norm", "other"]
+
+# Forwards from one measurement of a layer's profile to the next: the shape of a distribution changes slowly.
+_PROFILE_EVERY = 16
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a backward needs to know of its forward.
+
+    Attributes:
+        energies: ``Float64[Tensor, "rows"]``: what ``range_energies`` found; one row where samples share bits.
+        profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
+        size: elements of a row.
+        samples: the size of the batch dimension.
+        scale: what a unit of rounding variance and a unit of squared output gradient make together in the gradient.
+        indices: the samples' places in the data set, where they count.
+    """
+
+    energies: Tensor
+    profile: Tensor
+    size: int
+    samples: int
+    scale: float
+    indices: Tensor | None
 
 
 class LayerPrecision:
@@ -28,12 +60,20 @@ class LayerPrecision:
         group: which of ``level.bits`` is the layer's average.
         kernel_locations: places of a convolution's kernel; 1 for a linear layer.
         conv_groups: a convolution's groups.
+        channel_dim: the dimension of ``x`` that the weight sums over: 1, or -1 for a linear layer.
         name: the layer's path in its model, which names its noise; empty for a layer built by hand.
         model: what the layers of one converted model share; ``None`` for a layer built by hand.
+        bits: the average for the next forward: the level's, until the model has allocated another.
     """
 
     def __init__(
-        self, level: QLevel, kind: Kind, group: int = 0, kernel_locations: int = 1, conv_groups: int = 1
+        self,
+        level: QLevel,
+        kind: Kind,
+        group: int = 0,
+        kernel_locations: int = 1,
+        conv_groups: int = 1,
+        channel_dim: int = 1,
     ) -> None:
         if isinstance(group, bool) or not isinstance(group, int):
             raise TypeError(f"group must be an int, got {group!r}")
@@ -47,31 +87,138 @@ class LayerPrecision:
         self.group = group
         self.kernel_locations = kernel_locations
         self.conv_groups = conv_groups
+        self.channel_dim = channel_dim
         self.name = ""
         self.model: ModelPrecision | None = None
+        self.bits = float(level.bits[group])
+        self._number: int | None = None
         self._forwards = 0
+        self._profile: tuple[int, Tensor] | None = None
+        self._gradients: GradientTable | None = None
+        self._token: Token | None = None
 
     def codec(self, x: Tensor) -> actcore.Codec | None:
-        """How the input ``x`` of this forward is stored; ``None`` keeps it exactly."""
+        """How the input ``x`` of this forward is stored; ``None`` keeps it exactly.
+
+        Raises:
+            ValueError: the level uses gradients, and there are no indices for the batch, or no ``num_samples``, or an
+                index that exceeds it.
+        """
         level = self.level
+        self._token = None
         inner: actcore.Codec | None = None
         if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
-            inner = actcore.GroupAffine(int(level.bits[self.group]), level.group_size)
+            inner = self._quantiser(x.detach())
         if level.offload:
             return actcore.Offload(inner or actcore.Raw())
         return inner
 
-    def token(self) -> object:
+    def token(self) -> Token | None:
         """What ``observe`` needs to know of the forward whose ``codec`` was asked for last."""
-        return None
+        token, self._token = self._token, None
+        return token
 
-    def stream(self) -> int | None:
-        """The stream of this forward's noise: one of its own; ``None`` takes one of the process's counter."""
-        if not self.name:
-            return None
+    def stream(self) -> int:
+        """The stream of this forward's noise: one of its own, which a second run of the program draws again."""
+        if not self.name and self._number is None:
+            self._number = next(_numbers)
         self._forwards += 1
-        stream: int = actcore.stream_of(self.name, self._forwards, 0)
+        stream: int = actcore.stream_of(self.name or f"layer {self._number}", self._forwards, 0)
         return stream
 
-    def observe(self, token: object, grad_output: Tensor) -> None:
+    def observe(self, token: Token | None, grad_output: Tensor) -> None:
         """Learns from the gradient of the layer's output, in the backward of the forward that ``token`` is of."""
+        if token is None:
+            return
+        squares = _squares(grad_output.detach())
+        matched = squares.numel() == token.samples
+        if token.indices is not None and matched:
+            self._table().update(token.indices, squares)
+        if not self._allocated:
+            return
+        if token.indices is None or not matched or token.energies.numel() != token.samples:
+            squares = squares.mean()
+        assert self.model is not None
+        self.model.observe(Observation(self, token.energies * (squares * token.scale), token.profile, token.size))
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether samples get bits of their own."""
+        return self.level.norm_adaptive if self.kind == "norm" else self.level.per_sample
+
+    @property
+    def _allocated(self) -> bool:
+        """Whether the model decides about the average."""
+        return self.level.per_layer and self.model is not None and self.kind != "norm"
+
+    def _quantiser(self, x: Tensor) -> actcore.Codec:
+        level = self.level
+        uniform = actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
+        if torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
+            return uniform  # what a compiled region computes here once would stand for all steps
+        samples = x.shape[0]
+        # Rows shorter than a group are stored together: bounds for each would take more bytes than bits save.
+        own = self.adaptive and samples > 1 and x.numel() // samples >= level.group_size
+        if not own and not self._allocated:
+            return uniform
+        if self._allocated and self.model is not None:
+            self.model.settle()
+        rows = rows_of(x) if own else rows_of(x[None])
+        energies = range_energies(rows, level.group_size)
+        profile = self._profile_of(rows)
+        indices = self._indices(samples, x.device) if level.use_gradient else None
+        self._token = Token(energies, profile, rows.shape[1], samples, self._scale(x), indices)
+        if not own:
+            return actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
+        if indices is not None:
+            energies = energies * self._table().lookup(indices)
+        most = level.initial_bits
+        total = min(max(math.floor(self.bits * samples + 1e-6), samples), samples * most)
+        return DeviceRows(total, level.group_size, sample_bits(energies, profile, total, most))
+
+    def _profile_of(self, rows: Tensor) -> Tensor:
+        age = self._forwards - self._profile[0] if self._profile is not None else _PROFILE_EVERY
+        # The second forward's differs from the first's, at initialisation, more than others from theirs.
+        if self._profile is None or age >= _PROFILE_EVERY or self._profile[1].device != rows.device:
+            self._profile = (self._forwards, rounding_profile(rows, self.level.group_size))
+        return self._profile[1]
+
+    def _scale(self, x: Tensor) -> float:
+        """``kernel_locations / (conv_groups * positions)``: see docs/qmodules.md, section Precision."""
+        positions = x.numel() / (x.shape[0] * x.shape[self.channel_dim])
+        return self.kernel_locations / (self.conv_groups * positions)
+
+    def _indices(self, samples: int, device: torch.device) -> Tensor | None:
+        """The batch's places in the data set; ``None`` for an input of another batch dimension, such as a head's."""
+        scheme = QBNScheme if self.kind == "norm" else QScheme
+        batch: Batch | None = (self.model.indices if self.model is not None else None) or scheme.indices
+        if batch is None:
+            raise ValueError(
+                "batch must be set before each forward where use_gradient is on: QScheme.batch = indices, with the "
+                "indices that qmodules.DataLoader returns with each batch"
+            )
+        return batch.on(device, self._table().num_samples) if len(batch) == samples else None
+
+    def _table(self) -> GradientTable:
+        if self._gradients is None:
+            number = self.level.num_samples or QScheme.num_samples
+            if number is None:
+                raise ValueError(
+                    "num_samples must be the size of the training set where use_gradient is on, got None; set "
+                    "QScheme.num_samples or config.num_samples"
+                )
+            self._gradients = GradientTable(number)
+        return self._gradients
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a layer built by hand names its noise anew: two layers with one noise would add up their errors."""
+        return self.__dict__ | {"_number": None, "_token": None}
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    """``Float32[Tensor, "batch"]``: each sample's squared norm."""
+    dims = tuple(range(1, gradient.dim()))
+    if not dims:
+        return gradient.float().square()
+    kept = gradient.dtype if gradient.dtype is torch.float64 else torch.float32
+    return torch.linalg.vector_norm(gradient, dim=dims, dtype=kept).square().float()
