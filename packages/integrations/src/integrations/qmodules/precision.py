@@ -24,7 +24,8 @@ class LayerPrecision:
 
     Attributes:
         level: the level of the model or the one that was set when the layer was built.
-        kind: convolutions, embeddings and linear layers are ``"linear"``; norms ``"norm"``; all others ``"other"``.
+        kind: convolutions and linear layers are ``"linear"``, batch normalisations ``"norm"``. ``"other"`` are those that
+            ActNN has not, and no model of their variance (LayerNorm, attention): they take 8 bits for every element.
         group: which of ``level.bits`` is the layer's average.
         kernel_locations: places of a convolution's kernel; 1 for a linear layer.
         conv_groups: a convolution's groups.
@@ -56,7 +57,8 @@ class LayerPrecision:
         level = self.level
         inner: actcore.Codec | None = None
         if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
-            inner = actcore.GroupAffine(int(level.bits[self.group]), level.group_size)
+            bits = 8 if self.kind == "other" else int(level.bits[self.group])
+            inner = actcore.GroupAffine(bits, level.group_size)
         if level.offload:
             return actcore.Offload(inner or actcore.Raw())
         return inner
