@@ -35,7 +35,7 @@ class Token:
         profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
         size: elements of a row.
         samples: the size of the batch dimension.
-        scale: what a unit of rounding variance and a unit of squared output gradient make together in the gradient.
+        positions: places of the input, pixels or tokens: its elements over samples and channels.
         indices: the samples' places in the data set, where they count.
     """
 
@@ -43,7 +43,7 @@ class Token:
     profile: Tensor
     size: int
     samples: int
-    scale: float
+    positions: float
     indices: Tensor | None
 
 
@@ -56,11 +56,13 @@ class LayerPrecision:
 
     Attributes:
         level: the level of the model or the one that was set when the layer was built.
-        kind: convolutions, embeddings and linear layers are ``"linear"``; norms ``"norm"``; all others ``"other"``.
+        kind: convolutions and linear layers are ``"linear"``, batch normalisations ``"norm"``. ``"other"`` are those that
+            ActNN has not, and no model of their variance (LayerNorm, attention): they take 8 bits for every element.
         group: which of ``level.bits`` is the layer's average.
         kernel_locations: places of a convolution's kernel; 1 for a linear layer.
         conv_groups: a convolution's groups.
         channel_dim: the dimension of ``x`` that the weight sums over: 1, or -1 for a linear layer.
+        transposed: whether it is a transposed convolution.
         name: the layer's path in its model, which names its noise; empty for a layer built by hand.
         model: what the layers of one converted model share; ``None`` for a layer built by hand.
         bits: the average for the next forward: the level's, until the model has allocated another.
@@ -74,6 +76,7 @@ class LayerPrecision:
         kernel_locations: int = 1,
         conv_groups: int = 1,
         channel_dim: int = 1,
+        transposed: bool = False,
     ) -> None:
         if isinstance(group, bool) or not isinstance(group, int):
             raise TypeError(f"group must be an int, got {group!r}")
@@ -88,6 +91,7 @@ class LayerPrecision:
         self.kernel_locations = kernel_locations
         self.conv_groups = conv_groups
         self.channel_dim = channel_dim
+        self.transposed = transposed
         self.name = ""
         self.model: ModelPrecision | None = None
         self.bits = float(level.bits[group])
@@ -139,7 +143,7 @@ class LayerPrecision:
         if token.indices is None or not matched or token.energies.numel() != token.samples:
             squares = squares.mean()
         assert self.model is not None
-        self.model.observe(Observation(self, token.energies * (squares * token.scale), token.profile, token.size))
+        self.model.observe(Observation(self, token.energies * (squares * self._scale(token, grad_output)), token.profile, token.size))
 
     @property
     def adaptive(self) -> bool:
@@ -153,6 +157,8 @@ class LayerPrecision:
 
     def _quantiser(self, x: Tensor) -> actcore.Codec:
         level = self.level
+        if self.kind == "other":
+            return actcore.GroupAffine(8, level.group_size)
         uniform = actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
         if torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
             return uniform  # what a compiled region computes here once would stand for all steps
@@ -167,7 +173,8 @@ class LayerPrecision:
         energies = range_energies(rows, level.group_size)
         profile = self._profile_of(rows)
         indices = self._indices(samples, x.device) if level.use_gradient else None
-        self._token = Token(energies, profile, rows.shape[1], samples, self._scale(x), indices)
+        positions = x.numel() / (samples * x.shape[self.channel_dim])
+        self._token = Token(energies, profile, rows.shape[1], samples, positions, indices)
         if not own:
             return actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
         if indices is not None:
@@ -183,9 +190,12 @@ class LayerPrecision:
             self._profile = (self._forwards, rounding_profile(rows, self.level.group_size))
         return self._profile[1]
 
-    def _scale(self, x: Tensor) -> float:
-        """``kernel_locations / (conv_groups * positions)``: see docs/qmodules.md, section Precision."""
-        positions = x.numel() / (x.shape[0] * x.shape[self.channel_dim])
+    def _scale(self, token: Token, gradient: Tensor) -> float:
+        """What a unit of rounding variance and a unit of squared output gradient make in the weight's gradient: the
+        products of a kernel's place with a position, over those positions and the groups (docs/qmodules.md)."""
+        positions = token.positions
+        if self.transposed:
+            positions = gradient.numel() / (gradient.shape[0] * gradient.shape[1])
         return self.kernel_locations / (self.conv_groups * positions)
 
     def _indices(self, samples: int, device: torch.device) -> Tensor | None:
