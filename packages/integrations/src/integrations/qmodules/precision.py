@@ -23,6 +23,9 @@ Kind = Literal["linear", "norm", "other"]
 # Forwards from one measurement of a layer's profile to the next: the shape of a distribution changes slowly.
 _PROFILE_EVERY = 16
 
+# What the error of a batch norm's input does to all gradients below, in units of what it does to the norm's own weight.
+_BELOW = 25.0
+
 _numbers = itertools.count()
 
 
@@ -36,6 +39,7 @@ class Token:
         size: elements of a row.
         samples: the size of the batch dimension.
         positions: places of the input, pixels or tokens: its elements over samples and channels.
+        precision: of a norm's input: the mean over channels of the inverse of their variance, a scalar.
         indices: the samples' places in the data set, where they count.
     """
 
@@ -44,6 +48,7 @@ class Token:
     size: int
     samples: int
     positions: float
+    precision: Tensor | None
     indices: Tensor | None
 
 
@@ -97,7 +102,7 @@ class LayerPrecision:
         self.bits = float(level.bits[group])
         self._number: int | None = None
         self._forwards = 0
-        self._profile: tuple[int, Tensor] | None = None
+        self._profile: tuple[int, Tensor, Tensor | None] | None = None
         self._gradients: GradientTable | None = None
         self._token: Token | None = None
 
@@ -153,7 +158,7 @@ class LayerPrecision:
     @property
     def _allocated(self) -> bool:
         """Whether the model decides about the average."""
-        return self.level.per_layer and self.model is not None and self.kind != "norm"
+        return self.level.per_layer and self.model is not None
 
     def _quantiser(self, x: Tensor) -> actcore.Codec:
         level = self.level
@@ -171,10 +176,10 @@ class LayerPrecision:
             self.model.settle()
         rows = rows_of(x) if own else rows_of(x[None])
         energies = range_energies(rows, level.group_size)
-        profile = self._profile_of(rows)
+        profile, precision = self._profile_of(rows, x)
         indices = self._indices(samples, x.device) if level.use_gradient else None
         positions = x.numel() / (samples * x.shape[self.channel_dim])
-        self._token = Token(energies, profile, rows.shape[1], samples, positions, indices)
+        self._token = Token(energies, profile, rows.shape[1], samples, positions, precision, indices)
         if not own:
             return actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
         if indices is not None:
@@ -183,16 +188,19 @@ class LayerPrecision:
         total = min(max(math.floor(self.bits * samples + 1e-6), samples), samples * most)
         return DeviceRows(total, level.group_size, sample_bits(energies, profile, total, most))
 
-    def _profile_of(self, rows: Tensor) -> Tensor:
-        age = self._forwards - self._profile[0] if self._profile is not None else _PROFILE_EVERY
-        # The second forward's differs from the first's, at initialisation, more than others from theirs.
-        if self._profile is None or age >= _PROFILE_EVERY or self._profile[1].device != rows.device:
-            self._profile = (self._forwards, rounding_profile(rows, self.level.group_size))
-        return self._profile[1]
+    def _profile_of(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        kept = self._profile
+        if kept is None or self._forwards - kept[0] >= _PROFILE_EVERY or kept[1].device != rows.device:
+            precision = _inverse_variance(x) if self.kind == "norm" else None
+            kept = self._forwards, rounding_profile(rows, self.level.group_size), precision
+            self._profile = kept
+        return kept[1:]
 
-    def _scale(self, token: Token, gradient: Tensor) -> float:
+    def _scale(self, token: Token, gradient: Tensor) -> float | Tensor:
         """What a unit of rounding variance and a unit of squared output gradient make in the weight's gradient: the
         products of a kernel's place with a position, over those positions and the groups (docs/qmodules.md)."""
+        if token.precision is not None:
+            return token.precision * (_BELOW * token.samples / gradient.numel())
         positions = token.positions
         if self.transposed:
             positions = gradient.numel() / (gradient.shape[0] * gradient.shape[1])
@@ -232,3 +240,9 @@ def _squares(gradient: Tensor) -> Tensor:
         return gradient.float().square()
     kept = gradient.dtype if gradient.dtype is torch.float64 else torch.float32
     return torch.linalg.vector_norm(gradient, dim=dims, dtype=kept).square().float()
+
+
+def _inverse_variance(x: Tensor) -> Tensor:
+    """The mean over channels of the inverse of their variance in a batch."""
+    variance = x.float().var((0, *range(2, x.dim())))
+    return torch.where(variance > 0, 1 / variance, 0).mean()
