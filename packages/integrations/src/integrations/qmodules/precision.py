@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 import actcore
 from integrations.qmodules.levels import QLevel
-
-if TYPE_CHECKING:
-    from integrations.qmodules.scheme import ModelPrecision
+from integrations.qmodules.scheme import ModelPrecision
 
 Kind = Literal["linear", "norm", "other"]
 
@@ -24,17 +22,23 @@ class LayerPrecision:
 
     Attributes:
         level: the level of the model or the one that was set when the layer was built.
-        kind: convolutions and linear layers are ``"linear"``, batch normalisations ``"norm"``. ``"other"`` are those that
-            ActNN has not, and no model of their variance (LayerNorm, attention): they take 8 bits for every element.
+        kind: convolutions and linear layers are ``"linear"``, batch normalisations ``"norm"``, all others ``"other"``.
         group: which of ``level.bits`` is the layer's average.
         kernel_locations: places of a convolution's kernel; 1 for a linear layer.
         conv_groups: a convolution's groups.
+        channel_dim: the dimension of ``x`` that the weight sums over: 1, or -1 for a linear layer.
         name: the layer's path in its model, which names its noise; empty for a layer built by hand.
         model: what the layers of one converted model share; ``None`` for a layer built by hand.
     """
 
     def __init__(
-        self, level: QLevel, kind: Kind, group: int = 0, kernel_locations: int = 1, conv_groups: int = 1
+        self,
+        level: QLevel,
+        kind: Kind,
+        group: int = 0,
+        kernel_locations: int = 1,
+        conv_groups: int = 1,
+        channel_dim: int = 1,
     ) -> None:
         if isinstance(group, bool) or not isinstance(group, int):
             raise TypeError(f"group must be an int, got {group!r}")
@@ -48,6 +52,7 @@ class LayerPrecision:
         self.group = group
         self.kernel_locations = kernel_locations
         self.conv_groups = conv_groups
+        self.channel_dim = channel_dim
         self.name = ""
         self.model: ModelPrecision | None = None
         self._forwards = 0
@@ -57,8 +62,7 @@ class LayerPrecision:
         level = self.level
         inner: actcore.Codec | None = None
         if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
-            bits = 8 if self.kind == "other" else int(level.bits[self.group])
-            inner = actcore.GroupAffine(bits, level.group_size)
+            inner = actcore.GroupAffine(int(level.bits[self.group]), level.group_size)
         if level.offload:
             return actcore.Offload(inner or actcore.Raw())
         return inner

@@ -43,11 +43,12 @@ class _AnyConv(QLayer):
         """The convolution; ``None`` where torch's own forward is the right one."""
         x, weight, bias = as_matmul(input, self.weight, self.bias)
         assert x is not None
+        batched = x.dim() == len(self.kernel_size) + 2
+        x = x if batched else x.unsqueeze(0)
         saving = self._saving(x)
         if saving is None:
             return None
-        batched = x.dim() == len(self.kernel_size) + 2
-        output: Tensor = Convolution.apply(x if batched else x.unsqueeze(0), weight, bias, geometry, saving)
+        output: Tensor = Convolution.apply(x, weight, bias, geometry, saving)
         return output if batched else output.squeeze(0)
 
     def _takes(self, input: Tensor) -> bool:

@@ -27,7 +27,7 @@ class QLinear(QLayer, nn.Linear):
         self._begin(None, group)
 
     def _new_precision(self, level: QLevel, group: int) -> LayerPrecision:
-        return LayerPrecision(level, "linear", group)
+        return LayerPrecision(level, "linear", group, channel_dim=-1)
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() and self._stores(input, self.weight, self.bias):
