@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 import actcore
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import DeviceRows, rows_of
+from integrations.qmodules.forwards import Forward, inverse_variance, source_of, squared_norms
 from integrations.qmodules.gradient_table import GradientTable
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
@@ -24,32 +26,10 @@ Kind = Literal["linear", "norm", "other"]
 _PROFILE_EVERY = 16
 
 # What the error of a batch norm's input does to all gradients below, in units of what it does to the norm's own weight.
-_BELOW = 25.0
+# Between 7 and 60 for the norms of a ResNet-20 on CIFAR-10; the allocation is flat there (docs/qmodules.md).
+_BELOW = 16.0
 
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Token:
-    """What a backward needs to know of its forward.
-
-    Attributes:
-        energies: ``Float64[Tensor, "rows"]``: what ``range_energies`` found; one row where samples share bits.
-        profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
-        size: elements of a row.
-        samples: the size of the batch dimension.
-        positions: places of the input, pixels or tokens: its elements over samples and channels.
-        precision: of a norm's input: the mean over channels of the inverse of their variance, a scalar.
-        indices: the samples' places in the data set, where they count.
-    """
-
-    energies: Tensor
-    profile: Tensor
-    size: int
-    samples: int
-    positions: float
-    precision: Tensor | None
-    indices: Tensor | None
 
 
 class LayerPrecision:
@@ -57,12 +37,13 @@ class LayerPrecision:
 
     A layer calls, in this order: ``codec(x)``, ``token()`` and ``stream()`` once in each forward that a backward may
     follow, and ``observe(token, grad_output)`` in the backward of that forward. Under ``torch.compile`` it calls
-    ``codec`` alone.
+    ``codec`` alone, and samples and layers share the average: what a region computes while it is traced stands for all
+    steps.
 
     Attributes:
         level: the level of the model or the one that was set when the layer was built.
-        kind: convolutions and linear layers are ``"linear"``, batch normalisations ``"norm"``. ``"other"`` are those that
-            ActNN has not, and no model of their variance (LayerNorm, attention): they take 8 bits for every element.
+        kind: convolutions and linear layers are ``"linear"``, batch normalisations ``"norm"``; all others are
+            ``"other"``, have the level's bits for every element and are not allocated any.
         group: which of ``level.bits`` is the layer's average.
         kernel_locations: places of a convolution's kernel; 1 for a linear layer.
         conv_groups: a convolution's groups.
@@ -104,25 +85,26 @@ class LayerPrecision:
         self._forwards = 0
         self._profile: tuple[int, Tensor, Tensor | None] | None = None
         self._gradients: GradientTable | None = None
-        self._token: Token | None = None
+        self._token: Forward | None = None
+        self._watched = True
 
     def codec(self, x: Tensor) -> actcore.Codec | None:
         """How the input ``x`` of this forward is stored; ``None`` keeps it exactly.
 
         Raises:
             ValueError: the level uses gradients, and there are no indices for the batch, or no ``num_samples``, or an
-                index that exceeds it.
+                index that it does not exceed.
         """
         level = self.level
         self._token = None
         inner: actcore.Codec | None = None
         if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
-            inner = self._quantiser(x.detach())
+            inner = self._quantiser(x)
         if level.offload:
             return actcore.Offload(inner or actcore.Raw())
         return inner
 
-    def token(self) -> Token | None:
+    def token(self) -> Forward | None:
         """What ``observe`` needs to know of the forward whose ``codec`` was asked for last."""
         token, self._token = self._token, None
         return token
@@ -135,76 +117,88 @@ class LayerPrecision:
         stream: int = actcore.stream_of(self.name or f"layer {self._number}", self._forwards, 0)
         return stream
 
-    def observe(self, token: Token | None, grad_output: Tensor) -> None:
+    def observe(self, token: Forward | None, grad_output: Tensor) -> None:
         """Learns from the gradient of the layer's output, in the backward of the forward that ``token`` is of."""
-        if token is None:
+        if token is None or not self._watched:
             return
-        squares = _squares(grad_output.detach())
-        matched = squares.numel() == token.samples
-        if token.indices is not None and matched:
+        gradient = grad_output.detach()
+        squares = squared_norms(gradient)
+        known = token.indices is not None and squares.numel() == token.samples
+        if known and token.indices is not None:
             self._table().update(token.indices, squares)
-        if not self._allocated:
-            return
-        if token.indices is None or not matched or token.energies.numel() != token.samples:
-            squares = squares.mean()
-        assert self.model is not None
-        self.model.observe(Observation(self, token.energies * (squares * self._scale(token, grad_output)), token.profile, token.size))
+        if self._allocated and self.model is not None:
+            # Without a table the next forward, too, knows nothing of its samples' gradients.
+            squares = squares if known and token.energies.numel() == token.samples else squares.mean()
+            sensitivities = token.energies * squares * self.gain(token, gradient)
+            if self.kind == "norm":
+                sensitivities = sensitivities * _BELOW
+            self.model.observe(Observation(self, sensitivities, token.profile, token.size, token.source))
 
-    @property
-    def adaptive(self) -> bool:
-        """Whether samples get bits of their own."""
-        return self.level.norm_adaptive if self.kind == "norm" else self.level.per_sample
+    def describe(self, x: Tensor, own: bool) -> Forward:
+        """What an input tells about its rounding.
+
+        Args:
+            x: ``Float[Tensor, "batch ..."]`` with at least two dimensions and one element.
+            own: whether samples are looked at one by one, or all together.
+        """
+        x = x.detach()
+        samples = x.shape[0]
+        rows = rows_of(x) if own else rows_of(x[None])
+        kept = self._profile
+        if kept is None or self._forwards - kept[0] >= _PROFILE_EVERY or kept[1].device != x.device:
+            precision = inverse_variance(x) if self.kind == "norm" else None
+            kept = self._profile = (self._forwards, rounding_profile(rows, self.level.group_size), precision)
+        energies = range_energies(rows, self.level.group_size)
+        positions = x.numel() / (samples * x.shape[self.channel_dim])
+        return Forward(energies, kept[1], rows.shape[1], samples, positions, kept[2])
+
+    def gain(self, forward: Forward, gradient: Tensor) -> float | Tensor:
+        """What a unit of an input's rounding variance and a unit of squared output gradient make together in the gradient
+        of the layer's weight: docs/qmodules.md, section Precision."""
+        if forward.precision is not None:
+            return forward.precision * (forward.samples / gradient.numel())
+        positions = forward.positions
+        if self.transposed:
+            positions = gradient.numel() / (gradient.shape[0] * gradient.shape[1])
+        return self.kernel_locations / (self.conv_groups * positions)
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """A block whose forwards and backwards teach this layer nothing, and whose noise later ones draw again."""
+        before = dict(vars(self))
+        self._watched = False
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     @property
     def _allocated(self) -> bool:
         """Whether the model decides about the average."""
-        return self.level.per_layer and self.model is not None
+        return self.level.per_layer and self.model is not None and self.kind != "other"
 
     def _quantiser(self, x: Tensor) -> actcore.Codec:
         level = self.level
-        if self.kind == "other":
-            return actcore.GroupAffine(8, level.group_size)
+        if self._allocated and self.model is not None and self._watched and not torch.compiler.is_compiling():
+            self.model.settle()
         uniform = actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
-        if torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
-            return uniform  # what a compiled region computes here once would stand for all steps
+        if self.kind == "other" or torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
+            return uniform
         samples = x.shape[0]
-        # Rows shorter than a group are stored together: bounds for each would take more bytes than bits save.
-        own = self.adaptive and samples > 1 and x.numel() // samples >= level.group_size
+        adaptive = level.norm_adaptive if self.kind == "norm" else level.per_sample
+        # Rows shorter than a group are stored together: bounds for each would take more bytes than their bits save.
+        own = adaptive and samples > 1 and x.numel() // samples >= level.group_size
         if not own and not self._allocated:
             return uniform
-        if self._allocated and self.model is not None:
-            self.model.settle()
-        rows = rows_of(x) if own else rows_of(x[None])
-        energies = range_energies(rows, level.group_size)
-        profile, precision = self._profile_of(rows, x)
-        indices = self._indices(samples, x.device) if level.use_gradient else None
-        positions = x.numel() / (samples * x.shape[self.channel_dim])
-        self._token = Token(energies, profile, rows.shape[1], samples, positions, precision, indices)
+        forward = self.describe(x, own)
+        indices = self._indices(samples, x.device) if level.use_gradient and own else None
+        self._token = Forward(**(vars(forward) | {"indices": indices, "source": source_of(x)}))
         if not own:
-            return actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
-        if indices is not None:
-            energies = energies * self._table().lookup(indices)
-        most = level.initial_bits
-        total = min(max(math.floor(self.bits * samples + 1e-6), samples), samples * most)
-        return DeviceRows(total, level.group_size, sample_bits(energies, profile, total, most))
-
-    def _profile_of(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        kept = self._profile
-        if kept is None or self._forwards - kept[0] >= _PROFILE_EVERY or kept[1].device != rows.device:
-            precision = _inverse_variance(x) if self.kind == "norm" else None
-            kept = self._forwards, rounding_profile(rows, self.level.group_size), precision
-            self._profile = kept
-        return kept[1:]
-
-    def _scale(self, token: Token, gradient: Tensor) -> float | Tensor:
-        """What a unit of rounding variance and a unit of squared output gradient make in the weight's gradient: the
-        products of a kernel's place with a position, over those positions and the groups (docs/qmodules.md)."""
-        if token.precision is not None:
-            return token.precision * (_BELOW * token.samples / gradient.numel())
-        positions = token.positions
-        if self.transposed:
-            positions = gradient.numel() / (gradient.shape[0] * gradient.shape[1])
-        return self.kernel_locations / (self.conv_groups * positions)
+            return uniform
+        energies = forward.energies if indices is None else forward.energies * self._table().lookup(indices)
+        total = math.floor(min(self.bits, level.initial_bits) * samples + 1e-6)  # of a mean of whole numbers
+        bits = sample_bits(energies, forward.profile, max(total, samples), level.initial_bits)
+        return DeviceRows(max(total, samples), level.group_size, bits)
 
     def _indices(self, samples: int, device: torch.device) -> Tensor | None:
         """The batch's places in the data set; ``None`` for an input of another batch dimension, such as a head's."""
@@ -212,8 +206,8 @@ class LayerPrecision:
         batch: Batch | None = (self.model.indices if self.model is not None else None) or scheme.indices
         if batch is None:
             raise ValueError(
-                "batch must be set before each forward where use_gradient is on: QScheme.batch = indices, with the "
-                "indices that qmodules.DataLoader returns with each batch"
+                "batch must be set before each forward where use_gradient is on, got None; set QScheme.batch = indices "
+                "to those that qmodules.DataLoader returns with each batch"
             )
         return batch.on(device, self._table().num_samples) if len(batch) == samples else None
 
@@ -231,18 +225,3 @@ class LayerPrecision:
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a layer built by hand names its noise anew: two layers with one noise would add up their errors."""
         return self.__dict__ | {"_number": None, "_token": None}
-
-
-def _squares(gradient: Tensor) -> Tensor:
-    """``Float32[Tensor, "batch"]``: each sample's squared norm."""
-    dims = tuple(range(1, gradient.dim()))
-    if not dims:
-        return gradient.float().square()
-    kept = gradient.dtype if gradient.dtype is torch.float64 else torch.float32
-    return torch.linalg.vector_norm(gradient, dim=dims, dtype=kept).square().float()
-
-
-def _inverse_variance(x: Tensor) -> Tensor:
-    """The mean over channels of the inverse of their variance in a batch."""
-    variance = x.float().var((0, *range(2, x.dim())))
-    return torch.where(variance > 0, 1 / variance, 0).mean()

@@ -83,20 +83,50 @@ class Observation:
             profile at its width.
         profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
         size: elements of a row.
+        source: what was stored; layers that store one tensor have the same, and share its bits.
     """
 
     layer: LayerPrecision
     sensitivities: Tensor
     profile: Tensor
     size: int
+    source: object
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What a forward stored for some layers, and what bits for it cost.
+
+    Attributes:
+        layers: whose input it is, all of one group.
+        totals: the sums of widths that it may have.
+        rows, size: how many there are, and the elements of one.
+        costs: the variance at each of the totals.
+    """
+
+    layers: tuple[LayerPrecision, ...]
+    totals: range
+    rows: int
+    size: int
+    costs: Tensor
+
+    @property
+    def group(self) -> int:
+        return self.layers[0].group
+
+    @property
+    def budget(self) -> int:
+        """Bytes of codes at the level's average."""
+        average = self.layers[0].level.bits[self.group]
+        return code_bytes(max(self.rows, int(self.rows * average)), self.rows, self.size)
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """Costs on their way to the host: of the layers in turn, as many as each has budgets."""
+    """Costs on their way to the host: those of the inputs one after another."""
 
     costs: Tensor
-    layers: tuple[tuple[LayerPrecision, range, int, int], ...]  # layer, sums of widths, rows, elements of a row
+    inputs: tuple[_Input, ...]
     arrived: Any  # torch.cuda.Event; None where the costs are on the host
 
 
@@ -148,63 +178,62 @@ class ModelPrecision:
 
     def _finish(self) -> None:
         observed, self._observed = self._observed, []
-        most = self.level.initial_bits
-        costs, layers = [], []
+        shared: dict[tuple[object, ...], list[Observation]] = {}
         for seen in observed:
-            totals, variances = _choices(seen, most)
-            costs.append(variances)
-            layers.append((seen.layer, totals, seen.sensitivities.numel(), seen.size))
-        if len({cost.device for cost in costs}) > 1:  # a model on several devices
-            costs = [cost.to(costs[0].device, non_blocking=True) for cost in costs]
-        joined, arrived = _to_host(torch.cat(costs))
-        self._pending = _Pending(joined, tuple(layers), arrived)
-        if arrived is None:
-            self.settle()
+            key = (seen.source, seen.layer.group, seen.sensitivities.shape, seen.size)
+            shared.setdefault(key, []).append(seen)
+        inputs = tuple(_input(seen, self.level.initial_bits) for seen in shared.values())
+        device = inputs[0].costs.device  # a model may be spread over several
+        costs = torch.cat([found.costs.to(device, non_blocking=True) for found in inputs])
+        self._pending = _Pending(*_to_host(costs, inputs))
+        self.settle()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_observed": [], "_pending": None}
 
 
-def _choices(seen: Observation, most: int) -> tuple[range, Tensor]:
-    """The sums of widths that a layer may get, and the variance at each."""
-    if seen.sensitivities.numel() > 1:
-        return costs_of_totals(seen.sensitivities, seen.profile, most)
-    return range(1, most + 1), seen.sensitivities.sum() * seen.profile[:most]
+def _input(observed: Sequence[Observation], most: int) -> _Input:
+    """The costs of what all these observations are of."""
+    first = observed[0]
+    sensitivities = sum((seen.sensitivities for seen in observed[1:]), first.sensitivities)
+    rows = sensitivities.numel()
+    if rows > 1:
+        totals, costs = costs_of_totals(sensitivities, first.profile, most)
+    else:
+        totals, costs = range(1, most + 1), sensitivities.sum() * first.profile[:most]
+    layers = dict.fromkeys(seen.layer for seen in observed)
+    return _Input(tuple(layers), totals, rows, first.size, costs)
 
 
-def _to_host(costs: Tensor) -> tuple[Tensor, Any]:
+def _to_host(costs: Tensor, inputs: tuple[_Input, ...]) -> tuple[Tensor, tuple[_Input, ...], Any]:
     if costs.device.type != "cuda":
-        return costs, None
+        return costs, inputs, None
     host = torch.empty(costs.shape, dtype=costs.dtype, pin_memory=True)
     host.copy_(costs, non_blocking=True)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(costs.device))
-    return host, event
+    return host, inputs, event
 
 
 def _allocate(pending: _Pending) -> None:
     values = pending.costs.tolist()
     if not all(math.isfinite(value) for value in values):
         return  # an overflow, as GradScaler makes them, or NaN: the step tells nothing about rounding
-    rows = []
-    for layer, totals, count, size in pending.layers:
-        rows.append((layer, totals, count, size, values[: len(totals)]))
-        values = values[len(totals) :]
-    for group in sorted({layer.group for layer, *_ in pending.layers}):
-        _allocate_group([row for row in rows if row[0].group == group])
+    position = iter(values)
+    costs = [[next(position) for _ in found.totals] for found in pending.inputs]
+    for group in sorted({found.group for found in pending.inputs}):
+        chosen = [place for place, found in enumerate(pending.inputs) if found.group == group]
+        _allocate_group([pending.inputs[place] for place in chosen], [costs[place] for place in chosen])
 
 
-def _allocate_group(rows: Sequence[tuple[LayerPrecision, range, int, int, list[float]]]) -> None:
-    costs, sizes, budget = [], [], 0
-    for layer, totals, count, size, variances in rows:
-        costs.append(variances)
-        sizes.append([code_bytes(total, count, size) for total in totals])
-        average = layer.level.bits[layer.group]
-        budget += code_bytes(max(count, int(count * average)), count, size)
-    solved = actcore.allocate(costs, sizes, max(budget, sum(min(size) for size in sizes)))
-    given: dict[LayerPrecision, list[int]] = {}
-    for (layer, totals, count, size, _), choice in zip(rows, solved.choices, strict=True):
-        bits, elements = given.get(layer, [0, 0])
-        given[layer] = [bits + totals[choice] * size, elements + count * size]
+def _allocate_group(inputs: Sequence[_Input], costs: Sequence[Sequence[float]]) -> None:
+    sizes = [[code_bytes(total, found.rows, found.size) for total in found.totals] for found in inputs]
+    budget = sum(min(max(found.budget, min(row)), max(row)) for found, row in zip(inputs, sizes, strict=True))
+    solved = actcore.allocate(costs, sizes, budget)
+    given: dict[LayerPrecision, tuple[int, int]] = {}
+    for found, choice in zip(inputs, solved.choices, strict=True):
+        for layer in found.layers:
+            bits, elements = given.get(layer, (0, 0))
+            given[layer] = bits + found.totals[choice] * found.size, elements + found.rows * found.size
     for layer, (bits, elements) in given.items():
         layer.bits = bits / elements  # of a layer that ran more than once, the mean

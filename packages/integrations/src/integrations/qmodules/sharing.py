@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +35,6 @@ class _Stored:
         return actcore.Compressed(self.form, tuple(payload), self.layout, self.dtype)
 
 
-_QUANTISED = (actcore.GroupAffine, actcore.GroupAffineRows)
-
 # By the tensor itself, not by an attribute of it: that would be pickled and copied with it.
 _stored = WeakIdKeyDictionary()
 
@@ -55,7 +54,11 @@ class Once:
         """The stored form, of an earlier layer or new; ``tensor`` is an alias of the one that this is for."""
         version = self.tensor._version
         found = _stored.get(self.tensor)
-        if found is not None and found.version == version and _serves(found.codec, self.codec):
+        if (
+            found is not None
+            and found.version == version
+            and _serves(found.codec, self.codec, len(tensor) if tensor.dim() else 1)
+        ):
             compressed = found.compressed(tensor.device)
             if compressed is not None:
                 return compressed
@@ -89,18 +92,21 @@ def once(codec: actcore.Codec, x: Tensor) -> actcore.Codec:
     return Once(codec, x)
 
 
-def _serves(stored: actcore.Codec, wanted: actcore.Codec) -> bool:
+def _serves(stored: actcore.Codec, wanted: actcore.Codec, rows: int) -> bool:
     """Whether what one codec stored is at least as good as what the other would store."""
     if stored == wanted:
         return True
     if isinstance(stored, actcore.Offload) and isinstance(wanted, actcore.Offload):
-        return _serves(stored.inner, wanted.inner)
-    if not isinstance(stored, _QUANTISED) or not isinstance(wanted, _QUANTISED):
-        return False
-    alike = (stored.group_size, stored.rounding) == (wanted.group_size, wanted.rounding)
-    return alike and _width(stored) >= _width(wanted)
+        return _serves(stored.inner, wanted.inner, rows)
+    have, want = _width(stored, rows), _width(wanted, rows)
+    alike = getattr(stored, "group_size", None) == getattr(wanted, "group_size", None)
+    return alike and have is not None and want is not None and have >= want
 
 
-def _width(codec: actcore.GroupAffine | actcore.GroupAffineRows) -> float:
-    """Bits per element, on average."""
-    return sum(codec.bits) / max(len(codec.bits), 1) if isinstance(codec.bits, tuple) else codec.bits
+def _width(codec: Any, rows: int) -> float | None:
+    """Bits per element, on average; ``None`` for a codec that does not quantise groups."""
+    total = getattr(codec, "total", None)  # of widths that were decided on the device, their sum is known
+    if total is not None:
+        return total / max(rows, 1)
+    bits = getattr(codec, "bits", None)
+    return sum(bits) / max(len(bits), 1) if isinstance(bits, tuple) else bits

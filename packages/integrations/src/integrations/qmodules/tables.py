@@ -21,13 +21,14 @@ _PUBLISHED["gelu_tanh", 3] = _PUBLISHED["gelu", 3]
 _REACH, _POINTS = 8.0, 1 << 14
 
 
+@torch.compiler.assume_constant_result  # a table holds numbers, not tensors
 @lru_cache
 def table(function: str, bits: int) -> Table:
     """``2**bits`` intervals and the level of each, for an input of mean 0 and variance 1.
 
-    Where no table was published: neighbouring levels are parted where they are equally far from the derivative, and each
-    is its interval's mean (Lloyd, "Least squares quantization in PCM", 1982, on the values of the derivative), from
-    intervals as narrow as the derivative is steep there.
+    Where no table was published: neighbouring levels are parted where they are equally far from the derivative, and
+    each is its interval's mean (Lloyd, "Least squares quantization in PCM", 1982, on the values of the derivative),
+    beginning with intervals as narrow as the derivative is steep there.
 
     Args:
         function: ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``.

@@ -15,11 +15,11 @@ def as_matmul(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 def as_norm(operator: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Arguments of a normalisation: in float32 where autocast is on and knows the operator on that device."""
     kind = _device(tensors)
-    if kind and torch.is_autocast_enabled(kind):
-        # On CUDA it knows all of these, and on the CPU none.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{kind.upper()}"):
-            return _cast(tensors, torch.float32)
-    return tensors
+    if not kind or not torch.is_autocast_enabled(kind):
+        return tensors
+    # On CUDA it knows all of these, and on the CPU none.
+    known = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{kind.upper()}")
+    return _cast(tensors, torch.float32) if known else tensors
 
 
 def _device(tensors: tuple[Tensor | None, ...]) -> str:

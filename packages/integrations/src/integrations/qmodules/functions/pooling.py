@@ -15,14 +15,20 @@ class AveragePool(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, pool: Callable[..., Tensor], backward: Callable[..., Tensor], arguments: tuple[Any, ...]
+        ctx: Any,
+        x: Tensor,
+        pool: Callable[..., Tensor],
+        backward: Callable[..., Tensor],
+        arguments: tuple[Any, ...],
+        backward_arguments: tuple[Any, ...],
     ) -> Tensor:
-        ctx.shape, ctx.strides, ctx.backward_of_pool, ctx.arguments = x.shape, x.stride(), backward, arguments
+        ctx.like, ctx.call = (x.shape, x.stride()), (backward, backward_arguments)
         return pool(x, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
+        backward, arguments = ctx.call
         # Never written and never read: kernels look at its shape and memory format, which one element would not have.
-        like = torch.empty_strided(ctx.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device)
-        return ctx.backward_of_pool(gradient, like, *ctx.arguments), None, None, None
+        like = torch.empty_strided(*ctx.like, dtype=gradient.dtype, device=gradient.device)
+        return backward(gradient, like, *arguments), None, None, None, None

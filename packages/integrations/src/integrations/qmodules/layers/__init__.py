@@ -23,6 +23,7 @@ from integrations.qmodules.layers.norms import (
 from integrations.qmodules.layers.pooling import QAdaptiveAvgPool2d, QAvgPool2d, QMaxPool1d, QMaxPool2d, QMaxPool3d
 
 __all__ = [
+    "QGELU",
     "QAdaptiveAvgPool2d",
     "QAvgPool2d",
     "QBatchNorm1d",
@@ -36,7 +37,6 @@ __all__ = [
     "QConvTranspose3d",
     "QDropout",
     "QEmbedding",
-    "QGELU",
     "QGroupNorm",
     "QLayer",
     "QLayerNorm",

@@ -26,6 +26,8 @@ class QLayer(nn.Module):
     """
 
     counterpart: ClassVar[type[nn.Module]]
+    norm: ClassVar[bool] = False
+    """Whether it is one of the layers that a level may leave exact (``QLevel.norms``)."""
     precision: LayerPrecision
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ class AnyBatchNorm(QLayer):
         group: which of the level's ``bits`` is the layer's average.
     """
 
+    norm = True
     weight: Tensor | None
     bias: Tensor | None
     running_mean: Tensor | None
@@ -88,12 +90,16 @@ class _SampleNorm(QLayer):
     """A normalisation of each sample by itself. ActNN has none, and no model of their variance: they take 8 bits,
     because with fewer the stored input no longer has the mean that its gradient takes for granted."""
 
+    norm = True
     weight: Tensor | None
     bias: Tensor | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._begin(None, 0)
+
+    def _new_precision(self, level: QLevel, group: int) -> LayerPrecision:
+        return LayerPrecision(replace(level, bits=(8,), initial_bits=8, per_sample=False, per_layer=False), "other")
 
     def _takes(self, input: Tensor) -> bool:
         return self.precision.level.norms and self._stores(input, self.weight, getattr(self, "bias", None))

@@ -81,7 +81,7 @@ class QAvgPool2d(_Pool, nn.AvgPool2d):
         )
         arguments = (kernel, stride, padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
         aten = torch.ops.aten
-        output: Tensor = AveragePool.apply(input, aten.avg_pool2d, aten.avg_pool2d_backward, arguments)
+        output: Tensor = AveragePool.apply(input, aten.avg_pool2d, aten.avg_pool2d_backward, arguments, arguments)
         return output
 
 
@@ -95,10 +95,8 @@ class QAdaptiveAvgPool2d(_Pool, nn.AdaptiveAvgPool2d):
         if not self._takes(input) or input.dim() not in (3, 4) or given == (1, 1):  # of which torch takes the mean
             return super().forward(input)
         size = [input.shape[d - 2] if number is None else number for d, number in enumerate(given)]
-        output: Tensor = AveragePool.apply(input, _adaptive, torch.ops.aten._adaptive_avg_pool2d_backward, (size,))
+        aten = torch.ops.aten
+        output: Tensor = AveragePool.apply(
+            input, aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, (size,), ()
+        )
         return output
-
-
-def _adaptive(x: Tensor, size: list[int]) -> Tensor:
-    output: Tensor = torch.ops.aten.adaptive_avg_pool2d(x, size)
-    return output
