@@ -16,8 +16,8 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 class DeviceRows:
     """``actcore.GroupAffineRows`` whose widths are a tensor on the device of the data: only their sum is known here.
 
-    The sum decides how many bytes there are; which row takes which of them, the kernels find out. The widths are part of
-    the stored form, a byte a row.
+    The sum decides how many bytes there are; which row takes which of them, the kernels find out. The widths are part
+    of the stored form, a byte a row.
 
     Args:
         total: bits of one element of each row, added up over the rows: ``bits.sum()``.
@@ -30,7 +30,7 @@ class DeviceRows:
     bits: Tensor | None = field(default=None, compare=False, repr=False)
 
     def compress(self, tensor: Tensor, *, seed: int | Tensor = 0, stream: int | Tensor = 0) -> actcore.Compressed:
-        """``Float[Tensor, "rows ..."] -> (codes: UInt8[bytes], bounds: Float[groups of all rows, 2], bits: UInt8[rows])``.
+        """``Float[Tensor, "rows ..."] -> (codes: UInt8[bytes], bounds: Float[groups, 2], bits: UInt8[rows])``.
 
         A tensor too small to gain is stored as a copy under ``Raw``. A row beyond the bytes that ``total`` makes room
         for, as there is one if the widths add up to more, decompresses to NaN.

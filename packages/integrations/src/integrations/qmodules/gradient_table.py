@@ -33,7 +33,7 @@ class GradientTable:
         return torch.where(seen, known, mean.nan_to_num(1.0))
 
     def update(self, indices: Tensor, squares: Tensor) -> None:
-        """Takes note of a batch's squared norms; what is not finite, as after a GradScaler's overflow, is passed over."""
+        """Takes note of a batch's squared norms; but for what is not finite, as after an overflow."""
         values = self._on(indices.device)
         known = values[indices].float()
         fresh = torch.where(known > 0, (known + squares) / 2, squares)

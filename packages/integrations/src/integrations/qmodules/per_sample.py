@@ -1,7 +1,7 @@
 """Bits for each sample of a layer's input: the exact optimum, on the tensor's device.
 
-Samples of one input have the same size, so a bit more costs the same bytes in each. The least variance within a budget is
-then had by taking the largest gains, as long as each further bit of a sample gains less than the one before.
+Samples of one input have the same size, so a bit more costs the same bytes in each. The least variance within a budget
+is then had by taking the largest gains, as long as each further bit of a sample gains less than the one before.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# What is looked at, evenly spread: groups of one sample for its ranges; groups of the whole input, and elements of each,
-# for the profile.
+# What is looked at, evenly spread: groups of one sample for its ranges; groups of the whole input, and elements of
+# each, for the profile.
 _RANGES, _PROFILE, _ELEMENTS = 64, 64, 256
 
 # Sensitivities are scaled to at most 1. What is NaN or infinite comes before, what is 0 after all others, and among
@@ -48,9 +48,9 @@ def range_energies(rows: Tensor, group_size: int) -> Tensor:
 def rounding_profile(rows: Tensor, group_size: int) -> Tensor:
     """What rounding does at each width: an element's error variance in units of its group's squared range.
 
-    An element at the fraction ``f`` between two codes is rounded up with probability ``f``, so its variance is ``step**2 *
-    f * (1 - f)``. The paper bounds ``f * (1 - f)`` by 1/4, which is four thirds of the mean of evenly spread data, and
-    far more for what ReLU returns: a zero is a code, and has no error.
+    An element at the fraction ``f`` between two codes is rounded up with probability ``f``, so its variance is
+    ``step**2 * f * (1 - f)``. The paper bounds ``f * (1 - f)`` by 1/4: 3/2 of its mean over evenly spread data, 1/6,
+    and 3 times that of what ReLU returns, where a zero is a code and has no error.
 
     Args:
         rows: as for ``range_energies``; 64 groups stand for all.
@@ -140,8 +140,8 @@ def costs_of_totals(sensitivities: Tensor, profile: Tensor, most: int = 8) -> tu
         sensitivities, profile, most: as for ``sample_bits``.
 
     Returns:
-        The budgets, sums of widths about a quarter of a bit a row apart, and the variance within each: ``Float64[Tensor,
-        "budgets"]``, not finite where a sensitivity is not.
+        The budgets, sums of widths about a quarter of a bit a row apart, and the variance within each:
+        ``Float64[Tensor, "budgets"]``, not finite where a sensitivity is not.
     """
     values = sensitivities.double()
     count = values.numel()

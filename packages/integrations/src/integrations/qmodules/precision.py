@@ -117,9 +117,9 @@ class LayerPrecision:
         stream: int = actcore.stream_of(self.name or f"layer {self._number}", self._forwards, 0)
         return stream
 
-    def observe(self, token: Forward | None, grad_output: Tensor) -> None:
+    def observe(self, token: object, grad_output: Tensor) -> None:
         """Learns from the gradient of the layer's output, in the backward of the forward that ``token`` is of."""
-        if token is None or not self._watched:
+        if not isinstance(token, Forward) or not self._watched:
             return
         gradient = grad_output.detach()
         squares = squared_norms(gradient)
@@ -153,8 +153,8 @@ class LayerPrecision:
         return Forward(energies, kept[1], rows.shape[1], samples, positions, kept[2])
 
     def gain(self, forward: Forward, gradient: Tensor) -> float | Tensor:
-        """What a unit of an input's rounding variance and a unit of squared output gradient make together in the gradient
-        of the layer's weight: docs/qmodules.md, section Precision."""
+        """What a unit of an input's rounding variance and a unit of squared output gradient together make in the
+        gradient of the layer's weight: docs/qmodules.md, section Precision."""
         if forward.precision is not None:
             return forward.precision * (forward.samples / gradient.numel())
         positions = forward.positions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ from integrations.qmodules.per_sample import costs_of_totals
 
 if TYPE_CHECKING:
     from integrations.qmodules.precision import LayerPrecision
+
+_NESTED = 8  # backwards inside of backwards, as reentrant checkpoints run them
 
 
 class _Scheme(type):
@@ -139,8 +142,8 @@ class ModelPrecision:
     run keep their average and hold up nobody.
 
     On CUDA the costs travel to the host beside the computation, and the first forward that finds them arrived
-    uses them: nothing is waited for. What a rank decides is its own and changes only its rounding, which stays unbiased,
-    and no bytes; ranks need not agree and do not talk.
+    uses them: nothing is waited for. What a rank decides is its own: it changes nothing but its rounding, which stays
+    unbiased, and takes as many bytes; ranks need not agree and do not talk.
 
     Args:
         level: of all layers.
@@ -149,7 +152,7 @@ class ModelPrecision:
     def __init__(self, level: QLevel) -> None:
         self.level = level
         self.indices: Batch | None = None
-        self._observed: list[Observation] = []
+        self._observed: dict[int, list[Observation]] = {}  # by backward: one may run inside of another
         self._pending: _Pending | None = None
 
     @property
@@ -163,10 +166,14 @@ class ModelPrecision:
 
     def observe(self, observation: Observation) -> None:
         """Takes note of a layer, inside of a backward; when that ends, bits are allocated."""
-        if not self._observed:
+        backward = torch._C._current_graph_task_id()
+        if backward not in self._observed:
+            if len(self._observed) == _NESTED:  # what raised has left its observations here
+                del self._observed[min(self._observed)]
+            self._observed[backward] = []
             # autograd has no public hook for the end of a backward; DistributedDataParallel uses this one.
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self._observed.append(observation)
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, backward))
+        self._observed[backward].append(observation)
 
     def settle(self) -> None:
         """Uses the costs of the last backward, if they are on the host by now."""
@@ -176,8 +183,10 @@ class ModelPrecision:
         self._pending = None
         _allocate(pending)
 
-    def _finish(self) -> None:
-        observed, self._observed = self._observed, []
+    def _finish(self, backward: int) -> None:
+        observed = self._observed.pop(backward, [])
+        if not observed:
+            return
         shared: dict[tuple[object, ...], list[Observation]] = {}
         for seen in observed:
             key = (seen.source, seen.layer.group, seen.sensitivities.shape, seen.size)
@@ -189,7 +198,7 @@ class ModelPrecision:
         self.settle()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_observed": [], "_pending": None}
+        return self.__dict__ | {"_observed": {}, "_pending": None}
 
 
 def _input(observed: Sequence[Observation], most: int) -> _Input:
