@@ -51,17 +51,13 @@ class DeviceRows:
         groups = count * -(-size // self.group_size)
         if nbytes + count + 2 * tensor.itemsize * groups >= tensor.nbytes:
             return actcore.Raw().compress(tensor.clone())
-        key = (seed, stream)
+        arguments = (rows, self.bits.to(torch.uint8), nbytes, self.group_size, True)
         operator = torch.ops.actcore.group_affine_rows_compress
         if isinstance(seed, Tensor) or isinstance(stream, Tensor):
-            key = (_on_device(seed, tensor), _on_device(stream, tensor))
-            operator = operator.tensor
+            codes, bounds, _ = operator.tensor(*arguments, _on_device(seed, tensor), _on_device(stream, tensor))
         else:
-            key = (_signed(seed), _signed(stream))
-            operator = operator.default
-        bits = self.bits.to(torch.uint8)
-        codes, bounds, _ = operator(rows, bits, nbytes, self.group_size, True, *key)
-        return actcore.Compressed.of(DeviceRows(self.total, self.group_size), tensor, (codes, bounds, bits))
+            codes, bounds, _ = operator.default(*arguments, _signed(seed), _signed(stream))
+        return actcore.Compressed.of(DeviceRows(self.total, self.group_size), tensor, (codes, bounds, arguments[1]))
 
     def decompress(self, compressed: actcore.Compressed) -> Tensor:
         """The tensor, with the codec's rounding error; one that was not dense in memory comes back contiguous.
@@ -69,12 +65,15 @@ class DeviceRows:
         Raises:
             ValueError: the payload is damaged.
         """
-        codes, bounds, bits = compressed.payload
         shape, strides = compressed.layout
+        if len(compressed.payload) != 3 or not shape or compressed.payload[2].numel() != shape[0]:
+            raise ValueError(
+                f"the payload of {compressed!r} must be codes, bounds and a width for each row; it is damaged or "
+                "truncated: store the tensor again"
+            )
         numel = compressed.shape.numel()
-        if bits.numel() != shape[0]:
-            raise ValueError(f"the payload of {compressed!r} must have {shape[0]} widths, got {bits.numel()}")
-        flat, _ = torch.ops.actcore.group_affine_rows_decompress(codes, bounds, bits, numel, self.group_size)
+        found = torch.ops.actcore.group_affine_rows_decompress(*compressed.payload, numel, self.group_size)
+        flat: Tensor = found[0]
         layout = compressed.layout
         if not layout.dense or 0 in strides:
             return flat.view(shape)

@@ -59,4 +59,5 @@ def squared_norms(gradient: Tensor) -> Tensor:
     if not dims:
         return gradient.double().square()
     kept = gradient.dtype if gradient.dtype is torch.float64 else torch.float32
-    return torch.linalg.vector_norm(gradient, dim=dims, dtype=kept).double().square()
+    norms: Tensor = torch.linalg.vector_norm(gradient, dim=dims, dtype=kept)
+    return norms.double().square()

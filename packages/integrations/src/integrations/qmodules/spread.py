@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -37,8 +36,8 @@ class Spread:
 
     @property
     def bias(self) -> float:
-        """The mean's squared distance from the reference, less what the mean of so few has of it by chance; 0 at least."""
+        """The mean's squared distance from the reference, less what so few have of it by chance; 0 at least."""
         if self._sum is None:
             return 0.0
-        distance = torch.linalg.vector_norm(self._sum / self._count).square().item()
-        return max(0.0, distance - self.variance / self._count)
+        mean: Tensor = self._sum / self._count
+        return max(0.0, float(mean.square().sum()) - self.variance / self._count)

@@ -34,8 +34,8 @@ class LayerVariance:
             with (docs/qmodules.md).
         measured: the same, measured: the layer alone rounds, everything else is exact.
         total: the measured variance where all layers round, as in training.
-        bias: the squared distance between the mean gradient, where all layers round, and the exact one; what a mean of so
-            few differs by on average is taken off, and what is left is at least 0.
+        bias: the squared distance between the mean gradient, where all layers round, and the exact one; what a mean of
+            so few differs by on average is taken off, and what is left is at least 0.
     """
 
     name: str
@@ -134,7 +134,7 @@ def get_var(model: nn.Module, closure: Callable[[], Any], repeats: int = 10) -> 
         exact = [parameter.grad for parameter in parameters]
         if not any(probe.spread for probe in probes.values()) or all(grad is None for grad in exact):
             raise RuntimeError(
-                "closure must run a forward of the model, in train() mode, and its backward; no gradient reached a layer"
+                "closure must run a forward of the model, in train() mode, and its backward; no layer saw a gradient"
             )
         spreads = [Spread() for _ in parameters]
         for _ in range(repeats):
@@ -162,8 +162,8 @@ def _rounds(module: nn.Module) -> bool:
 
 
 class _Probe:
-    """Measures one layer in the backward of an exact step: with its input and the gradient of its output at hand, its own
-    forward and backward run again, rounding."""
+    """Measures one layer in the backward of an exact step: with its input and the gradient of its output at hand, its
+    own forward and backward run again, rounding."""
 
     def __init__(self, layer: QLayer, repeats: int) -> None:
         self.layer = layer

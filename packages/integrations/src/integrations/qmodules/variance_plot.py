@@ -44,6 +44,7 @@ def plot_variance(result: GradientVariance, path: str | PathLike[str]) -> None:
     )
     lower.bar(places, [layer.bits for layer in layers], color=_FAINT, width=0.7)
     lower.set_ylabel("bits")
+    upper.set_xlim(-1, len(layers))
     lower.set_xticks(places, [layer.name or layer.kind for layer in layers], rotation=90, fontsize=7)
     for axes in (upper, lower):
         _plain(axes)
