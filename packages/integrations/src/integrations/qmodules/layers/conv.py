@@ -42,6 +42,9 @@ class _AnyConv(QLayer):
         """The convolution; ``None`` where torch's own forward is the right one."""
         x, weight, bias = as_matmul(input, self.weight, self.bias)
         assert x is not None
+        assert weight is not None
+        if x.dtype != weight.dtype:  # which torch refuses
+            return None
         batched = x.dim() == len(self.kernel_size) + 2
         x = x if batched else x.unsqueeze(0)
         saving = self._saving(x)
