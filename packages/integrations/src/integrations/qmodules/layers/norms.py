@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from integrations.qmodules.functions.autocast import as_norm
 from integrations.qmodules.functions.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
@@ -41,12 +42,15 @@ class AnyBatchNorm(QLayer):
         stores = self._stores(input, *_affine(self)) and self._may_normalize(input)
         saving = self._saving(input) if stores else None
         if saving is None:
-            return super().forward(input)  # type: ignore[no-any-return]
-        statistics = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        return self._normalize(input, statistics, self._count(), saving)
+            return self._torchs(input)
+        return self._normalize(input, self._statistics(), self._count(), saving)
+
+    def _torchs(self, input: Tensor) -> Tensor:
+        """The counterpart's forward."""
+        return super().forward(input)  # type: ignore[no-any-return]
 
     def _normalize(
-        self, x: Tensor, statistics: tuple[Tensor | None, Tensor | None], momentum: float, saving: Any
+        self, x: Tensor, statistics: tuple[Tensor | None, Tensor | None], momentum: float, saving: Saving
     ) -> Tensor:
         output: Tensor = BatchNorm.apply(x, self.weight, self.bias, *statistics, momentum, self.eps, saving)
         return output
@@ -54,6 +58,10 @@ class AnyBatchNorm(QLayer):
     def _may_normalize(self, input: Tensor) -> bool:
         """Whether there is something to normalise; torch refuses one value a channel."""
         return input.numel() > input.shape[1]
+
+    def _statistics(self) -> tuple[Tensor | None, Tensor | None]:
+        """The running ones that a batch changes."""
+        return (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
 
     def _count(self) -> float:
         """Counts this batch; the weight that its statistics have in the running ones."""
