@@ -19,8 +19,8 @@ class QSyncBatchNorm(AnyBatchNorm, _BatchNorm):
     """``torch.nn.SyncBatchNorm`` whose input is stored in a few bits.
 
     It trains on the CPU as well, which torch's refuses, as does DistributedDataParallel for it: so this one is no
-    subclass of it, only of what both are. With one rank, or without a process group, it is a ``QBatchNorm`` of any number of
-    dimensions. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` comes before ``QModule``.
+    subclass of it, only of what both are. With one rank, or without a process group, it is a ``QBatchNorm`` of any
+    number of dimensions. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` comes before ``QModule``.
 
     Args:
         process_group: the ranks that share statistics; all of them by default.
