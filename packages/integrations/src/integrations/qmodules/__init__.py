@@ -33,9 +33,11 @@ from integrations.qmodules.layers import (
     QMaxPool1d,
     QMaxPool2d,
     QMaxPool3d,
+    QMultiheadAttention,
     QReLU,
     QRMSNorm,
     QSiLU,
+    QSyncBatchNorm,
 )
 from integrations.qmodules.levels import LEVELS, QLevel
 from integrations.qmodules.scheme import QBNScheme, QScheme
@@ -68,10 +70,12 @@ __all__ = [
     "QMaxPool2d",
     "QMaxPool3d",
     "QModule",
+    "QMultiheadAttention",
     "QRMSNorm",
     "QReLU",
     "QScheme",
     "QSiLU",
+    "QSyncBatchNorm",
     "Summary",
     "config",
     "revert",

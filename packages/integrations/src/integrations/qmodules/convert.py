@@ -100,7 +100,7 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         if _reason(module, chosen):
             return module
         layer = _Q_LAYERS[type(module)].from_module(module, chosen)
-        layer.precision.name, layer.precision.model = path or type(module).__name__, precision
+        layer.join(path or type(module).__name__, precision)
         layer.__dict__[_RECORD] = True  # for revert: a Q-layer that was built by hand stays one
         converted.append((path, type(module).__name__, type(layer).__name__))
         return layer

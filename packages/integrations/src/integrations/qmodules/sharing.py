@@ -53,7 +53,7 @@ class Once:
     def compress(self, tensor: Tensor, *, seed: int | Tensor = 0, stream: int | Tensor = 0) -> actcore.Compressed:
         """The stored form, of an earlier layer or new; ``tensor`` is an alias of the one that this is for."""
         version = self.tensor._version
-        found = _stored.get(self.tensor)
+        found: _Stored | None = _stored.get(self.tensor)
         if (
             found is not None
             and found.version == version
@@ -70,7 +70,7 @@ class Once:
             compressed.layout,
             compressed.dtype,
             tuple(
-                (weakref.ref(part.untyped_storage()), part.storage_offset(), part.shape, part.stride(), part.dtype)
+                (weakref.ref(part.untyped_storage()), int(part.storage_offset()), part.shape, part.stride(), part.dtype)
                 for part in compressed.payload
             ),
         )
@@ -105,8 +105,8 @@ def _serves(stored: actcore.Codec, wanted: actcore.Codec, rows: int) -> bool:
 
 def _width(codec: Any, rows: int) -> float | None:
     """Bits per element, on average; ``None`` for a codec that does not quantise groups."""
-    total = getattr(codec, "total", None)  # of widths that were decided on the device, their sum is known
+    total: int | None = getattr(codec, "total", None)  # of widths that were decided on the device, their sum is known
     if total is not None:
         return total / max(rows, 1)
-    bits = getattr(codec, "bits", None)
+    bits: tuple[int, ...] | int | None = getattr(codec, "bits", None)
     return sum(bits) / max(len(bits), 1) if isinstance(bits, tuple) else bits

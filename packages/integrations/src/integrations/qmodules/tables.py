@@ -22,7 +22,6 @@ _REACH, _POINTS = 8.0, 1 << 14
 
 
 @torch.compiler.assume_constant_result  # a table holds numbers, not tensors
-@lru_cache
 def table(function: str, bits: int) -> Table:
     """``2**bits`` intervals and the level of each, for an input of mean 0 and variance 1.
 
@@ -34,8 +33,11 @@ def table(function: str, bits: int) -> Table:
         function: ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``.
         bits: 1 to 8.
     """
-    if found := _PUBLISHED.get((function, bits)):
-        return found
+    return _PUBLISHED.get((function, bits)) or _fitted(function, bits)
+
+
+@lru_cache
+def _fitted(function: str, bits: int) -> Table:
     x = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64)
     slope = _derivative(function, x)
     weight = torch.exp(-x * x / 2)

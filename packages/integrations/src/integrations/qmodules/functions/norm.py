@@ -90,7 +90,8 @@ class LayerNorm(Function):
         ctx.saving.observe(gradient)
         assert x is not None
         with torch.no_grad():
-            _, mean, deviation = torch.ops.aten.native_layer_norm(x, ctx.normalized_shape, None, None, ctx.eps)
+            # With the weight, whose dtype decides about that of the statistics.
+            _, mean, deviation = torch.ops.aten.native_layer_norm(x, ctx.normalized_shape, weight, bias, ctx.eps)
         found = torch.ops.aten.native_layer_norm_backward(
             gradient, x, ctx.normalized_shape, mean, deviation, weight, bias, ctx.needs_input_grad[:3]
         )
@@ -114,15 +115,32 @@ class GroupNorm(Function):
         x, weight = actcore.saved_tensors_of(ctx)
         ctx.saving.observe(gradient)
         assert x is not None
+        if torch.is_grad_enabled():
+            return *_twice(x, weight, gradient, ctx), None, None, None
         form = _format(x)  # contiguous or channels-last: the forms that the kernels take
         x = x.contiguous(memory_format=form)
         sizes = x.shape[0], x.shape[1], x[0, 0].numel(), ctx.groups
         with torch.no_grad():
-            _, mean, deviation = torch.ops.aten.native_group_norm(x, None, None, *sizes, ctx.eps)
+            _, mean, deviation = torch.ops.aten.native_group_norm(x, weight, None, *sizes, ctx.eps)
         found = torch.ops.aten.native_group_norm_backward(
             gradient.contiguous(memory_format=form), x, mean, deviation, weight, *sizes, ctx.needs_input_grad[:3]
         )
         return *found, None, None, None
+
+
+def _twice(x: Tensor, weight: Tensor | None, gradient: Tensor, ctx: Any) -> list[Tensor | None]:
+    """``GroupNorm``'s gradients with a history: its kernel's backward has no derivative."""
+    needed = ctx.needs_input_grad
+    # Views: one tensor of this node's own for each, without or with the history of what was saved.
+    given = [tensor if tensor is None else tensor.view_as(tensor) for tensor in (x, weight)]
+    for tensor in given:
+        if tensor is not None and not tensor.requires_grad:
+            tensor.requires_grad_()
+    output = F.group_norm(given[0], ctx.groups, given[1], None, ctx.eps)  # type: ignore[arg-type]
+    wanted = [tensor for tensor, needs in zip(given, needed, strict=False) if tensor is not None and needs]
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True)) if wanted else iter(())
+    to_bias = gradient.sum([d for d in range(gradient.dim()) if d != 1]) if needed[2] else None
+    return [next(found) if needed[0] else None, next(found) if needed[1] else None, to_bias]
 
 
 class RMSNorm(Function):

@@ -1,6 +1,7 @@
 """Drop-in layers: subclasses of torch's that save in few bits."""
 
 from integrations.qmodules.layers.activations import QGELU, QLeakyReLU, QReLU, QSiLU
+from integrations.qmodules.layers.attention import QMultiheadAttention
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.conv import (
     QConv1d,
@@ -21,6 +22,7 @@ from integrations.qmodules.layers.norms import (
     QRMSNorm,
 )
 from integrations.qmodules.layers.pooling import QAdaptiveAvgPool2d, QAvgPool2d, QMaxPool1d, QMaxPool2d, QMaxPool3d
+from integrations.qmodules.layers.sync_norm import QSyncBatchNorm
 
 __all__ = [
     "QGELU",
@@ -45,7 +47,9 @@ __all__ = [
     "QMaxPool1d",
     "QMaxPool2d",
     "QMaxPool3d",
+    "QMultiheadAttention",
     "QRMSNorm",
     "QReLU",
     "QSiLU",
+    "QSyncBatchNorm",
 ]

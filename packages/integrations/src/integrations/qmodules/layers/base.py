@@ -11,6 +11,7 @@ from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
+from integrations.qmodules.scheme import ModelPrecision
 
 
 class QLayer(nn.Module):
@@ -29,6 +30,8 @@ class QLayer(nn.Module):
     norm: ClassVar[bool] = False
     """Whether it is one of the layers that a level may leave exact (``QLevel.norms``)."""
     precision: LayerPrecision
+    _own: ClassVar[tuple[str, ...]] = ("precision",)
+    """What it has beside its counterpart's attributes."""
 
     @classmethod
     def from_module(cls, module: nn.Module, level: QLevel | None = None, group: int = 0) -> Self:
@@ -56,8 +59,12 @@ class QLayer(nn.Module):
     def to_module(self) -> nn.Module:
         """The layer of torch: the inverse of ``from_module``."""
         module = self.counterpart.__new__(self.counterpart)
-        module.__dict__.update({name: value for name, value in self.__dict__.items() if name != "precision"})
+        module.__dict__.update({name: value for name, value in self.__dict__.items() if name not in self._own})
         return module
+
+    def join(self, path: str, model: ModelPrecision) -> None:
+        """Makes the layer one of a model's, which shares its precision among them; ``path`` is its place there."""
+        self.precision.name, self.precision.model = path, model
 
     def _begin(self, level: QLevel | None, group: int) -> None:
         self.precision = self._new_precision(config.level() if level is None else level, group)

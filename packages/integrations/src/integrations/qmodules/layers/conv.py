@@ -30,7 +30,6 @@ class _AnyConv(QLayer):
     padding: tuple[int, ...] | str
     dilation: tuple[int, ...]
     groups: int
-    padding_mode: str
 
     def __init__(self, *args: Any, group: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,6 +43,9 @@ class _AnyConv(QLayer):
         """The convolution; ``None`` where torch's own forward is the right one."""
         x, weight, bias = as_matmul(input, self.weight, self.bias)
         assert x is not None
+        assert weight is not None
+        if x.dtype != weight.dtype:  # which torch refuses
+            return None
         batched = x.dim() == len(self.kernel_size) + 2
         x = x if batched else x.unsqueeze(0)
         saving = self._saving(x)
@@ -96,7 +98,7 @@ class _ConvTranspose(_AnyConv):
                 tuple(self._output_places(input, output_size)),
             )
             output = self._convolve(input, geometry)
-        return super().forward(input, output_size) if output is None else output  # type: ignore[call-arg]
+        return super().forward(input, output_size) if output is None else output
 
     def _output_places(self, input: Tensor, output_size: list[int] | None) -> list[int]:
         """torch's ``output_padding`` for that size; it refuses sizes that there are none for."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from integrations.qmodules.functions.autocast import as_norm
 from integrations.qmodules.functions.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
@@ -22,8 +23,6 @@ class AnyBatchNorm(QLayer):
     """
 
     norm = True
-    weight: Tensor | None
-    bias: Tensor | None
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
@@ -40,18 +39,29 @@ class AnyBatchNorm(QLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)  # type: ignore[operator]
-        takes = self._stores(input, self.weight, self.bias) and _several_values_a_channel(input)
-        saving = self._saving(input) if takes else None
+        stores = self._stores(input, *_affine(self)) and self._may_normalize(input)
+        saving = self._saving(input) if stores else None
         if saving is None:
-            return super().forward(input)  # type: ignore[no-any-return]
-        statistics = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        return self._normalize(input, statistics, self._count(), saving)
+            return self._torchs(input)
+        return self._normalize(input, self._statistics(), self._count(), saving)
+
+    def _torchs(self, input: Tensor) -> Tensor:
+        """The counterpart's forward."""
+        return super().forward(input)  # type: ignore[no-any-return]
 
     def _normalize(
-        self, x: Tensor, statistics: tuple[Tensor | None, Tensor | None], momentum: float, saving: Any
+        self, x: Tensor, statistics: tuple[Tensor | None, Tensor | None], momentum: float, saving: Saving
     ) -> Tensor:
         output: Tensor = BatchNorm.apply(x, self.weight, self.bias, *statistics, momentum, self.eps, saving)
         return output
+
+    def _may_normalize(self, input: Tensor) -> bool:
+        """Whether there is something to normalise; torch refuses one value a channel."""
+        return input.numel() > input.shape[1]
+
+    def _statistics(self) -> tuple[Tensor | None, Tensor | None]:
+        """The running ones that a batch changes."""
+        return (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
 
     def _count(self) -> float:
         """Counts this batch; the weight that its statistics have in the running ones."""
@@ -61,11 +71,6 @@ class AnyBatchNorm(QLayer):
         if self.momentum is None:  # the mean of all batches
             return 1.0 / float(self.num_batches_tracked)
         return self.momentum
-
-
-def _several_values_a_channel(x: Tensor) -> bool:
-    """Whether there is something to normalise; torch refuses one value a channel."""
-    return x.numel() > x.shape[1]
 
 
 class QBatchNorm1d(AnyBatchNorm, nn.BatchNorm1d):
@@ -91,8 +96,6 @@ class _SampleNorm(QLayer):
     because with fewer the stored input no longer has the mean that its gradient takes for granted."""
 
     norm = True
-    weight: Tensor | None
-    bias: Tensor | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -102,7 +105,7 @@ class _SampleNorm(QLayer):
         return LayerPrecision(replace(level, bits=(8,), initial_bits=8, per_sample=False, per_layer=False), "other")
 
     def _takes(self, input: Tensor) -> bool:
-        return self.precision.level.norms and self._stores(input, self.weight, getattr(self, "bias", None))
+        return self.precision.level.norms and self._stores(input, *_affine(self))
 
 
 class QLayerNorm(_SampleNorm, nn.LayerNorm):
@@ -155,3 +158,8 @@ class QRMSNorm(_SampleNorm, nn.RMSNorm):
                 output: Tensor = RMSNorm.apply(cast, weight, self.normalized_shape, self.eps, saving)
                 return output
         return super().forward(x)
+
+
+def _affine(norm: nn.Module) -> list[Tensor | None]:
+    """Its weight and bias, as far as it has them."""
+    return [getattr(norm, name, None) for name in ("weight", "bias")]
