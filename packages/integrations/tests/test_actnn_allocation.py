@@ -28,7 +28,7 @@ def bits_of(model):
 
 
 def test_a11_the_first_iteration_gives_equal_bits():
-    """ActNN's sensitivities were all zero in it, and its ties went to 8 bits for the first samples and 1 for the others."""
+    """ActNN's sensitivities were all zero in it, and ties gave the first samples 8 bits and the others 1."""
     assert sample_bits(torch.zeros(14), PROFILE, 28).tolist() == [2] * 14
     torch.manual_seed(0)
     rows = torch.randn(1, 512).expand(14, 512).contiguous()  # equal ranges

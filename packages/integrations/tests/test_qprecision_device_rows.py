@@ -110,7 +110,7 @@ def test_refuses_what_it_cannot_store():
         actcore.compress(normal(4, 256), codec())
     with pytest.raises(ValueError, match="got None"):
         actcore.compress(normal(4, 256), DeviceRows(8))
-    with pytest.raises(TypeError, match="takes floating-point numbers, got torch.int64"):
+    with pytest.raises(TypeError, match=r"takes floating-point numbers, got torch\.int64"):
         actcore.compress(torch.ones(5, 256, dtype=torch.int64), codec())
 
 

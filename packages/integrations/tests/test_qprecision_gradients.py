@@ -110,7 +110,7 @@ def test_what_is_missing_is_named():
 def test_wrong_values_are_refused():
     with pytest.raises(ValueError, match="num_samples must be the number of samples in the training set, got 0"):
         QScheme.num_samples = 0
-    with pytest.raises(TypeError, match="num_samples must be an int, got 1.5"):
+    with pytest.raises(TypeError, match=r"num_samples must be an int, got 1\.5"):
         QScheme.num_samples = 1.5
     with pytest.raises(TypeError, match=r"batch must hold the samples' places .*, got torch.float32"):
         QScheme.batch = torch.rand(3)

@@ -131,7 +131,7 @@ def test_groups_have_budgets_of_their_own():
 
 
 def test_a_group_beyond_the_levels_bits_is_refused():
-    with pytest.raises(ValueError, match="group must be a place in the level's bits .* from 0 to 2, got 3"):
+    with pytest.raises(ValueError, match=r"group must be a place in the level's bits .* from 0 to 2, got 3"):
         LayerPrecision(LEVELS["L3"], "linear", 3)
 
 
@@ -206,8 +206,8 @@ def test_a_layer_that_runs_twice():
 
 
 def test_gradients_stay_unbiased():
-    """The mean of 60 gradients lies within its own scatter of the exact one, in every layer: per-sample and per-layer bits
-    depend on the data and on earlier steps, never on this step's noise."""
+    """The mean of 60 gradients lies within its own scatter of the exact one, in every layer: per-sample and per-layer
+    bits depend on the data and on earlier steps, never on this step's noise."""
     model = convolutions(4, 8, 8)
     exact = copy.deepcopy(model)
     step(exact, batch())
@@ -223,8 +223,8 @@ def test_gradients_stay_unbiased():
         stack = torch.stack(seen).double()
         distance = (stack.mean(0) - parameter.grad).square().sum()
         scatter = stack.var(0).sum() / 60
-        # The expected distance is the scatter; of sums of 8 and more elements, six times that is beyond any chance. What
-        # rounding to float32 makes, 1e-6 of the norm, is all there is for biases.
+        # The expected distance is the scatter; of sums of 8 and more elements, six times that is beyond any chance.
+        # What rounding to float32 makes, 1e-6 of the norm, is all there is for biases.
         assert distance <= 6 * scatter + 1e-12 * parameter.grad.square().sum(), name
 
 

@@ -7,7 +7,14 @@ import torch
 
 import actcore
 from integrations.qmodules.device_rows import rows_of
-from integrations.qmodules.per_sample import convex, costs_of_totals, range_energies, rounding_profile, sample_bits
+from integrations.qmodules.per_sample import (
+    convex,
+    costs_of_totals,
+    group_means,
+    range_energies,
+    rounding_profile,
+    sample_bits,
+)
 
 PAPER = torch.tensor([0.25 / (2**bits - 1) ** 2 for bits in range(1, 9)], dtype=torch.float64)
 
@@ -88,8 +95,8 @@ def samples(name):
 def test_the_variance_predicted_is_the_variance_measured(name):
     """8 samples of very different ranges; the profile is that of all.
 
-    The measured sum has 16,384 terms, a mean over 20 roundings: it scatters by less than 2 %. The rest is that samples of
-    one distribution have profiles of their own: at 1 bit a normal group's depends on how far its extremes lie.
+    The measured sum has 16,384 terms, a mean over 20 roundings: it scatters by less than 2 %. The rest is that samples
+    of one distribution have profiles of their own: at 1 bit a normal group's depends on how far its extremes lie.
     """
     x = samples(name)
     energies = range_energies(x, 256)
@@ -105,10 +112,10 @@ def test_the_variance_predicted_is_the_variance_measured(name):
 
 
 def test_zeros_of_relu_have_no_error_and_the_profile_knows():
-    """Half the elements are a group's lower bound, so half the variance is there: what the paper's bound of 1/4 misses."""
+    """Half the elements are a group's lower bound, so half the variance is there; a bound of 1/4 misses it."""
     profile = rounding_profile(samples("relu"), 256)
-    # 1/6 for evenly spread data within a step, halved; at 4 bits and more a step is narrow enough for that. 64 groups of
-    # 256 elements: the share of zeros is known to 1 %, the mean of f(1-f) better.
+    # 1/6 for evenly spread data within a step, halved; at 4 bits and more a step is narrow enough for that. 64 groups
+    # of 256 elements: the share of zeros is known to 1 %, the mean of f(1-f) better.
     expected = 1 / 12 / (2.0 ** torch.arange(4, 9) - 1) ** 2
     assert torch.allclose(profile[3:], expected.double(), rtol=0.05)
 
@@ -121,6 +128,23 @@ def test_groups_end_with_their_row(size):
     expected = [sum(len(group) * (group.max() - group.min()) ** 2 for group in row.split(256)) for row in x]
     # Sums in float32 against float64.
     assert torch.allclose(range_energies(x, 256), torch.stack(expected).double(), rtol=1e-5)
+
+
+def test_weights_of_groups():
+    """What each element counts, by the mean over its group."""
+    torch.manual_seed(0)
+    x, weights = torch.randn(5, 700), torch.rand(1, 700)
+    means = [group.mean() for group in weights[0].split(256)]
+    assert torch.allclose(group_means(weights, 256)[0], torch.stack(means))
+    expected = [
+        sum(
+            len(group) * mean * (group.max() - group.min()) ** 2
+            for group, mean in zip(row.split(256), means, strict=True)
+        )
+        for row in x
+    ]
+    found = range_energies(x, 256, group_means(weights, 256))
+    assert torch.allclose(found, torch.stack(expected).double(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -7,6 +7,7 @@ model = qmodules.QModule(model, level="L3")
 print(qmodules.summary(model))
 """
 
+from integrations.qmodules.ablation import ablation, ablation_levels
 from integrations.qmodules.config import config, set_optimization_level
 from integrations.qmodules.convert import QModule, Summary, revert, summary
 from integrations.qmodules.data import DataLoader
@@ -40,12 +41,17 @@ from integrations.qmodules.layers import (
     QSyncBatchNorm,
 )
 from integrations.qmodules.levels import LEVELS, QLevel
-from integrations.qmodules.scheme import QBNScheme, QScheme
+from integrations.qmodules.scheme import ModelPrecision, QBNScheme, QScheme
+from integrations.qmodules.variance import GradientVariance, LayerVariance, get_var
+from integrations.qmodules.variance_plot import plot_variance
 
 __all__ = [
     "LEVELS",
     "QGELU",
     "DataLoader",
+    "GradientVariance",
+    "LayerVariance",
+    "ModelPrecision",
     "QAdaptiveAvgPool2d",
     "QAvgPool2d",
     "QBNScheme",
@@ -77,7 +83,11 @@ __all__ = [
     "QSiLU",
     "QSyncBatchNorm",
     "Summary",
+    "ablation",
+    "ablation_levels",
     "config",
+    "get_var",
+    "plot_variance",
     "revert",
     "set_optimization_level",
     "summary",

@@ -15,12 +15,12 @@ class Forward:
     """One forward of a layer, as its backward needs to know it.
 
     Attributes:
-        energies: ``Float64[Tensor, "rows"]``: what ``range_energies`` found; one row where samples share bits.
+        energies: ``Float64[Tensor, "rows"]``: what ``range_energies`` found; one row where samples share bits. Those of
+            a batch norm's input are in units of its channels' variance.
         profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
         size: elements of a row.
         samples: the size of the batch dimension.
         positions: places of the input, pixels or tokens: its elements over samples and channels.
-        precision: of a norm's input, a scalar: the mean over channels of the inverse of their variance.
         indices: the samples' places in the data set, where they count.
         source: the same object for all forwards that were given the same tensor: it is stored once.
     """
@@ -30,7 +30,6 @@ class Forward:
     size: int
     samples: int
     positions: float
-    precision: Tensor | None = None
     indices: Tensor | None = None
     source: object = field(default_factory=object)
 
@@ -48,9 +47,11 @@ def source_of(x: Tensor) -> object:
 
 
 def inverse_variance(x: Tensor) -> Tensor:
-    """The mean over channels of the inverse of their variance in a batch, ``Float32[Tensor, ""]``."""
-    variance = x.float().var((0, *range(2, x.dim())))
-    return torch.where(variance > 0, 1 / variance, 0).mean()
+    """What a batch norm's weight counts the variance of each element: the inverse of its channel's, ``Float32[Tensor,
+    "batch ..."]`` expanded to the shape of ``x``."""
+    variance = x.float().var((0, *range(2, x.dim())), correction=0)
+    # torch's default for eps: a channel that is nearly constant is not divided by less.
+    return (1 / (variance + 1e-5)).view(1, -1, *[1] * (x.dim() - 2)).expand(x.shape)
 
 
 def squared_norms(gradient: Tensor) -> Tensor:

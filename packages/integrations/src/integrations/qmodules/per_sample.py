@@ -18,7 +18,7 @@ _RANGES, _PROFILE, _ELEMENTS = 64, 64, 256
 _UNKNOWN, _IDLE = 1e100, 1e-100
 
 
-def range_energies(rows: Tensor, group_size: int) -> Tensor:
+def range_energies(rows: Tensor, group_size: int, weights: Tensor | None = None) -> Tensor:
     """The sum over each row's elements of the squared range of their group.
 
     Of a row of more than 64 groups, 64 or more that are evenly spread stand for all.
@@ -26,23 +26,35 @@ def range_energies(rows: Tensor, group_size: int) -> Tensor:
     Args:
         rows: ``Float[Tensor, "rows size"]``, in the order in which the codec groups them.
         group_size: elements that share bounds; the last group of a row may be smaller.
+        weights: of ``group_means``, for each group of every row (or of one row, for all): what its elements count.
 
     Returns:
         ``Float64[Tensor, "rows"]``; NaN for a row with an element that is not finite.
     """
     count, size = rows.shape
-    if not rows.numel():
-        return torch.zeros(count, dtype=torch.float64, device=rows.device)
-    whole = size // group_size
     energies = torch.zeros(count, dtype=torch.float64, device=rows.device)
+    if not rows.numel():
+        return energies
+    whole, every = _whole(size, group_size)
     if whole:
-        groups = rows[:, : whole * group_size].unflatten(1, (whole, group_size))[:, :: max(1, whole // _RANGES)]
-        mean = _range(groups, -1).square().mean(1, dtype=torch.float64)
-        energies = mean * (whole * group_size)
+        squares = _range(_groups(rows, whole, group_size)[:, ::every]).square()
+        if weights is not None:
+            squares = squares * weights[:, :whole:every]
+        energies = squares.mean(1, dtype=torch.float64) * (whole * group_size)
     if whole * group_size < size:
-        rest = rows[:, whole * group_size :]
-        energies = energies + _range(rest, -1).double().square() * rest.shape[1]
+        rest = _range(rows[:, whole * group_size :]).double().square() * (size - whole * group_size)
+        energies = energies + (rest if weights is None else rest * weights[:, -1])
     return energies
+
+
+def group_means(rows: Tensor, group_size: int) -> Tensor:
+    """The mean of each group: ``Float[Tensor, "rows groups"]``. Arguments as for ``range_energies``."""
+    size = rows.shape[1]
+    whole, _ = _whole(size, group_size)
+    means = [_groups(rows, whole, group_size).mean(-1)] if whole else []
+    if whole * group_size < size:
+        means.append(rows[:, whole * group_size :].mean(1, keepdim=True))
+    return torch.cat(means, 1)
 
 
 def rounding_profile(rows: Tensor, group_size: int) -> Tensor:
@@ -66,7 +78,7 @@ def rounding_profile(rows: Tensor, group_size: int) -> Tensor:
         return usual
     if size >= group_size:
         whole = size // group_size
-        groups = rows[:, : whole * group_size].unflatten(1, (whole, group_size))
+        groups = _groups(rows, whole, group_size)
         # Evenly over rows and groups: the stride along groups changes which ones are seen from row to row.
         every = max(1, count * whole // _PROFILE)
         at = torch.arange(0, count * whole, every, device=rows.device)
@@ -160,9 +172,19 @@ def _gains(sensitivities: Tensor, profile: Tensor, most: int) -> Tensor:
     return values[:, None] * (profile[: most - 1] - profile[1:most])
 
 
-def _range(groups: Tensor, dim: int) -> Tensor:
+def _whole(size: int, group_size: int) -> tuple[int, int]:
+    """Groups of a row that are complete, and the distance of those that are looked at."""
+    whole = size // group_size
+    return whole, max(1, whole // _RANGES)
+
+
+def _groups(rows: Tensor, whole: int, group_size: int) -> Tensor:
+    return rows[:, : whole * group_size].unflatten(1, (whole, group_size))
+
+
+def _range(groups: Tensor) -> Tensor:
     # Two passes: on the CPU torch's aminmax takes 8 times as long as both (2 million floats, torch 2.15).
-    high, low = groups.amax(dim), groups.amin(dim)
+    high, low = groups.amax(-1), groups.amin(-1)
     return high - low if groups.dtype is torch.float64 else high.float() - low.float()
 
 

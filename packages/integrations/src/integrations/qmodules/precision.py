@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 import actcore
 from integrations.qmodules.batch import Batch
-from integrations.qmodules.device_rows import DeviceRows, rows_of
+from integrations.qmodules.device_rows import DeviceRows, rows_like, rows_of
 from integrations.qmodules.forwards import Forward, inverse_variance, source_of, squared_norms
 from integrations.qmodules.gradient_table import GradientTable
 from integrations.qmodules.levels import QLevel
-from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
+from integrations.qmodules.per_sample import group_means, range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme
 
 Kind = Literal["linear", "norm", "other"]
@@ -30,6 +31,16 @@ _PROFILE_EVERY = 16
 _BELOW = 16.0
 
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is measured once in several forwards: a layer's profile and, of a norm, what its channels count."""
+
+    forward: int
+    shape: tuple[int, ...]
+    profile: Tensor
+    weights: Tensor | None
 
 
 class LayerPrecision:
@@ -83,7 +94,7 @@ class LayerPrecision:
         self.bits = float(level.bits[group])
         self._number: int | None = None
         self._forwards = 0
-        self._profile: tuple[int, Tensor, Tensor | None] | None = None
+        self._profile: _Kept | None = None
         self._gradients: GradientTable | None = None
         self._token: Forward | None = None
         self._watched = True
@@ -142,21 +153,25 @@ class LayerPrecision:
             own: whether samples are looked at one by one, or all together.
         """
         x = x.detach()
-        samples = x.shape[0]
+        samples, group_size = x.shape[0], self.level.group_size
         rows = rows_of(x) if own else rows_of(x[None])
         kept = self._profile
-        if kept is None or self._forwards - kept[0] >= _PROFILE_EVERY or kept[1].device != x.device:
-            precision = inverse_variance(x) if self.kind == "norm" else None
-            kept = self._profile = (self._forwards, rounding_profile(rows, self.level.group_size), precision)
-        energies = range_energies(rows, self.level.group_size)
+        fresh = kept is not None and kept.shape == tuple(rows.shape) and kept.profile.device == x.device
+        if kept is None or not fresh or self._forwards - kept.forward >= _PROFILE_EVERY:
+            weights = None
+            if self.kind == "norm":
+                weights = group_means(rows_like(inverse_variance(x), x, own), group_size)
+            kept = _Kept(self._forwards, tuple(rows.shape), rounding_profile(rows, group_size), weights)
+            self._profile = kept
+        energies = range_energies(rows, group_size, kept.weights)
         positions = x.numel() / (samples * x.shape[self.channel_dim])
-        return Forward(energies, kept[1], rows.shape[1], samples, positions, kept[2])
+        return Forward(energies, kept.profile, rows.shape[1], samples, positions)
 
-    def gain(self, forward: Forward, gradient: Tensor) -> float | Tensor:
+    def gain(self, forward: Forward, gradient: Tensor) -> float:
         """What a unit of an input's rounding variance and a unit of squared output gradient together make in the
         gradient of the layer's weight: docs/qmodules.md, section Precision."""
-        if forward.precision is not None:
-            return forward.precision * (forward.samples / gradient.numel())
+        if self.kind != "linear":
+            return forward.samples / gradient.numel()
         positions = forward.positions
         if self.transposed:
             positions = gradient.numel() / (gradient.shape[0] * gradient.shape[1])

@@ -176,7 +176,7 @@ class _Probe:
     def watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A forward hook of the layer."""
         x = args[0] if args else kwargs.get("input", kwargs.get("x"))
-        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or not output.requires_grad:
+        if not (isinstance(x, Tensor) and isinstance(output, Tensor) and output.requires_grad and self.layer.training):
             return
         device = x.device.type
         surroundings = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
@@ -189,9 +189,9 @@ class _Probe:
         output.register_hook(measure)
 
     def _measure(self, x: Tensor, gradient: Tensor, others: tuple[Any, ...]) -> None:
-        precision, off = self.layer.precision, self.layer.precision.level
-        precision.level = self.level
-        try:
+        precision = self.layer.precision
+        with precision.unwatched():
+            precision.level = self.level
             codec = precision.codec(x)
             bits = average_bits(codec)
             if bits is None:
@@ -205,9 +205,7 @@ class _Probe:
                 found = torch.autograd.grad(output, parameters, gradient, allow_unused=True)
                 for spread, own in zip(spreads, found, strict=True):
                     spread.add(own, None)
-            self.spread += spreads
-        finally:
-            precision.level = off
+        self.spread += spreads
 
 
 @contextmanager

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations.qmodules.device_rows import DeviceRows
+from integrations.qmodules.device_rows import DeviceRows, rows_of
 from integrations.qmodules.forwards import squared_norms
 from integrations.qmodules.layers import QLayer
+from integrations.qmodules.per_sample import group_means, range_energies
 
 
 def predicted_variance(layer: QLayer, x: Tensor, gradient: Tensor, codec: actcore.Codec | None) -> float:
@@ -28,22 +29,22 @@ def predicted_variance(layer: QLayer, x: Tensor, gradient: Tensor, codec: actcor
     inner = codec.inner if isinstance(codec, actcore.Offload) else codec
     if x.dim() < 2:
         x, gradient = x[None], gradient[None]
-    own = isinstance(inner, DeviceRows) or x.numel() // len(x) >= layer.precision.level.group_size
+    group_size = layer.precision.level.group_size
+    own = isinstance(inner, DeviceRows) or x.numel() // len(x) >= group_size
     forward = layer.precision.describe(x, own)
-    gain: float | Tensor
+    energies = forward.energies
     if layer.precision.kind == "other":
-        gradient, gain = _normalised(layer, x, gradient), x.shape[0] / x.numel()
-    else:
-        gain = layer.precision.gain(forward, gradient)
+        rows, counted = (t if own else t[None] for t in (x, _inverse_variance(layer, x)))
+        energies = range_energies(rows_of(rows), group_size, group_means(rows_of(counted), group_size))
     squares = squared_norms(gradient)
-    if squares.numel() != forward.energies.numel():
+    if squares.numel() != energies.numel():
         squares = squares.mean()
     if isinstance(inner, DeviceRows) and inner.bits is not None:
         unit = forward.profile[inner.bits.long() - 1]
     else:
         assert isinstance(inner, actcore.GroupAffine)
         unit = forward.profile[inner.bits - 1]
-    variance: Tensor = forward.energies * squares * gain * unit
+    variance: Tensor = energies * squares * layer.precision.gain(forward, gradient) * unit
     return variance.sum().item()
 
 
@@ -55,17 +56,18 @@ def average_bits(codec: actcore.Codec | None) -> float | None:
     return float(inner.bits) if isinstance(inner, actcore.GroupAffine) else None
 
 
-def _normalised(layer: QLayer, x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient over the standard deviation by which the layer divides: its weight's gradient sums these times x."""
+def _inverse_variance(layer: QLayer, x: Tensor) -> Tensor:
+    """What the weight of a norm of single samples counts the variance of each element of ``x``: the inverse of the one
+    that the layer divides by, expanded to its shape."""
     x = x.float()
     if isinstance(layer, nn.GroupNorm):
         groups = x.reshape(x.shape[0], layer.num_groups, -1)
-        deviation = groups.var(2, correction=0).add(layer.eps).sqrt()
-        return (gradient.reshape(groups.shape).float() / deviation[..., None]).flatten(1)
+        counted = 1 / groups.var(2, correction=0, keepdim=True).add(layer.eps)
+        return counted.expand(groups.shape).reshape(x.shape)
     if isinstance(layer, nn.LayerNorm):
         dims = tuple(range(-len(layer.normalized_shape), 0))
-        return gradient.float() / x.var(dims, correction=0, keepdim=True).add(layer.eps).sqrt()
+        return (1 / x.var(dims, correction=0, keepdim=True).add(layer.eps)).expand(x.shape)
     assert isinstance(layer, nn.RMSNorm)
     dims = tuple(range(-len(layer.normalized_shape), 0))
     eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
-    return gradient.float() / x.square().mean(dims, keepdim=True).add(eps).sqrt()
+    return (1 / x.square().mean(dims, keepdim=True).add(eps)).expand(x.shape)
