@@ -350,3 +350,42 @@ def test_nested_backwards_of_reentrant_checkpoints():
     out.square().mean().backward()
     assert len(set(bits(model).values())) > 1
     assert not model[0].precision.model._observed
+
+
+def test_that_tensor_is_stored_once(monkeypatch):
+    """The widths are decided on the device and compared by nobody: the layers' equal averages say that they are alike."""
+    stored = []
+    compress = DeviceRows.compress
+    monkeypatch.setattr(DeviceRows, "compress", lambda *args, **keys: stored.append(1) or compress(*args, **keys))
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(4, 16, 1)
+
+        def forward(self, x):
+            return self.one(x) + self.other(x)
+
+    torch.manual_seed(0)
+    model = qmodules.QModule(Block(), "L3")
+    for number in range(1, 4):
+        step(model, batch())
+        assert len(stored) == number
+
+
+def test_replicas_in_threads_keep_their_tokens_apart():
+    """``nn.DataParallel`` runs copies of a layer that share its precision."""
+    import threading
+
+    precision = LayerPrecision(resolve_level("L3", {"use_gradient": False}), "linear")
+    precision.model = ModelPrecision(precision.level)
+    precision.codec(batch(samples=8))
+
+    def other():
+        precision.codec(batch(samples=4))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert precision.token().samples == 8
+    assert precision.token() is None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -96,7 +97,7 @@ class LayerPrecision:
         self._forwards = 0
         self._profile: _Kept | None = None
         self._gradients: GradientTable | None = None
-        self._token: Forward | None = None
+        self._tokens: dict[int, Forward] = {}  # by thread: replicas of DataParallel share this object
         self._watched = True
 
     def codec(self, x: Tensor) -> actcore.Codec | None:
@@ -107,7 +108,7 @@ class LayerPrecision:
                 index that it does not exceed.
         """
         level = self.level
-        self._token = None
+        self._tokens.pop(threading.get_ident(), None)
         inner: actcore.Codec | None = None
         if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
             inner = self._quantiser(x)
@@ -117,8 +118,7 @@ class LayerPrecision:
 
     def token(self) -> Forward | None:
         """What ``observe`` needs to know of the forward whose ``codec`` was asked for last."""
-        token, self._token = self._token, None
-        return token
+        return self._tokens.pop(threading.get_ident(), None)
 
     def stream(self) -> int:
         """The stream of this forward's noise: one of its own, which a second run of the program draws again."""
@@ -207,7 +207,7 @@ class LayerPrecision:
             return uniform
         forward = self.describe(x, own)
         indices = self._indices(samples, x.device) if level.use_gradient and own else None
-        self._token = Forward(**(vars(forward) | {"indices": indices, "source": source_of(x)}))
+        self._tokens[threading.get_ident()] = replace(forward, indices=indices, source=source_of(x))
         if not own:
             return uniform
         energies = forward.energies if indices is None else forward.energies * self._table().lookup(indices)
@@ -239,4 +239,4 @@ class LayerPrecision:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a layer built by hand names its noise anew: two layers with one noise would add up their errors."""
-        return self.__dict__ | {"_number": None, "_token": None}
+        return self.__dict__ | {"_number": None, "_tokens": {}}
