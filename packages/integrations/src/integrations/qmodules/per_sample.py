@@ -190,4 +190,5 @@ def _range(groups: Tensor) -> Tensor:
 
 def _steps(like: Tensor) -> Tensor:
     """Steps between a group's bounds at each width, made on the device of ``like``: nothing is copied there."""
-    return 2.0 ** torch.arange(1, 9, dtype=torch.float64, device=like.device) - 1
+    widths = torch.arange(1, 9, dtype=torch.float64, device=like.device)
+    return widths.exp2() - 1
