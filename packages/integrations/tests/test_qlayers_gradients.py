@@ -122,6 +122,14 @@ def test_at_8_bits_the_values_are_torchs_and_the_gradients_close(layer, x):
     assert any(rounded) or x.numel() < 100  # so it is not torch's own layer that ran
 
 
+# But for the last, of whose gradient torch orders the sums by the input's strides.
+@pytest.mark.parametrize(("layer", "x"), LINEAR[:-1], ids=map(name, LINEAR[:-1]))
+def test_of_linear_layers_only_the_weights_gradient_is_rounded(layer, x):
+    (_, (to_x, _, *to_bias)), (_, (found, _, *bias)) = step(layer, x), step(q_layer(layer), x)
+    assert torch.equal(found, to_x)
+    assert all(map(torch.equal, bias, to_bias))
+
+
 @pytest.mark.parametrize(("layer", "x"), EXACT, ids=map(name, EXACT))
 def test_what_needs_no_rounding_is_torchs_bit_for_bit(layer, x):
     expected, gradients = step(layer, x)

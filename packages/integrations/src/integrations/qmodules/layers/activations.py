@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from integrations.qmodules.functions.in_place import placed
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.tables import table
 
@@ -80,8 +81,3 @@ class QSiLU(_Smooth, nn.SiLU):
     def forward(self, input: Tensor) -> Tensor:
         output = self._approximated(input, "silu")
         return super().forward(input) if output is None else placed(output, input, self.inplace)
-
-
-def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
-    """``output``, in the memory of ``input`` where the layer was asked for that: others may look there."""
-    return input.copy_(output) if inplace else output
