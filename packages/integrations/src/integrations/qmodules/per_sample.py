@@ -179,7 +179,8 @@ def _whole(size: int, group_size: int) -> tuple[int, int]:
 
 
 def _groups(rows: Tensor, whole: int, group_size: int) -> Tensor:
-    return rows[:, : whole * group_size].unflatten(1, (whole, group_size))
+    groups: Tensor = rows[:, : whole * group_size].unflatten(1, (whole, group_size))
+    return groups
 
 
 def _range(groups: Tensor) -> Tensor:
@@ -190,5 +191,4 @@ def _range(groups: Tensor) -> Tensor:
 
 def _steps(like: Tensor) -> Tensor:
     """Steps between a group's bounds at each width, made on the device of ``like``: nothing is copied there."""
-    widths = torch.arange(1, 9, dtype=torch.float64, device=like.device)
-    return widths.exp2() - 1
+    return torch.arange(1, 9, dtype=torch.float64, device=like.device).exp2() - 1

@@ -108,7 +108,8 @@ class LayerPrecision:
                 index that it does not exceed.
         """
         level = self.level
-        self._tokens.pop(threading.get_ident(), None)
+        if not torch.compiler.is_compiling():
+            self._tokens.pop(threading.get_ident(), None)
         inner: actcore.Codec | None = None
         if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
             inner = self._quantiser(x)
