@@ -129,11 +129,16 @@ def test_a_model_may_have_a_data_set_of_its_own():
     QScheme.num_samples, QScheme.batch = 8, torch.tensor([6, 7])
     torch.manual_seed(0)
     models = [qmodules.QModule(nn.Sequential(nn.Conv2d(2, 4, 3)), level(num_samples=size)) for size in (4, 100)]
-    models[1][0].precision.model.batch = torch.tensor([98, 99])
+    qmodules.model_precision(models[1]).batch = torch.tensor([98, 99])
     x = same_ranges(2)
     models[1](x).sum().backward()
     with pytest.raises(ValueError, match="num_samples=4 and the index 7"):
         models[0](x)
+
+
+def test_a_model_that_was_not_converted():
+    with pytest.raises(ValueError, match="Sequential is not converted; call"):
+        qmodules.model_precision(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_another_batch_dimension_goes_by_the_mean():

@@ -41,7 +41,7 @@ from integrations.qmodules.layers import (
     QSyncBatchNorm,
 )
 from integrations.qmodules.levels import LEVELS, QLevel
-from integrations.qmodules.scheme import ModelPrecision, QBNScheme, QScheme
+from integrations.qmodules.scheme import ModelPrecision, QBNScheme, QScheme, model_precision
 from integrations.qmodules.variance import GradientVariance, LayerVariance, get_var
 from integrations.qmodules.variance_plot import plot_variance
 
@@ -87,6 +87,7 @@ __all__ = [
     "ablation_levels",
     "config",
     "get_var",
+    "model_precision",
     "plot_variance",
     "revert",
     "set_optimization_level",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import actcore
 from integrations.qmodules.batch import Batch
@@ -68,7 +68,7 @@ class QScheme(metaclass=_Scheme):
             QScheme.batch = indices               # before each forward
 
     With two data sets in one process, give each model its own: ``config.num_samples`` (or ``QModule``'s option) and
-    ``ModelPrecision.batch``.
+    ``model_precision(model).batch``.
     """
 
 
@@ -87,6 +87,7 @@ class Observation:
         profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
         size: elements of a row.
         source: what was stored; layers that store one tensor have the same, and share its bits.
+        ready: on CUDA, the event (torch.cuda.Event) after which the sensitivities are there.
     """
 
     layer: LayerPrecision
@@ -94,6 +95,14 @@ class Observation:
     profile: Tensor
     size: int
     source: object
+    ready: Any = None
+
+    def hand_over(self) -> None:
+        """Lets the current stream use the sensitivities, which a layer on another one may have computed."""
+        if self.ready is not None:
+            current = torch.cuda.current_stream(self.sensitivities.device)
+            current.wait_event(self.ready)
+            self.sensitivities.record_stream(current)
 
 
 @dataclass(frozen=True)
@@ -166,6 +175,11 @@ class ModelPrecision:
 
     def observe(self, observation: Observation) -> None:
         """Takes note of a layer, inside of a backward; when that ends, bits are allocated."""
+        if observation.sensitivities.is_cuda:
+            if _capturing():
+                return  # what Python does now, no replay does again
+            stream = torch.cuda.current_stream(observation.sensitivities.device)
+            observation = replace(observation, ready=stream.record_event())
         backward = torch._C._current_graph_task_id()
         if backward not in self._observed:
             if len(self._observed) == _NESTED:  # what raised has left its observations here
@@ -178,7 +192,9 @@ class ModelPrecision:
     def settle(self) -> None:
         """Uses the costs of the last backward, if they are on the host by now."""
         pending = self._pending
-        if pending is None or (pending.arrived is not None and not pending.arrived.query()):
+        if pending is None:
+            return
+        if pending.arrived is not None and (_capturing() or not pending.arrived.query()):
             return
         self._pending = None
         _allocate(pending)
@@ -187,6 +203,8 @@ class ModelPrecision:
         observed = self._observed.pop(backward, [])
         if not observed:
             return
+        for seen in observed:
+            seen.hand_over()
         shared: dict[tuple[object, ...], list[Observation]] = {}
         for seen in observed:
             key = (seen.source, seen.layer.group, seen.sensitivities.shape, seen.size)
@@ -199,6 +217,24 @@ class ModelPrecision:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_observed": {}, "_pending": None}
+
+
+def model_precision(model: nn.Module) -> ModelPrecision:
+    """What the layers of a converted model share: ``model_precision(model).batch = indices`` is for this model alone.
+
+    Raises:
+        ValueError: no layer of the model shares anything: it was not converted.
+    """
+    for module in model.modules():
+        shared = getattr(getattr(module, "precision", None), "model", None)
+        if isinstance(shared, ModelPrecision):
+            return shared
+    raise ValueError(f"{type(model).__name__} is not converted; call qmodules.QModule(model) first")
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph records what happens now, when events must not be asked."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _input(observed: Sequence[Observation], most: int) -> _Input:
