@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -142,16 +143,17 @@ def test_retain_graph_reads_what_was_stored_again():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(reentrant):
-    """With the residual block's input saved by two layers, which in a checkpoint store it twice."""
-    block = qmodules.QModule(Residual(), EIGHT)
-    plain = Residual()
+    """Of a block whose input two layers save, in 8 and in 4 bits. The recomputation, in which the first one's is still
+    there when the second asks, has to save what the forward did, which dropped it."""
+    plain, block = Residual(), Residual()
+    block.conv1 = q_layer(block.conv1)
+    block.short = q_layer(block.short, QLevel(bits=(4,), per_sample=False, per_layer=False))
     x = normal(4, 8, 8, 8).requires_grad_()
     found = []
     for module in (plain, block):
-        module.zero_grad()
         output = checkpoint(module, x * 1, use_reentrant=reentrant)
         (output * normal(*output.shape, seed=2)).sum().backward()
-        found.append([p.grad.clone() for p in module.parameters()])
+        found.append([p.grad for p in module.conv1.parameters()])
     assert max(errors(*found)) <= EIGHT_BITS
 
 
@@ -182,6 +184,17 @@ def test_under_torch_func_layers_are_torchs():
     expected, found = (torch.func.grad(loss(module))(parameters) for module in (plain, model))
     for name, gradient in expected.items():
         assert torch.equal(found[name], gradient)
+
+
+def test_forward_mode_differentiates_torchs_layers():
+    plain = net()
+    del plain[1]
+    model, tangents = qmodules.QModule(copy.deepcopy(plain), "L2"), []
+    for module in (plain, model):
+        with forward_ad.dual_level():
+            output = module(forward_ad.make_dual(X, normal(*X.shape, seed=1)))
+            tangents.append(forward_ad.unpack_dual(output).tangent)
+    assert torch.equal(*tangents)
 
 
 class Residual(nn.Module):
