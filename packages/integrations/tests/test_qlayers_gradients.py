@@ -186,8 +186,8 @@ def test_a_frozen_layer_and_a_frozen_input(layer, x):
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(12), nn.GroupNorm(8, 8)])
 def test_the_part_of_a_gradient_that_a_norm_takes_away_stays_away(layer):
-    """A constant, a hundred times as large as the rest. With statistics that are not the stored input's a rounding error
-    of it would be left, as large as all else: 100 times the mean of the elements' errors."""
+    """A constant, a hundred times as large as the rest. With statistics that are not the stored input's, 100 times the
+    mean of the elements' errors would be left of it, as large as all else."""
     found = []
     for module in (layer, q_layer(layer)):
         x = IMAGES.clone().requires_grad_()
