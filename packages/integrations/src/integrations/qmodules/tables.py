@@ -30,11 +30,11 @@ def table(function: str, bits: int) -> Table:
 
 @lru_cache
 def _fitted(function: str, bits: int) -> Table:
-    x = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64)
+    x = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64, device="cpu")
     slope = _derivative(function, x)
     # Panter and Dite's density of intervals ("Quantization distortion in pulse-count modulation", 1951).
     density = slope.diff(append=slope[-1:]).square().pow(1 / 3).cumsum(0)
-    edges = torch.searchsorted(density, density[-1] * torch.arange(1, 2**bits, dtype=torch.float64) / 2**bits)
+    edges = torch.searchsorted(density, density[-1] / 2**bits * torch.arange(1, 2**bits, device="cpu"))
     sums = torch.cat([slope.new_zeros(1), slope.cumsum(0)])
     for _ in range(_ROUNDS):
         edges = _better(slope, _levels(sums, edges), edges)
@@ -60,7 +60,7 @@ def _better(slope: torch.Tensor, levels: torch.Tensor, edges: torch.Tensor) -> t
         crossings = (inside[1:] != inside[:-1]).nonzero().flatten() + low + 1
         if len(crossings):
             moved[i] = int(crossings[(crossings - edges[i]).abs().argmin()])
-    return torch.tensor(moved)
+    return torch.tensor(moved, device="cpu")
 
 
 def _derivative(function: str, x: torch.Tensor) -> torch.Tensor:
