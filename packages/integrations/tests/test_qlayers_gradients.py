@@ -248,4 +248,5 @@ def test_attention(options, need_weights):
 
     (expected, gradients), (output, found) = (step(Joined(m), *inputs) for m in (layer, q_layer(layer)))
     assert torch.equal(output, expected)
-    assert max(errors(gradients, found)) <= EIGHT_BITS
+    # Those of the projections' weights have the errors of their inputs, and of query, key and value.
+    assert max(errors(gradients, found)) <= 2 * EIGHT_BITS
