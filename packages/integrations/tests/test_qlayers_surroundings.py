@@ -266,15 +266,37 @@ def test_nothing_but_the_stored_form_keeps_an_input_alive(no_garbage_collection)
     output.sum().backward()
 
 
-@pytest.mark.parametrize("level", ["L4", "swap"])
-def test_offload(level, lane):
-    """What is stored goes to the host, and comes back; swap's is exact."""
-    plain = nn.Conv2d(3, 8, 3)
-    layer = q_layer(plain, LEVELS[level])
-    (expected, gradients), (output, found) = step(plain, X), step(layer, X)
+@pytest.mark.parametrize(
+    ("plain", "level"), [(nn.Conv2d(3, 8, 3), "L4"), (nn.Conv2d(3, 8, 3), "swap"), (nn.GELU(), "swap")]
+)
+def test_offload(plain, level, lane):
+    """What is stored goes to the host, and comes back; swap's is exact. Softsign makes an input that nobody else has."""
+    layers = [nn.Sequential(nn.Softsign(), layer) for layer in (plain, q_layer(plain, LEVELS[level]))]
+    (expected, gradients), (output, found) = (step(layer, X) for layer in layers)
     assert lane.sent
     assert torch.equal(output, expected)
     assert all(map(torch.equal, gradients, found)) == (level == "swap")
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_what_attention_stores(need_weights, monkeypatch):
+    """Two inputs of projections in 4 bits; query, key and value in 8, and so the softmax, for itself and as a factor;
+    the mask of dropout in 1."""
+    made = []
+    compress = actcore.GroupAffine.compress
+
+    def noting(*args, **kwargs):
+        compressed = compress(*args, **kwargs)
+        made.append(compressed.nbytes)
+        return compressed
+
+    monkeypatch.setattr(actcore.GroupAffine, "compress", noting)
+    layer, x = q_layer(nn.MultiheadAttention(256, 8, dropout=0.1), LEVELS["L2"]), normal(64, 8, 256)
+    layer(x, x, x, need_weights=need_weights)
+    n, scores = x.numel(), 8 * 8 * 64 * 64
+    expected = [n // 2] * 2 + [n] * 3 + ([scores, scores, scores // 8] if need_weights else [])
+    elements = 5 * n + (3 * scores if need_weights else 0)
+    assert sum(made) == sum(expected) + 8 * elements // 256
 
 
 def test_two_forwards_round_independently_and_a_rerun_alike():
