@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -142,16 +143,17 @@ def test_retain_graph_reads_what_was_stored_again():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(reentrant):
-    """With the residual block's input saved by two layers, which in a checkpoint store it twice."""
-    block = qmodules.QModule(Residual(), EIGHT)
-    plain = Residual()
+    """Of a block whose input two layers save, in 8 and in 4 bits. The recomputation, in which the first one's is still
+    there when the second asks, has to save what the forward did, which dropped it."""
+    plain, block = Residual(), Residual()
+    block.conv1 = q_layer(block.conv1)
+    block.short = q_layer(block.short, QLevel(bits=(4,), per_sample=False, per_layer=False))
     x = normal(4, 8, 8, 8).requires_grad_()
     found = []
     for module in (plain, block):
-        module.zero_grad()
         output = checkpoint(module, x * 1, use_reentrant=reentrant)
         (output * normal(*output.shape, seed=2)).sum().backward()
-        found.append([p.grad.clone() for p in module.parameters()])
+        found.append([p.grad for p in module.conv1.parameters()])
     assert max(errors(*found)) <= EIGHT_BITS
 
 
@@ -182,6 +184,17 @@ def test_under_torch_func_layers_are_torchs():
     expected, found = (torch.func.grad(loss(module))(parameters) for module in (plain, model))
     for name, gradient in expected.items():
         assert torch.equal(found[name], gradient)
+
+
+def test_forward_mode_differentiates_torchs_layers():
+    plain = net()
+    del plain[1]
+    model, tangents = qmodules.QModule(copy.deepcopy(plain), "L2"), []
+    for module in (plain, model):
+        with forward_ad.dual_level():
+            output = module(forward_ad.make_dual(X, normal(*X.shape, seed=1)))
+            tangents.append(forward_ad.unpack_dual(output).tangent)
+    assert torch.equal(*tangents)
 
 
 class Residual(nn.Module):
@@ -253,15 +266,37 @@ def test_nothing_but_the_stored_form_keeps_an_input_alive(no_garbage_collection)
     output.sum().backward()
 
 
-@pytest.mark.parametrize("level", ["L4", "swap"])
-def test_offload(level, lane):
-    """What is stored goes to the host, and comes back; swap's is exact."""
-    plain = nn.Conv2d(3, 8, 3)
-    layer = q_layer(plain, LEVELS[level])
-    (expected, gradients), (output, found) = step(plain, X), step(layer, X)
+@pytest.mark.parametrize(
+    ("plain", "level"), [(nn.Conv2d(3, 8, 3), "L4"), (nn.Conv2d(3, 8, 3), "swap"), (nn.GELU(), "swap")]
+)
+def test_offload(plain, level, lane):
+    """What is stored goes to the host, and comes back; swap's is exact. Softsign makes an input that nobody else has."""
+    layers = [nn.Sequential(nn.Softsign(), layer) for layer in (plain, q_layer(plain, LEVELS[level]))]
+    (expected, gradients), (output, found) = (step(layer, X) for layer in layers)
     assert lane.sent
     assert torch.equal(output, expected)
     assert all(map(torch.equal, gradients, found)) == (level == "swap")
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_what_attention_stores(need_weights, monkeypatch):
+    """Two inputs of projections in 4 bits; query, key and value in 8, and so the softmax, for itself and as a factor;
+    the mask of dropout in 1."""
+    made = []
+    compress = actcore.GroupAffine.compress
+
+    def noting(*args, **kwargs):
+        compressed = compress(*args, **kwargs)
+        made.append(compressed.nbytes)
+        return compressed
+
+    monkeypatch.setattr(actcore.GroupAffine, "compress", noting)
+    layer, x = q_layer(nn.MultiheadAttention(256, 8, dropout=0.1), LEVELS["L2"]), normal(64, 8, 256)
+    layer(x, x, x, need_weights=need_weights)
+    n, scores = x.numel(), 8 * 8 * 64 * 64
+    expected = [n // 2] * 2 + [n] * 3 + ([scores, scores, scores // 8] if need_weights else [])
+    elements = 5 * n + (3 * scores if need_weights else 0)
+    assert sum(made) == sum(expected) + 8 * elements // 256
 
 
 def test_two_forwards_round_independently_and_a_rerun_alike():

@@ -196,6 +196,16 @@ def test_a_layer_whose_forward_was_replaced_stays():
     assert qmodules.summary(model).kept["conv"] == "its forward was replaced"
 
 
+def test_what_else_stays():
+    model = nn.Sequential(nn.LazyLinear(4), qmodules.QReLU(), nn.LSTM(4, 4), nn.MultiheadAttention(4, 2))
+    kept = qmodules.summary(qmodules.QModule(model, "L2")).kept
+    assert kept == {
+        "0": "its parameters have no shapes yet; call the model once before QModule",
+        "1": "a Q-layer already, with a level of its own",
+        "2": "there is no Q-layer of LSTM",
+    }  # and not attention's own linear layer
+
+
 def test_the_level_is_the_models():
     qmodules.set_optimization_level("L2")
     first = qmodules.QModule(Net())

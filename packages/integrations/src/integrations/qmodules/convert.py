@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from integrations.qmodules import layers
 from integrations.qmodules.config import config
@@ -37,6 +38,7 @@ class _Record:
 
     level: QLevel
     converted: tuple[tuple[str, str, str], ...]  # path, torch's class, Q-layer
+    kept: tuple[tuple[str, str], ...]  # path, reason
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,13 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         )
     chosen = resolve_level(config.level() if level is None else level, options)
     converted: list[tuple[str, str, str]] = []
+    kept: list[tuple[str, str]] = []
     precision = ModelPrecision(chosen)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
-        if _reason(module, chosen):
+        if reason := _reason(module, chosen):
+            if _is_layer(module):
+                kept.append((path, reason))
             return module
         layer = _Q_LAYERS[type(module)].from_module(module, chosen)
         layer.join(path or type(module).__name__, precision)
@@ -106,7 +111,7 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         return layer
 
     root = _exchange(model, replacement)
-    root.__dict__[_RECORD] = _Record(chosen, tuple(converted))
+    root.__dict__[_RECORD] = _Record(chosen, tuple(converted), tuple(kept))
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
 
@@ -142,12 +147,7 @@ def summary(model: nn.Module) -> Summary:
     """
     record = _record_of(model)
     converted = {path: (before, after) for path, before, after in record.converted}
-    kept = {
-        path: _reason(module, record.level) or "came after the conversion"
-        for path, module in model.named_modules()
-        if not isinstance(module, QLayer) and _is_layer(module)
-    }
-    return Summary(record.level, MappingProxyType(converted), MappingProxyType(kept))
+    return Summary(record.level, MappingProxyType(converted), MappingProxyType(dict(record.kept)))
 
 
 def _exchange(root: nn.Module, replacement: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
@@ -158,7 +158,8 @@ def _exchange(root: nn.Module, replacement: Callable[[str, nn.Module], nn.Module
         if module in known:
             return known[module]
         known[module] = module  # a module may be below itself
-        for name, child in module._modules.items():
+        within = {} if isinstance(module, QLayer) or type(module) in _Q_LAYERS else module._modules
+        for name, child in within.items():  # attention's parts are attention's to do
             if child is not None:
                 new = visit(f"{path}.{name}" if path else name, child)
                 if new is not child:
@@ -173,7 +174,9 @@ def _reason(module: nn.Module, level: QLevel) -> str:
     """Why a module is not exchanged; empty for one that is."""
     kind = type(module)
     if isinstance(module, QLayer):
-        return "a Q-layer already"
+        return "a Q-layer already, with a level of its own"
+    if isinstance(module, LazyModuleMixin):
+        return "its parameters have no shapes yet; call the model once before QModule"
     if kind not in _Q_LAYERS:
         bases = [base.__name__ for base in kind.__mro__[1:] if base in _Q_LAYERS]
         return f"{kind.__name__} is a subclass of {bases[0]}" if bases else f"there is no Q-layer of {kind.__name__}"

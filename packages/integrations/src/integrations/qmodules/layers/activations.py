@@ -55,12 +55,21 @@ class _Smooth(_Activation):
     """A smooth activation: its derivative is rounded to one of ``2**bits`` levels ("Few-bit backward", Novikov et al.,
     ICML 2023), with the bits that the level gives, and 3 at the least."""
 
-    def _approximated(self, input: Tensor, function: str) -> Tensor | None:
-        """The activation; ``None`` where torch's own forward is the right one."""
-        if not self.precision.level.compress or not self._takes(input):
-            return None
-        boundaries, levels = table(function, max(3, math.ceil(self.precision.level.bits[0])))
-        return actcore.stepwise(input, function, boundaries, levels)
+    def _approximated(self, input: Tensor, function: str) -> Tensor:
+        level = self.precision.level
+        if not self._takes(input):
+            return super().forward(input)  # type: ignore[no-any-return]
+        if level.compress:
+            boundaries, levels = table(function, max(3, math.ceil(level.bits[0])))
+            return actcore.stepwise(input, function, boundaries, levels)
+        if torch.compiler.is_compiling():
+            return super().forward(input)  # type: ignore[no-any-return]
+        with actcore.saved_tensors(_to_host):
+            return super().forward(input)  # type: ignore[no-any-return]
+
+
+def _to_host(saved: actcore.SavedTensor) -> actcore.Codec:
+    return actcore.Offload()
 
 
 class QGELU(_Smooth, nn.GELU):
@@ -69,8 +78,7 @@ class QGELU(_Smooth, nn.GELU):
     counterpart = nn.GELU
 
     def forward(self, input: Tensor) -> Tensor:
-        output = self._approximated(input, "gelu_tanh" if self.approximate == "tanh" else "gelu")
-        return super().forward(input) if output is None else output
+        return self._approximated(input, "gelu_tanh" if self.approximate == "tanh" else "gelu")
 
 
 class QSiLU(_Smooth, nn.SiLU):
@@ -80,4 +88,5 @@ class QSiLU(_Smooth, nn.SiLU):
 
     def forward(self, input: Tensor) -> Tensor:
         output = self._approximated(input, "silu")
-        return super().forward(input) if output is None else placed(output, input, self.inplace)
+        # Where torch's own forward ran, it is in place already.
+        return placed(output, input, self.inplace and output is not input)

@@ -20,7 +20,8 @@ class QLayer(nn.Module):
     It is a subclass of its counterpart in ``torch.nn``, with the same arguments, parameters, buffers and keys in
     ``state_dict``. Its forward computes what the counterpart's does; in training, where a gradient is asked for, it
     saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
-    for inputs with which nothing else is safe: subclasses of tensors, sparse ones, those inside ``torch.func``.
+    for inputs with which nothing else is safe: subclasses of tensors, sparse ones, those inside ``torch.func`` and
+    forward-mode differentiation.
 
     Attributes:
         precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
@@ -82,8 +83,7 @@ class QLayer(nn.Module):
             and x.layout is torch.strided
             and not x.is_nested
             and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
-            # Functions that look at the context in forward do not exist for torch.func.
-            and (torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None)
+            and (torch.compiler.is_compiling() or not _transformed())
         )
 
     def _saving(self, x: Tensor) -> Saving | None:
@@ -94,3 +94,8 @@ class QLayer(nn.Module):
         if torch.compiler.is_compiling():  # a token and a stream would be constants of the first run
             return Saving(codec, self.precision)
         return Saving(codec, self.precision, self.precision.token(), self.precision.stream())
+
+
+def _transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation is on, for which our Functions have no rules."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
