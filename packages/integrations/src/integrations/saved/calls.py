@@ -180,7 +180,7 @@ class CallTracker(TorchFunctionMode):
             call.recomputes = False
         elif special == "layers" and all(kind in (Tensor, nn.Parameter) for kind in types):
             with self:
-                return _opened(F.multi_head_attention_forward)(*args, **kwargs)
+                return opened(F.multi_head_attention_forward)(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _packs_now(self) -> bool:
@@ -208,7 +208,7 @@ class CallTracker(TorchFunctionMode):
                 self.exposed.add(storage)
 
 
-def _opened(composite: Any) -> FunctionType:
+def opened(composite: Any) -> FunctionType:
     """The same function, whose own calls a mode sees: it does not ask first whether to hand itself to the mode."""
     names = {**composite.__globals__, "has_torch_function": lambda tensors: False}
     opened = FunctionType(composite.__code__, names, composite.__name__, composite.__defaults__, composite.__closure__)

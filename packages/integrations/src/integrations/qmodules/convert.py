@@ -1,0 +1,207 @@
+"""``QModule``, ``revert`` and ``summary``: a model's layers exchanged for Q-layers, in place, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from integrations.qmodules import layers
+from integrations.qmodules.config import config
+from integrations.qmodules.layers.base import QLayer
+from integrations.qmodules.levels import QLevel, resolve_level
+from integrations.qmodules.scheme import ModelPrecision
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_RECORD = "_qmodules_conversion"
+
+_SAVE_NOTHING = (nn.Identity, nn.Flatten, nn.Unflatten)
+
+_Q_LAYERS: Mapping[type[nn.Module], type[QLayer]] = MappingProxyType(
+    {
+        layer.counterpart: layer
+        for name in layers.__all__
+        if issubclass(layer := getattr(layers, name), QLayer) and layer is not QLayer
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What ``QModule`` did to a model. It lies in the root module's dictionary and is copied with it."""
+
+    level: QLevel
+    converted: tuple[tuple[str, str, str], ...]  # path, torch's class, Q-layer
+    kept: tuple[tuple[str, str], ...]  # path, reason
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a model's layers.
+
+    Attributes:
+        level: of the conversion.
+        converted: path -> (torch's layer, Q-layer), by their classes' names.
+        kept: path -> why the layer is as it was.
+    """
+
+    level: QLevel
+    converted: Mapping[str, tuple[str, str]]
+    kept: Mapping[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.converted)} layers converted, {len(self.kept)} kept; {self.level}"]
+        pairs = Counter(f"{before} -> {after}" for before, after in self.converted.values())
+        lines += [f"  {count:4} x {pair}" for pair, count in pairs.items()]
+        lines += [f"  {path or '(root)'}: {reason}" for path, reason in self.kept.items()]
+        return "\n".join(lines)
+
+
+def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> Model:
+    """Exchanges the layers of a model for those that store what they save in few bits, in place.
+
+    ::
+
+        model = qmodules.QModule(model, level="L2")
+        ...train as before...
+        print(qmodules.summary(model))
+
+    A Q-layer has the very parameters and buffers of the layer that it replaces, its hooks and its mode, so names,
+    ``state_dict`` and optimizers stay as they are, on any device. Only layers of exactly a class of torch are replaced:
+    a subclass may do something else. A layer that is used in several places stays one layer. The level belongs to the
+    model: another model, and a later ``set_optimization_level``, change nothing here.
+
+    Args:
+        model: any module. Only modules are replaced, not calls such as ``F.relu``.
+        level: a name of ``LEVELS`` or a ``QLevel``; ``None`` takes what ``set_optimization_level`` and ``config`` say.
+        options: fields of the level to replace; see ``QLevel``.
+
+    Returns:
+        The same object, or, for a model that is itself such a layer, its Q-layer.
+
+    Raises:
+        TypeError: ``model`` is not a module; the level or an option has the wrong type.
+        ValueError: the model is converted already; the level or an option is unknown or out of range.
+    """
+    _require_module(model)
+    if _RECORD in model.__dict__:
+        raise ValueError(
+            f"{type(model).__name__} is converted already; call qmodules.revert(model) first to choose another level"
+        )
+    chosen = resolve_level(config.level() if level is None else level, options)
+    converted: list[tuple[str, str, str]] = []
+    kept: list[tuple[str, str]] = []
+    precision = ModelPrecision(chosen)
+
+    def replacement(path: str, module: nn.Module) -> nn.Module:
+        if reason := _reason(module, chosen):
+            if _is_layer(module):
+                kept.append((path, reason))
+            return module
+        layer = _Q_LAYERS[type(module)].from_module(module, chosen)
+        layer.join(path or type(module).__name__, precision)
+        layer.__dict__[_RECORD] = True  # for revert: a Q-layer that was built by hand stays one
+        converted.append((path, type(module).__name__, type(layer).__name__))
+        return layer
+
+    root = _exchange(model, replacement)
+    root.__dict__[_RECORD] = _Record(chosen, tuple(converted), tuple(kept))
+    return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
+
+
+def revert(model: Model) -> Model:
+    """Undoes ``QModule``: torch's own layers, with the parameters, buffers and hooks as they are now.
+
+    Q-layers that were built by hand stay.
+
+    Returns:
+        The same object, or, for a model that is itself a Q-layer, the layer of torch.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model is not converted.
+    """
+    _record_of(model)
+
+    def replacement(path: str, module: nn.Module) -> nn.Module:
+        return module.to_module() if isinstance(module, QLayer) and _RECORD in module.__dict__ else module
+
+    root = _exchange(model, replacement)
+    for module in (root, *root.modules()):
+        module.__dict__.pop(_RECORD, None)
+    return root  # type: ignore[return-value]  # of the class that it had before
+
+
+def summary(model: nn.Module) -> Summary:
+    """What ``QModule`` converted in this model, and what it left, with the reasons.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model is not converted.
+    """
+    record = _record_of(model)
+    converted = {path: (before, after) for path, before, after in record.converted}
+    return Summary(record.level, MappingProxyType(converted), MappingProxyType(dict(record.kept)))
+
+
+def _exchange(root: nn.Module, replacement: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
+    """Every module exchanged for its replacement, where it has one. Returns the root's."""
+    known: dict[nn.Module, nn.Module] = {}
+
+    def visit(path: str, module: nn.Module) -> nn.Module:
+        if module in known:
+            return known[module]
+        known[module] = module  # a module may be below itself
+        within = {} if isinstance(module, QLayer) or type(module) in _Q_LAYERS else module._modules
+        for name, child in within.items():  # attention's parts are attention's to do
+            if child is not None:
+                new = visit(f"{path}.{name}" if path else name, child)
+                if new is not child:
+                    module._modules[name] = new
+        known[module] = replacement(path, module)
+        return known[module]
+
+    return visit("", root)
+
+
+def _reason(module: nn.Module, level: QLevel) -> str:
+    """Why a module is not exchanged; empty for one that is."""
+    kind = type(module)
+    if isinstance(module, QLayer):
+        return "a Q-layer already, with a level of its own"
+    if isinstance(module, LazyModuleMixin):
+        return "its parameters have no shapes yet; call the model once before QModule"
+    if kind not in _Q_LAYERS:
+        bases = [base.__name__ for base in kind.__mro__[1:] if base in _Q_LAYERS]
+        return f"{kind.__name__} is a subclass of {bases[0]}" if bases else f"there is no Q-layer of {kind.__name__}"
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
+    if not level.norms and not level.off and _Q_LAYERS[kind].norm:
+        return "norms are exact at this level"
+    return ""
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether a module is more than a container of others, and may save something."""
+    if type(module) in _SAVE_NOTHING:
+        return False
+    return not module._modules or bool(module._parameters) or type(module) in _Q_LAYERS
+
+
+def _require_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def _record_of(model: nn.Module) -> _Record:
+    _require_module(model)
+    record = model.__dict__.get(_RECORD)
+    if not isinstance(record, _Record):
+        raise ValueError(f"{type(model).__name__} is not converted; call qmodules.QModule(model) first")
+    return record

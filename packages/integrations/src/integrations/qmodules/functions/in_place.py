@@ -1,0 +1,32 @@
+"""A result in its input's memory, where a layer was asked for ``inplace=True``: others may look there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
+    """``output``, in the memory of ``input`` if that is asked for."""
+    if not inplace:
+        return output
+    if torch.compiler.is_compiling():
+        return input.copy_(output)
+    result: Tensor = _Placed.apply(input, output)
+    return result
+
+
+class _Placed(Function):
+    """``input.copy_(output)``, without the zeros that torch's gives for a gradient of the values that are gone."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, output: Tensor) -> Tensor:
+        ctx.mark_dirty(input)
+        return input.copy_(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, gradients[0]

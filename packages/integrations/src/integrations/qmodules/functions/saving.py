@@ -1,0 +1,47 @@
+"""``Saving``: how one forward of a layer stores its input, and what its backward tells the layer's precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import actcore
+from integrations.qmodules.precision import LayerPrecision
+from integrations.qmodules.sharing import once
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The choice of one forward.
+
+    Attributes:
+        codec: stores the layer's input.
+        precision: the layer's, which made the choice.
+        token: names the forward to ``precision.observe``.
+        stream: of the forward's random rounding; ``None`` takes one of the process's counter.
+    """
+
+    codec: actcore.Codec
+    precision: LayerPrecision
+    token: object = None
+    stream: int | None = None
+
+    def save(self, ctx: Any, x: Tensor | None, *exact: Tensor | None) -> None:
+        """Saves ``x`` by the codec and the others as they are; once, in a Function's ``forward``."""
+        ctx.saving = self
+        pairs = [(tensor, None) for tensor in exact]
+        codec = self.codec if x is None else once(self.codec, x)  # which holds x, so ctx must not
+        actcore.save_for_backward(ctx, (x, codec), *pairs, seed=self.precision.level.seed, stream=self.stream)
+
+    def observe(self, gradient: Tensor) -> None:
+        """Passes on the gradient of the layer's output."""
+        if not torch.compiler.is_compiling():
+            self.precision.observe(self.token, gradient.detach())
+
+
+def placeholder(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """Stands for a tensor of which torch's backward looks at the shape alone; it has one element of memory."""
+    return gradient.new_zeros(()).expand(shape)

@@ -1,0 +1,139 @@
+"""Multi-head attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import actcore
+from integrations.qmodules.functions.autocast import as_matmul
+from integrations.qmodules.functions.linear import Linear
+from integrations.qmodules.layers.base import QLayer
+from integrations.qmodules.levels import QLevel
+from integrations.qmodules.precision import LayerPrecision
+from integrations.qmodules.scheme import ModelPrecision
+from integrations.saved.arguments import Arguments
+from integrations.saved.attention import recomputed
+from integrations.saved.calls import opened
+
+# What saves query, key, value and the softmax: their errors go through the softmax, and few bits are not enough.
+_FACTORS = ("bmm", "baddbmm", "softmax")
+
+
+class QMultiheadAttention(QLayer, nn.MultiheadAttention):
+    """``torch.nn.MultiheadAttention`` that stores what its parts save.
+
+    The inputs of its projections take the level's bits, the same for all samples: its first dimension may be that of
+    places. Query, key and value take 8 bits, and ``scaled_dot_product_attention`` is computed again in backward. With
+    ``need_weights=True``, which is torch's default and does without that operator, the softmax takes 8 bits as well.
+    Values and dropout are torch's own, bit for bit. Under ``torch.compile`` it is torch's own layer.
+
+    Args:
+        group: which of the level's ``bits`` is the projections' average.
+    """
+
+    counterpart = nn.MultiheadAttention
+    factors: LayerPrecision
+    _own = ("precision", "factors")
+
+    def __init__(self, *args: Any, group: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(None, group)
+
+    def _new_precision(self, level: QLevel, group: int) -> LayerPrecision:
+        same = replace(level, per_sample=False, per_layer=False)
+        self.factors = LayerPrecision(replace(same, bits=(8,), initial_bits=8), "other")
+        return LayerPrecision(same, "other", group)
+
+    def join(self, path: str, model: ModelPrecision) -> None:
+        super().join(path, model)
+        self.factors.name, self.factors.model = f"{path}.factors", model
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not all(
+            self._stores(tensor, *self.parameters()) for tensor in (query, key, value)
+        ):
+            return super().forward(query, key, value, *args, **kwargs)
+        with _Parts(self):
+            return super().forward(query, key, value, *args, **kwargs)
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``F.linear`` that stores ``x``."""
+        x, weight, bias = as_matmul(x, weight, bias)  # type: ignore[assignment]  # None stays None
+        saving = self._saving(x) if torch.is_grad_enabled() else None
+        output: Tensor = F.linear(x, weight, bias) if saving is None else Linear.apply(x, weight, bias, saving)
+        return output
+
+    def attend(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """``scaled_dot_product_attention`` that stores query, key and value."""
+        given = Arguments(args, kwargs)
+        mask = given.get(3, "attn_mask")
+        if mask is not None and mask.requires_grad:  # its infinities would become NaN in a quantised form
+            return function(*args, **kwargs)
+        with self._hooks(self._factor):
+            output = recomputed(function, given)
+        return function(*args, **kwargs) if output is None else output
+
+    def multiply(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """A product or the softmax that stores what it saves."""
+        with self._hooks(self._factor):
+            return function(*args, **kwargs)
+
+    def drop(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """Dropout that stores its mask: two values, of which one bit an element is exact."""
+        with self._hooks(self._mask):
+            return function(*args, **kwargs)
+
+    def _hooks(self, policy: actcore.Policy) -> Any:
+        return actcore.saved_tensors(policy, seed=self.precision.level.seed)
+
+    def _factor(self, saved: actcore.SavedTensor) -> actcore.Codec:
+        level = self.factors.level
+        inner: actcore.Codec = actcore.Raw()
+        if level.compress and saved.dtype.is_floating_point and saved.requires_grad:  # a mask asks for none
+            inner = actcore.GroupAffine(8, level.group_size)
+        return actcore.Offload(inner) if level.offload else inner
+
+    def _mask(self, saved: actcore.SavedTensor) -> actcore.Codec:
+        level = self.factors.level
+        if saved.dtype is torch.bool:
+            inner: actcore.Codec = actcore.BitMask(values=(False, True))
+        elif saved.dtype.is_floating_point and level.compress:
+            inner = actcore.GroupAffine(1, level.group_size)
+        else:
+            inner = actcore.Raw()
+        return actcore.Offload(inner) if level.offload else inner
+
+
+class _Parts(TorchFunctionMode):
+    """Sees the calls of one forward of attention, and has its layer make those that save much."""
+
+    def __init__(self, layer: QMultiheadAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return opened(func)(*args, **kwargs)
+        if func is F.linear:
+            return self.layer.project(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self.layer.attend(func, args, kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _FACTORS:
+            return self.layer.multiply(func, args, kwargs)
+        return self.layer.drop(func, args, kwargs) if name == "dropout" else func(*args, **kwargs)

@@ -1,0 +1,101 @@
+"""``QLayer``: what all Q-layers have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from integrations.qmodules.config import config
+from integrations.qmodules.functions.saving import Saving
+from integrations.qmodules.levels import QLevel
+from integrations.qmodules.precision import LayerPrecision
+from integrations.qmodules.scheme import ModelPrecision
+
+
+class QLayer(nn.Module):
+    """A layer of torch that stores what it saves for backward in fewer bits.
+
+    It is a subclass of its counterpart in ``torch.nn``, with the same arguments, parameters, buffers and keys in
+    ``state_dict``. Its forward computes what the counterpart's does; in training, where a gradient is asked for, it
+    saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
+    for inputs with which nothing else is safe: subclasses of tensors, sparse ones, those inside ``torch.func`` and
+    forward-mode differentiation.
+
+    Attributes:
+        precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
+    """
+
+    counterpart: ClassVar[type[nn.Module]]
+    norm: ClassVar[bool] = False
+    """Whether it is one of the layers that a level may leave exact (``QLevel.norms``)."""
+    precision: LayerPrecision
+    _own: ClassVar[tuple[str, ...]] = ("precision",)
+    """What it has beside its counterpart's attributes."""
+
+    @classmethod
+    def from_module(cls, module: nn.Module, level: QLevel | None = None, group: int = 0) -> Self:
+        """The Q-layer of a layer of torch: the same parameters, buffers and hooks, which both then hold.
+
+        Args:
+            module: a layer of exactly the class ``cls.counterpart``.
+            level: by default the one that is set (``set_optimization_level``).
+            group: which of the level's ``bits`` is the layer's average.
+
+        Raises:
+            TypeError: the layer is of another class.
+        """
+        if type(module) is not cls.counterpart:
+            raise TypeError(
+                f"module must be a {cls.counterpart.__name__} and no subclass, got {type(module).__name__}; build "
+                f"{cls.__name__} by its own arguments and load the weights"
+            )
+        layer = cls.__new__(cls)
+        # The very dictionaries of parameters, buffers and hooks: a hook's handle removes it from the dictionary.
+        layer.__dict__.update(module.__dict__)
+        layer._begin(level, group)
+        return layer
+
+    def to_module(self) -> nn.Module:
+        """The layer of torch: the inverse of ``from_module``."""
+        module = self.counterpart.__new__(self.counterpart)
+        module.__dict__.update({name: value for name, value in self.__dict__.items() if name not in self._own})
+        return module
+
+    def join(self, path: str, model: ModelPrecision) -> None:
+        """Makes the layer one of a model's, which shares its precision among them; ``path`` is its place there."""
+        self.precision.name, self.precision.model = path, model
+
+    def _begin(self, level: QLevel | None, group: int) -> None:
+        self.precision = self._new_precision(config.level() if level is None else level, group)
+
+    def _new_precision(self, level: QLevel, group: int) -> LayerPrecision:
+        return LayerPrecision(level, "other", group)
+
+    def _stores(self, x: Tensor, *parameters: Tensor | None) -> bool:
+        """Whether this forward stores ``x`` in its own way; if not, torch's own is the right one."""
+        return (
+            self.training
+            and torch.is_grad_enabled()
+            and not self.precision.level.off
+            and type(x) in (Tensor, nn.Parameter)
+            and x.layout is torch.strided
+            and not x.is_nested
+            and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
+            and (torch.compiler.is_compiling() or not _transformed())
+        )
+
+    def _saving(self, x: Tensor) -> Saving | None:
+        """How this forward stores ``x``; ``None`` keeps it exactly: torch's own forward."""
+        codec = self.precision.codec(x)
+        if codec is None:
+            return None
+        if torch.compiler.is_compiling():  # a token and a stream would be constants of the first run
+            return Saving(codec, self.precision)
+        return Saving(codec, self.precision, self.precision.token(), self.precision.stream())
+
+
+def _transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation is on, for which our Functions have no rules."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0

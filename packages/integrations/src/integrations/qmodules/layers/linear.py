@@ -1,0 +1,61 @@
+"""The linear layer and the embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from integrations.qmodules.functions.autocast import as_matmul
+from integrations.qmodules.functions.linear import Embedding, Linear
+from integrations.qmodules.layers.base import QLayer
+from integrations.qmodules.levels import QLevel
+from integrations.qmodules.precision import LayerPrecision
+
+
+class QLinear(QLayer, nn.Linear):
+    """``torch.nn.Linear`` whose input, of any number of dimensions, is stored in a few bits.
+
+    Args:
+        group: which of the level's ``bits`` is the layer's average.
+    """
+
+    counterpart = nn.Linear
+
+    def __init__(self, *args: Any, group: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(None, group)
+
+    def _new_precision(self, level: QLevel, group: int) -> LayerPrecision:
+        return LayerPrecision(level, "linear", group, channel_dim=-1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() and self._stores(input, self.weight, self.bias):
+            x, weight, bias = as_matmul(input, self.weight, self.bias)
+            assert x is not None
+            saving = self._saving(x)
+            if saving is not None:
+                output: Tensor = Linear.apply(x, weight, bias, saving)
+                return output
+        return super().forward(input)
+
+
+class QEmbedding(QLayer, nn.Embedding):
+    """``torch.nn.Embedding`` whose indices are stored, exactly, in the bits that their range takes.
+
+    torch keeps 8 bytes an index, this 2 for a table of up to 65,536 rows. The gradient is torch's bit for bit.
+    """
+
+    counterpart = nn.Embedding
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(None, 0)
+
+    def forward(self, input: Tensor) -> Tensor:
+        # A table that renormalises its rows in forward is torch's to do.
+        if not self.precision.level.compress or self.max_norm is not None or not self._stores(input, self.weight):
+            return super().forward(input)
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        output: Tensor = Embedding.apply(input, self.weight, padding, self.scale_grad_by_freq, self.sparse)
+        return output

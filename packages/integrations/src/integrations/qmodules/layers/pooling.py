@@ -1,0 +1,102 @@
+"""Pooling: the place of each maximum in its window, and nothing at all for averages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import actcore
+from integrations.qmodules.functions.pooling import AveragePool
+from integrations.qmodules.layers.activations import DTYPES
+from integrations.qmodules.layers.base import QLayer
+
+
+class _Pool(QLayer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(None, 0)
+
+    def _takes(self, input: Tensor) -> bool:
+        return input.dtype in DTYPES and self._stores(input)
+
+
+class _MaxPool(_Pool):
+    dims: ClassVar[int]
+    pool: ClassVar[Callable[..., Tensor]]
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    dilation: Any
+    ceil_mode: bool
+    return_indices: bool
+
+    def forward(self, input: Tensor) -> Any:
+        window = math.prod(self.kernel_size) if isinstance(self.kernel_size, tuple) else self.kernel_size**self.dims
+        # torch's own where it gives indices away, or an index in the window takes more than 8 bits.
+        if self.return_indices or window > 256 or not self._takes(input):
+            return super().forward(input)
+        options = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return type(self).pool(input, *options)
+
+
+class QMaxPool1d(_MaxPool, nn.MaxPool1d):
+    """``torch.nn.MaxPool1d`` that keeps ``ceil(log2(window))`` bits an output. Values and gradients are torch's."""
+
+    counterpart = nn.MaxPool1d
+    dims = 1
+    pool = staticmethod(actcore.max_pool1d)
+
+
+class QMaxPool2d(_MaxPool, nn.MaxPool2d):
+    """``torch.nn.MaxPool2d`` that keeps ``ceil(log2(window))`` bits an output. Values and gradients are torch's."""
+
+    counterpart = nn.MaxPool2d
+    dims = 2
+    pool = staticmethod(actcore.max_pool2d)
+
+
+class QMaxPool3d(_MaxPool, nn.MaxPool3d):
+    """``torch.nn.MaxPool3d`` that keeps ``ceil(log2(window))`` bits an output. Values and gradients are torch's."""
+
+    counterpart = nn.MaxPool3d
+    dims = 3
+    pool = staticmethod(actcore.max_pool3d)
+
+
+class QAvgPool2d(_Pool, nn.AvgPool2d):
+    """``torch.nn.AvgPool2d`` that keeps nothing. Values and gradients are torch's bit for bit."""
+
+    counterpart = nn.AvgPool2d
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self._takes(input) or input.dim() not in (3, 4):
+            return super().forward(input)
+        kernel, stride, padding = (
+            list(value) if isinstance(value, tuple) else [value, value]
+            for value in (self.kernel_size, self.stride, self.padding)
+        )
+        arguments = (kernel, stride, padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
+        aten = torch.ops.aten
+        output: Tensor = AveragePool.apply(input, aten.avg_pool2d, aten.avg_pool2d_backward, arguments, arguments)
+        return output
+
+
+class QAdaptiveAvgPool2d(_Pool, nn.AdaptiveAvgPool2d):
+    """``torch.nn.AdaptiveAvgPool2d`` that keeps nothing. Values and gradients are torch's bit for bit."""
+
+    counterpart = nn.AdaptiveAvgPool2d
+
+    def forward(self, input: Tensor) -> Tensor:
+        given = self.output_size if isinstance(self.output_size, tuple) else (self.output_size, self.output_size)
+        if not self._takes(input) or input.dim() not in (3, 4) or given == (1, 1):  # of which torch takes the mean
+            return super().forward(input)
+        size = [input.shape[d - 2] if number is None else number for d, number in enumerate(given)]
+        aten = torch.ops.aten
+        output: Tensor = AveragePool.apply(
+            input, aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, (size,), ()
+        )
+        return output

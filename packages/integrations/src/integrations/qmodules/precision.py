@@ -1,0 +1,243 @@
+"""``LayerPrecision``: with how many bits a layer stores its input."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import actcore
+from integrations.qmodules.batch import Batch
+from integrations.qmodules.device_rows import DeviceRows, rows_like, rows_of
+from integrations.qmodules.forwards import Forward, inverse_variance, source_of, squared_norms
+from integrations.qmodules.gradient_table import GradientTable
+from integrations.qmodules.levels import QLevel
+from integrations.qmodules.per_sample import group_means, range_energies, rounding_profile, sample_bits
+from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme
+
+Kind = Literal["linear", "norm", "other"]
+
+# Forwards from one measurement of a layer's profile to the next: the shape of a distribution changes slowly.
+_PROFILE_EVERY = 16
+
+# What the error of a batch norm's input does to all gradients below, in units of what it does to the norm's own weight.
+# Between 7 and 60 for the norms of a ResNet-20 on CIFAR-10; the allocation is flat there (docs/qmodules.md).
+_BELOW = 16.0
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is measured once in several forwards: a layer's profile and, of a norm, what its channels count."""
+
+    forward: int
+    shape: tuple[int, ...]
+    profile: Tensor
+    weights: Tensor | None
+
+
+class LayerPrecision:
+    """The precision of one layer: what its forwards store, and what its backwards tell.
+
+    A layer calls, in this order: ``codec(x)``, ``token()`` and ``stream()`` once in each forward that a backward may
+    follow, and ``observe(token, grad_output)`` in the backward of that forward. Under ``torch.compile`` it calls
+    ``codec`` alone, and samples and layers share the average: what a region computes while it is traced stands for all
+    steps.
+
+    Attributes:
+        level: the level of the model or the one that was set when the layer was built.
+        kind: convolutions and linear layers are ``"linear"``, batch normalisations ``"norm"``; all others are
+            ``"other"``, have the level's bits for every element and are not allocated any.
+        group: which of ``level.bits`` is the layer's average.
+        kernel_locations: places of a convolution's kernel; 1 for a linear layer.
+        conv_groups: a convolution's groups.
+        channel_dim: the dimension of ``x`` that the weight sums over: 1, or -1 for a linear layer.
+        transposed: whether it is a transposed convolution.
+        name: the layer's path in its model, which names its noise; empty for a layer built by hand.
+        model: what the layers of one converted model share; ``None`` for a layer built by hand.
+        bits: the average for the next forward: the level's, until the model has allocated another.
+    """
+
+    def __init__(
+        self,
+        level: QLevel,
+        kind: Kind,
+        group: int = 0,
+        kernel_locations: int = 1,
+        conv_groups: int = 1,
+        channel_dim: int = 1,
+        transposed: bool = False,
+    ) -> None:
+        if isinstance(group, bool) or not isinstance(group, int):
+            raise TypeError(f"group must be an int, got {group!r}")
+        if not 0 <= group < len(level.bits):
+            raise ValueError(
+                f"group must be a place in the level's bits {level.bits}, from 0 to {len(level.bits) - 1}, got "
+                f"{group}; set config.activation_compression_bits to one number for each group"
+            )
+        self.level = level
+        self.kind = kind
+        self.group = group
+        self.kernel_locations = kernel_locations
+        self.conv_groups = conv_groups
+        self.channel_dim = channel_dim
+        self.transposed = transposed
+        self.name = ""
+        self.model: ModelPrecision | None = None
+        self.bits = float(level.bits[group])
+        self._number: int | None = None
+        self._forwards = 0
+        self._profile: _Kept | None = None
+        self._gradients: GradientTable | None = None
+        self._tokens: dict[int, Forward] = {}  # by thread: replicas of DataParallel share this object
+        self._watched = True
+
+    def codec(self, x: Tensor) -> actcore.Codec | None:
+        """How the input ``x`` of this forward is stored; ``None`` keeps it exactly.
+
+        Raises:
+            ValueError: the level uses gradients, and there are no indices for the batch, or no ``num_samples``, or an
+                index that it does not exceed.
+        """
+        level = self.level
+        if not torch.compiler.is_compiling():
+            self._tokens.pop(threading.get_ident(), None)
+        inner: actcore.Codec | None = None
+        if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
+            inner = self._quantiser(x)
+        if level.offload:
+            return actcore.Offload(inner or actcore.Raw())
+        return inner
+
+    def token(self) -> Forward | None:
+        """What ``observe`` needs to know of the forward whose ``codec`` was asked for last."""
+        return self._tokens.pop(threading.get_ident(), None)
+
+    def stream(self) -> int:
+        """The stream of this forward's noise: one of its own, which a second run of the program draws again."""
+        if not self.name and self._number is None:
+            self._number = next(_numbers)
+        self._forwards += 1
+        stream: int = actcore.stream_of(self.name or f"layer {self._number}", self._forwards, 0)
+        return stream
+
+    def observe(self, token: object, grad_output: Tensor) -> None:
+        """Learns from the gradient of the layer's output, in the backward of the forward that ``token`` is of."""
+        if not isinstance(token, Forward) or not self._watched:
+            return
+        gradient = grad_output.detach()
+        squares = squared_norms(gradient)
+        known = token.indices is not None and squares.numel() == token.samples
+        if known and token.indices is not None:
+            self._table().update(token.indices, squares)
+        if self._allocated and self.model is not None:
+            # Without a table the next forward, too, knows nothing of its samples' gradients.
+            squares = squares if known and token.energies.numel() == token.samples else squares.mean()
+            sensitivities = token.energies * squares * self.gain(token, gradient)
+            if self.kind == "norm":
+                sensitivities = sensitivities * _BELOW
+            self.model.observe(Observation(self, sensitivities, token.profile, token.size, token.source))
+
+    def describe(self, x: Tensor, own: bool) -> Forward:
+        """What an input tells about its rounding.
+
+        Args:
+            x: ``Float[Tensor, "batch ..."]`` with at least two dimensions and one element.
+            own: whether samples are looked at one by one, or all together.
+        """
+        x = x.detach()
+        samples, group_size = x.shape[0], self.level.group_size
+        rows = rows_of(x) if own else rows_of(x[None])
+        kept = self._profile
+        fresh = kept is not None and kept.shape == tuple(rows.shape) and kept.profile.device == x.device
+        if kept is None or not fresh or self._forwards - kept.forward >= _PROFILE_EVERY:
+            weights = None
+            if self.kind == "norm":
+                weights = group_means(rows_like(inverse_variance(x), x, own), group_size)
+            kept = _Kept(self._forwards, tuple(rows.shape), rounding_profile(rows, group_size), weights)
+            self._profile = kept
+        energies = range_energies(rows, group_size, kept.weights)
+        positions = x.numel() / (samples * x.shape[self.channel_dim])
+        return Forward(energies, kept.profile, rows.shape[1], samples, positions)
+
+    def gain(self, forward: Forward, gradient: Tensor) -> float:
+        """What a unit of an input's rounding variance and a unit of squared output gradient together make in the
+        gradient of the layer's weight: docs/qmodules.md, section Precision."""
+        if self.kind != "linear":
+            return forward.samples / gradient.numel()
+        positions = forward.positions
+        if self.transposed:
+            positions = gradient.numel() / (gradient.shape[0] * gradient.shape[1])
+        return self.kernel_locations / (self.conv_groups * positions)
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """A block whose forwards and backwards teach this layer nothing, and whose noise later ones draw again."""
+        before = dict(vars(self))
+        self._watched = False
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    @property
+    def _allocated(self) -> bool:
+        """Whether the model decides about the average."""
+        return self.level.per_layer and self.model is not None and self.kind != "other"
+
+    def _quantiser(self, x: Tensor) -> actcore.Codec:
+        level = self.level
+        if self._allocated and self.model is not None and self._watched and not torch.compiler.is_compiling():
+            self.model.settle()
+        uniform = actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
+        if self.kind == "other" or torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
+            return uniform
+        samples = x.shape[0]
+        adaptive = level.norm_adaptive if self.kind == "norm" else level.per_sample
+        # Rows shorter than a group are stored together: bounds for each would take more bytes than their bits save.
+        own = adaptive and samples > 1 and x.numel() // samples >= level.group_size
+        if not own and not self._allocated:
+            return uniform
+        forward = self.describe(x, own)
+        indices = self._indices(samples, x.device) if level.use_gradient and own else None
+        self._tokens[threading.get_ident()] = replace(forward, indices=indices, source=source_of(x))
+        if not own:
+            return uniform
+        energies = forward.energies if indices is None else forward.energies * self._table().lookup(indices)
+        total = math.floor(min(self.bits, level.initial_bits) * samples + 1e-6)  # of a mean of whole numbers
+        bits = sample_bits(energies, forward.profile, max(total, samples), level.initial_bits)
+        return DeviceRows(max(total, samples), level.group_size, bits)
+
+    def _indices(self, samples: int, device: torch.device) -> Tensor | None:
+        """The batch's places in the data set; ``None`` for an input of another batch dimension, such as a head's."""
+        scheme = QBNScheme if self.kind == "norm" else QScheme
+        batch: Batch | None = (self.model.indices if self.model is not None else None) or scheme.indices
+        if batch is None:
+            raise ValueError(
+                "batch must be set before each forward where use_gradient is on, got None; set QScheme.batch = indices "
+                "to those that qmodules.DataLoader returns with each batch"
+            )
+        return batch.on(device, self._table().num_samples) if len(batch) == samples else None
+
+    def _table(self) -> GradientTable:
+        if self._gradients is None:
+            number = self.level.num_samples or QScheme.num_samples
+            if number is None:
+                raise ValueError(
+                    "num_samples must be the size of the training set where use_gradient is on, got None; set "
+                    "QScheme.num_samples or config.num_samples"
+                )
+            self._gradients = GradientTable(number)
+        return self._gradients
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a layer built by hand names its noise anew: two layers with one noise would add up their errors."""
+        return self.__dict__ | {"_number": None, "_tokens": {}}

@@ -1,0 +1,284 @@
+"""Which layer gets how many bits: ``ModelPrecision``, shared by the layers of one model. ``QScheme``: ActNN's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+import actcore
+from integrations.qmodules.batch import Batch
+from integrations.qmodules.device_rows import code_bytes
+from integrations.qmodules.levels import QLevel
+from integrations.qmodules.per_sample import costs_of_totals
+
+if TYPE_CHECKING:
+    from integrations.qmodules.precision import LayerPrecision
+
+_NESTED = 8  # backwards inside of backwards, as reentrant checkpoints run them
+
+
+class _Scheme(type):
+    """Class attributes that check what they are set to."""
+
+    _num_samples: int | None = None
+    _batch: Batch | None = None
+
+    @property
+    def num_samples(cls) -> int | None:
+        """The size of the training set, for layers whose level names none."""
+        return _Scheme._num_samples
+
+    @num_samples.setter
+    def num_samples(cls, value: int | None) -> None:
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"num_samples must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"num_samples must be the number of samples in the training set, got {value}")
+        _Scheme._num_samples = value
+
+    @property
+    def batch(cls) -> Tensor | None:
+        """The places in the training set of the samples of the batch that comes next."""
+        return None if _Scheme._batch is None else _Scheme._batch.indices
+
+    @batch.setter
+    def batch(cls, indices: object) -> None:
+        _Scheme._batch = None if indices is None else Batch(indices)
+
+    @property
+    def indices(cls) -> Batch | None:
+        """``batch``, as layers take it."""
+        return _Scheme._batch
+
+
+class QScheme(metaclass=_Scheme):
+    """ActNN's name for what per-sample gradients need to know, in every model of the process.
+
+    ::
+
+        QScheme.num_samples = len(train_set)      # before the first forward
+        for indices, (images, labels) in loader:
+            QScheme.batch = indices               # before each forward
+
+    With two data sets in one process, give each model its own: ``config.num_samples`` (or ``QModule``'s option) and
+    ``model_precision(model).batch``.
+    """
+
+
+class QBNScheme(QScheme):
+    """ActNN's name for the same of normalisation layers; it shares both attributes with ``QScheme``."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one backward of one layer told.
+
+    Attributes:
+        layer: whose it is.
+        sensitivities: ``Float64[Tensor, "rows"]``: the variance of the layer's gradient is their sum, each times the
+            profile at its width.
+        profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
+        size: elements of a row.
+        source: what was stored; layers that store one tensor have the same, and share its bits.
+        ready: on CUDA, the event (torch.cuda.Event) after which the sensitivities are there.
+    """
+
+    layer: LayerPrecision
+    sensitivities: Tensor
+    profile: Tensor
+    size: int
+    source: object
+    ready: Any = None
+
+    def hand_over(self) -> None:
+        """Lets the current stream use the sensitivities, which a layer on another one may have computed."""
+        if self.ready is not None:
+            current = torch.cuda.current_stream(self.sensitivities.device)
+            current.wait_event(self.ready)
+            self.sensitivities.record_stream(current)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What a forward stored for some layers, and what bits for it cost.
+
+    Attributes:
+        layers: whose input it is, all of one group.
+        totals: the sums of widths that it may have.
+        rows, size: how many there are, and the elements of one.
+        costs: the variance at each of the totals.
+    """
+
+    layers: tuple[LayerPrecision, ...]
+    totals: range
+    rows: int
+    size: int
+    costs: Tensor
+
+    @property
+    def group(self) -> int:
+        return self.layers[0].group
+
+    @property
+    def budget(self) -> int:
+        """Bytes of codes at the level's average."""
+        average = self.layers[0].level.bits[self.group]
+        return code_bytes(max(self.rows, int(self.rows * average)), self.rows, self.size)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Costs on their way to the host: those of the inputs one after another."""
+
+    costs: Tensor
+    inputs: tuple[_Input, ...]
+    arrived: Any  # torch.cuda.Event; None where the costs are on the host
+
+
+class ModelPrecision:
+    """How the layers of one model share the average of bits: by what rounding each of them does to the gradient.
+
+    Every backward leaves with each layer that ran the variance that its rounding makes at each budget, per-sample bits
+    being the best within it. From these ``actcore.allocate`` finds the layers' averages with the least variance
+    in all, within the bytes that the level's average would take, group by group (``QLevel.bits``). Layers that did not
+    run keep their average and hold up nobody.
+
+    On CUDA the costs travel to the host beside the computation, and the first forward that finds them arrived
+    uses them: nothing is waited for. What a rank decides is its own: it changes nothing but its rounding, which stays
+    unbiased, and takes as many bytes; ranks need not agree and do not talk.
+
+    Args:
+        level: of all layers.
+    """
+
+    def __init__(self, level: QLevel) -> None:
+        self.level = level
+        self.indices: Batch | None = None
+        self._observed: dict[int, list[Observation]] = {}  # by backward: one may run inside of another
+        self._pending: _Pending | None = None
+
+    @property
+    def batch(self) -> Tensor | None:
+        """The places in the data set of the batch that comes next; ``None`` leaves it to ``QScheme.batch``."""
+        return None if self.indices is None else self.indices.indices
+
+    @batch.setter
+    def batch(self, indices: object) -> None:
+        self.indices = None if indices is None else Batch(indices)
+
+    def observe(self, observation: Observation) -> None:
+        """Takes note of a layer, inside of a backward; when that ends, bits are allocated."""
+        if observation.sensitivities.is_cuda:
+            if _capturing():
+                return  # what Python does now, no replay does again
+            stream = torch.cuda.current_stream(observation.sensitivities.device)
+            observation = replace(observation, ready=stream.record_event())
+        backward = torch._C._current_graph_task_id()
+        if backward not in self._observed:
+            if len(self._observed) == _NESTED:  # what raised has left its observations here
+                del self._observed[min(self._observed)]
+            self._observed[backward] = []
+            # autograd has no public hook for the end of a backward; DistributedDataParallel uses this one.
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, backward))
+        self._observed[backward].append(observation)
+
+    def settle(self) -> None:
+        """Uses the costs of the last backward, if they are on the host by now."""
+        pending = self._pending
+        if pending is None:
+            return
+        if pending.arrived is not None and (_capturing() or not pending.arrived.query()):
+            return
+        self._pending = None
+        _allocate(pending)
+
+    def _finish(self, backward: int) -> None:
+        observed = self._observed.pop(backward, [])
+        if not observed:
+            return
+        for seen in observed:
+            seen.hand_over()
+        shared: dict[tuple[object, ...], list[Observation]] = {}
+        for seen in observed:
+            key = (seen.source, seen.layer.group, seen.sensitivities.shape, seen.size)
+            shared.setdefault(key, []).append(seen)
+        inputs = tuple(_input(seen, self.level.initial_bits) for seen in shared.values())
+        device = inputs[0].costs.device  # a model may be spread over several
+        costs = torch.cat([found.costs.to(device, non_blocking=True) for found in inputs])
+        self._pending = _Pending(*_to_host(costs, inputs))
+        self.settle()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_observed": {}, "_pending": None}
+
+
+def model_precision(model: nn.Module) -> ModelPrecision:
+    """What the layers of a converted model share: ``model_precision(model).batch = indices`` is for this model alone.
+
+    Raises:
+        ValueError: no layer of the model shares anything: it was not converted.
+    """
+    for module in model.modules():
+        shared = getattr(getattr(module, "precision", None), "model", None)
+        if isinstance(shared, ModelPrecision):
+            return shared
+    raise ValueError(f"{type(model).__name__} is not converted; call qmodules.QModule(model) first")
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph records what happens now, when events must not be asked."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _input(observed: Sequence[Observation], most: int) -> _Input:
+    """The costs of what all these observations are of."""
+    first = observed[0]
+    sensitivities = sum((seen.sensitivities for seen in observed[1:]), first.sensitivities)
+    rows = sensitivities.numel()
+    if rows > 1:
+        totals, costs = costs_of_totals(sensitivities, first.profile, most)
+    else:
+        totals, costs = range(1, most + 1), sensitivities.sum() * first.profile[:most]
+    layers = dict.fromkeys(seen.layer for seen in observed)
+    return _Input(tuple(layers), totals, rows, first.size, costs)
+
+
+def _to_host(costs: Tensor, inputs: tuple[_Input, ...]) -> tuple[Tensor, tuple[_Input, ...], Any]:
+    if costs.device.type != "cuda":
+        return costs, inputs, None
+    host = torch.empty(costs.shape, dtype=costs.dtype, pin_memory=True)
+    host.copy_(costs, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(costs.device))
+    return host, inputs, event
+
+
+def _allocate(pending: _Pending) -> None:
+    values = pending.costs.tolist()
+    if not all(math.isfinite(value) for value in values):
+        return  # an overflow, as GradScaler makes them, or NaN: the step tells nothing about rounding
+    position = iter(values)
+    costs = [[next(position) for _ in found.totals] for found in pending.inputs]
+    for group in sorted({found.group for found in pending.inputs}):
+        chosen = [place for place, found in enumerate(pending.inputs) if found.group == group]
+        _allocate_group([pending.inputs[place] for place in chosen], [costs[place] for place in chosen])
+
+
+def _allocate_group(inputs: Sequence[_Input], costs: Sequence[Sequence[float]]) -> None:
+    sizes = [[code_bytes(total, found.rows, found.size) for total in found.totals] for found in inputs]
+    budget = sum(min(max(found.budget, min(row)), max(row)) for found, row in zip(inputs, sizes, strict=True))
+    solved = actcore.allocate(costs, sizes, budget)
+    given: dict[LayerPrecision, tuple[int, int]] = {}
+    for found, choice in zip(inputs, solved.choices, strict=True):
+        for layer in found.layers:
+            bits, elements = given.get(layer, (0, 0))
+            given[layer] = bits + found.totals[choice] * found.size, elements + found.rows * found.size
+    for layer, (bits, elements) in given.items():
+        layer.bits = bits / elements  # of a layer that ran more than once, the mean

@@ -1,0 +1,57 @@
+"""``plot_variance``: the variance of each layer's gradient, predicted and measured."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+from integrations.qmodules.variance import GradientVariance
+
+# Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
+_BLUE, _VERMILION, _FAINT = "#0072B2", "#D55E00", "#7A828C"
+
+
+def plot_variance(result: GradientVariance, path: str | PathLike[str]) -> None:
+    """Draws each layer's variance, predicted and measured, in units of its squared gradient, and its bits.
+
+    Args:
+        result: of ``get_var``.
+        path: the file to write; its ending names the type: ``.png``, ``.svg``, ``.pdf``.
+
+    Raises:
+        ImportError: matplotlib is not there.
+        ValueError: the ending is of no type that matplotlib writes.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plot_variance needs matplotlib: pip install actcore-integrations[plot]") from error
+    layers = [layer for layer in result.layers if layer.gradient and layer.measured and layer.predicted]
+    places = range(len(layers))
+    figure = Figure(figsize=(max(6.0, 0.28 * len(layers) + 2.0), 4.8), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    for values, colour, marker, label in (
+        ([layer.predicted / layer.gradient for layer in layers], _BLUE, "o", "predicted"),
+        ([layer.measured / layer.gradient for layer in layers], _VERMILION, "x", "measured"),
+    ):
+        upper.plot(places, values, marker, color=colour, label=label, markersize=5)
+    upper.set_yscale("log")
+    upper.set_ylabel("variance / squared gradient")
+    upper.legend(frameon=False)
+    whole = result.variance / result.gradient if result.gradient else 0.0
+    upper.set_title(
+        f"Rounding's share in the gradient: {whole:.2g} of its squared norm in all", loc="left", fontsize=10
+    )
+    lower.bar(places, [layer.bits for layer in layers], color=_FAINT, width=0.7)
+    lower.set_ylabel("bits")
+    upper.set_xlim(-1, len(layers))
+    lower.set_xticks(places, [layer.name or layer.kind for layer in layers], rotation=90, fontsize=7)
+    for axes in (upper, lower):
+        _plain(axes)
+    figure.savefig(path, dpi=200)
+
+
+def _plain(axes: Any) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(color=_FAINT)
