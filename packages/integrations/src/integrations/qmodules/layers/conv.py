@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from integrations.qmodules.functions.autocast import as_matmul
 from integrations.qmodules.functions.conv import Convolution, Geometry
-from integrations.qmodules.functions.padding import Pad
+from integrations.qmodules.functions.padding import pad
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
@@ -72,7 +72,7 @@ class _Conv(_AnyConv):
         """The input, padded as far as the convolution does not, and the convolution."""
         none = (0,) * len(self.kernel_size)
         if self.padding_mode != "zeros":
-            padded = Pad.apply(input, self._reversed_padding_repeated_twice, self.padding_mode)
+            padded = pad(input, self._reversed_padding_repeated_twice, str(self.padding_mode))
             return padded, Geometry(self.stride, none, self.dilation, self.groups)
         if self.padding == "same":
             # An odd number of places is one more after the last element than before the first.
