@@ -56,7 +56,7 @@ class _AnyConv(QLayer):
     def _takes(self, input: Tensor) -> bool:
         """Whether this forward stores its input; what torch refuses, torch shall refuse."""
         dims = len(self.kernel_size)
-        return input.dim() in (dims + 1, dims + 2) and self._stores(input, self.weight, self.bias)
+        return self._stores(input, self.weight, self.bias) and input.dim() in (dims + 1, dims + 2)
 
 
 class _Conv(_AnyConv):
