@@ -251,6 +251,25 @@ def test_what_torch_refuses_is_refused_with_its_words():
         with pytest.raises(RuntimeError) as found:
             layer(x)
         assert str(found.value) == str(expected.value)
+    for kind in (
+        "Conv2d",
+        "ConvTranspose1d",
+        "Linear",
+        "LayerNorm",
+        "GroupNorm",
+        "ReLU",
+        "GELU",
+        "MaxPool2d",
+        "Dropout",
+    ):
+        arguments = {"Conv2d": (3, 8, 3), "ConvTranspose1d": (3, 8, 3), "GroupNorm": (2, 4), "Linear": (4, 4)}
+        arguments = arguments.get(kind, (2,) if kind not in ("ReLU", "GELU", "Dropout") else ())
+        for wrong in ([1.0], None):
+            with pytest.raises((TypeError, AttributeError)) as expected:
+                getattr(nn, kind)(*arguments)(wrong)
+            with pytest.raises(type(expected.value)) as found:
+                getattr(qmodules, f"Q{kind}")(*arguments)(wrong)
+            assert str(found.value) == str(expected.value)
     with pytest.raises(ValueError, match="padding='same' is not supported for strided"):
         qmodules.QConv2d(3, 8, 3, padding="same", stride=2)
     with pytest.raises(ValueError, match="expected 4D input"):

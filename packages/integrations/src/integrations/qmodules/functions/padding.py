@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-class Pad(Function):
+def pad(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
+    """``F.pad``. Under ``torch.compile`` it is torch's own: a gradient inside of a backward is not traced."""
+    if torch.compiler.is_compiling():
+        return F.pad(x, padding, mode)
+    padded: Tensor = _Pad.apply(x, padding, mode)
+    return padded
+
+
+class _Pad(Function):
     """``F.pad`` in any mode. It is linear, so its gradient is the same wherever it is taken: at zero."""
 
     @staticmethod

@@ -22,7 +22,7 @@ class _Activation(QLayer):
         self._begin(None, 0)
 
     def _takes(self, input: Tensor) -> bool:
-        return input.dtype in DTYPES and self._stores(input)
+        return self._stores(input) and input.dtype in DTYPES
 
 
 class QReLU(_Activation, nn.ReLU):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from integrations.qmodules.functions.autocast import as_matmul
 from integrations.qmodules.functions.conv import Convolution, Geometry
-from integrations.qmodules.functions.padding import Pad
+from integrations.qmodules.functions.padding import pad
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
@@ -57,7 +57,7 @@ class _AnyConv(QLayer):
     def _takes(self, input: Tensor) -> bool:
         """Whether this forward stores its input; what torch refuses, torch shall refuse."""
         dims = len(self.kernel_size)
-        return input.dim() in (dims + 1, dims + 2) and self._stores(input, self.weight, self.bias)
+        return self._stores(input, self.weight, self.bias) and input.dim() in (dims + 1, dims + 2)
 
 
 class _Conv(_AnyConv):
@@ -73,7 +73,7 @@ class _Conv(_AnyConv):
         """The input, padded as far as the convolution does not, and the convolution."""
         none = (0,) * len(self.kernel_size)
         if self.padding_mode != "zeros":
-            padded = Pad.apply(input, self._reversed_padding_repeated_twice, self.padding_mode)
+            padded = pad(input, self._reversed_padding_repeated_twice, str(self.padding_mode))
             return padded, Geometry(self.stride, none, self.dilation, self.groups)
         if self.padding == "same":
             # An odd number of places is one more after the last element than before the first.

@@ -26,6 +26,6 @@ class QDropout(QLayer, nn.Dropout):
         self._begin(None, 0)
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dtype not in DTYPES or not self._stores(input):
+        if not self._stores(input) or input.dtype not in DTYPES:
             return super().forward(input)
         return placed(actcore.dropout(input, self.p), input, self.inplace)

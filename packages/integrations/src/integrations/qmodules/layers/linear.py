@@ -30,7 +30,7 @@ class QLinear(QLayer, nn.Linear):
         return LayerPrecision(level, "linear", group, channel_dim=-1)
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dim() and self._stores(input, self.weight, self.bias):
+        if self._stores(input, self.weight, self.bias) and input.dim():
             x, weight, bias = as_matmul(input, self.weight, self.bias)
             assert x is not None
             saving = self._saving(x)

@@ -131,9 +131,7 @@ class QGroupNorm(_SampleNorm, nn.GroupNorm):
     counterpart = nn.GroupNorm
 
     def forward(self, input: Tensor) -> Tensor:
-        fits = input.dim() >= 2 and input.shape[1] == self.num_channels
-        # torch refuses one value a group.
-        if self._takes(input) and fits and input.numel() > self.num_groups:
+        if self._takes(input) and self._fits(input):
             x, weight, bias = as_norm("group_norm", input, self.weight, self.bias)
             assert x is not None
             saving = self._saving(x)
@@ -141,6 +139,10 @@ class QGroupNorm(_SampleNorm, nn.GroupNorm):
                 output: Tensor = GroupNorm.apply(x, weight, bias, self.num_groups, self.eps, saving)
                 return output
         return super().forward(input)
+
+    def _fits(self, input: Tensor) -> bool:
+        """Whether torch takes it, which refuses one value a group."""
+        return input.dim() >= 2 and input.shape[1] == self.num_channels and input.numel() > self.num_groups
 
 
 class QRMSNorm(_SampleNorm, nn.RMSNorm):

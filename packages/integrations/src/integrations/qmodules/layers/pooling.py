@@ -21,7 +21,7 @@ class _Pool(QLayer):
         self._begin(None, 0)
 
     def _takes(self, input: Tensor) -> bool:
-        return input.dtype in DTYPES and self._stores(input)
+        return self._stores(input) and input.dtype in DTYPES
 
 
 class _MaxPool(_Pool):
