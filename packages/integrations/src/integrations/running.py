@@ -13,10 +13,18 @@ from integrations.adaptive.probe import Probe
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
+from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
+
+
+def recipes_under(handle: Compression, plan: Plan | None) -> Recipes:
+    """The handle's recipes, with a plan's bits where there is one."""
+    fixed = FixedBits(handle.level)
+    handle._recipes = handle._recipes.under(fixed if plan is None else PlannedBits(fixed, plan))
+    return handle._recipes
 
 
 class RunningSession:
@@ -26,12 +34,10 @@ class RunningSession:
         self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
     ) -> None:
         self._handle = handle
-        fixed = FixedBits(handle.level)
-        handle._recipes = recipes = handle._recipes.under(fixed if plan is None else PlannedBits(fixed, plan))
         self._session = Session(
             handle.model,
             handle._paths,
-            recipes,
+            recipes_under(handle, plan),
             handle.level,
             step,
             current_rank(),

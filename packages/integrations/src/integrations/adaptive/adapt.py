@@ -102,7 +102,7 @@ class Adapter:
         assert level.bits is not None
         assert self._attempt is not None
         step, found = self._attempt, self._found
-        self._forget()
+        self.forget()
         common = agreed(None if found is None else found[1])
         if common is not None:
             self._accept(plan_of(common, level.bits, step), level)
@@ -118,7 +118,7 @@ class Adapter:
     def _accept(self, plan: Plan, level: Level) -> None:
         self._plan, self._next, self._wait = plan, plan.step + level.adapt_interval, 1
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drops a measurement that is under way."""
         if self._probe is not None:
             self._probe.cancel()
@@ -165,7 +165,7 @@ class Adapter:
     def _measuring(self) -> Iterator[list[Probe]]:
         if self._trial is not None:
             raise RuntimeError("handle.adapt must not be called from its own closure")
-        self._forget()
+        self.forget()
         self._trial = []
         try:
             yield self._trial
@@ -212,7 +212,7 @@ class Adapter:
             _require_shapes(shapes, model)
             if found is not None:
                 fresh._found = found["step"], Measurement.of(found)
-        self._forget()
+        self.forget()
         self.__dict__.update(fresh.__dict__)
 
     def __getstate__(self) -> dict[str, Any]:
