@@ -10,6 +10,7 @@ from integrations.adaptive.finite import Look
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
+from integrations.adaptive.unmeasured import judge_measurement
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
@@ -33,7 +34,7 @@ class RunningSession:
     def __init__(
         self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
     ) -> None:
-        self._handle = handle
+        self._handle, self._probe = handle, probe
         self._session = Session(
             handle.model,
             handle._paths,
@@ -59,4 +60,6 @@ class RunningSession:
         if not self._session.records and may_be_replayed():
             self._handle._records = self._before  # of the last forward that told
         elif error[0] is None:
+            if self._probe is not None:
+                judge_measurement(self._handle, self._probe, self._session.records)
             judge(self._handle, self._session.records)

@@ -35,10 +35,14 @@ class Adapter:
 
     Args:
         blocks: whether a forward is a block, with its backward in it or after it.
+
+    Attributes:
+        obstacle: why the last forward that was to be measured cannot be, in words; empty where it can.
     """
 
     def __init__(self, blocks: bool = False) -> None:
         self.blocks = blocks
+        self.obstacle = ""
         self._plan: Plan | None = None
         self._probe: Probe | None = None
         self._found: tuple[int, Measurement] | None = None  # measured, not planned yet
@@ -58,6 +62,8 @@ class Adapter:
         if not level.adaptive:
             return ""
         plan = self.plan(level)
+        if plan is None and self.obstacle:
+            return f"No plan: {self.obstacle}."
         if plan is None:
             return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
         return (
@@ -146,6 +152,8 @@ class Adapter:
             found = [probe.measurement for probe in probes if probe.measurement is not None]
         found = [measurement for measurement in found if measurement.tensors]
         if not found:
+            if self.obstacle and probes:
+                raise RuntimeError(f"something must be there to measure, but {self.obstacle}; no plan was made")
             raise RuntimeError(
                 "closure must run a forward of the compressed model, in train() mode, and its backward, and something "
                 "must be quantised in it; nothing was measured, and the plan is as it was"
