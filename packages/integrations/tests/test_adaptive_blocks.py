@@ -220,21 +220,55 @@ def failing(loss):
     raise torch.OutOfMemoryError(f"no memory for more than {loss}")
 
 
+@pytest.mark.parametrize("loaded", ["in the first block", "when a block is left"])
+@pytest.mark.parametrize("level", ["L1", "L2.2"])
 @pytest.mark.parametrize("before", [1, 2, 4])
-def test_a_resumed_run_goes_on_bit_for_bit(before):
-    first = Blocks(adapt_interval=2)
+def test_a_resumed_run_goes_on_bit_for_bit(before, level, loaded):
+    first = Blocks(level, adapt_interval=2)
     first.train(before)
     states = copy.deepcopy((first.model.state_dict(), first.optimizer.state_dict(), first.handles[-1].state_dict()))
     generator = torch.get_rng_state()
     expected = first.train(4)
-    resumed = Blocks(adapt_interval=2)
+    resumed = Blocks(level, adapt_interval=2)
+    if loaded == "when a block is left":
+        resumed.train(3)
+        resumed.handles[0].load_state_dict(states[2])
     resumed.model.load_state_dict(states[0])
     resumed.optimizer.load_state_dict(states[1])
-    with resumed.block() as handle:
-        handle.load_state_dict(states[2])
-        torch.zeros(64, 64, requires_grad=True).sin()
     torch.set_rng_state(generator)
-    assert resumed.train(4) == expected
+    start = [resumed.step(states[2])] if loaded == "in the first block" else []
+    assert start + resumed.train(4 - len(start)) == expected
+    ends = [loop.handles[-1] for loop in (first, resumed)]
+    assert ends[0].step == ends[1].step == before + 4
+    assert ends[0].plan == ends[1].plan
+
+
+@pytest.mark.parametrize("when", ["after its forward", "in another's block"])
+def test_a_state_that_comes_too_late_for_a_block_is_refused(when):
+    blocks = Blocks(adapt_interval=2)
+    blocks.train(2)
+    state = copy.deepcopy(blocks.handles[-1].state_dict())
+    with blocks.block() as handle:
+        loss = blocks.loss() if when == "after its forward" else None
+        with pytest.raises(RuntimeError, match="when it is left"):
+            (blocks.handles[0] if loss is None else handle).load_state_dict(state)
+        (blocks.loss() if loss is None else loss).backward()
+    assert (handle.step, handle.plan.step) == (3, 1)
+
+
+def test_a_state_of_another_level_is_refused_in_a_block():
+    blocks = Blocks("L1")
+    with blocks.block() as handle:
+        with pytest.raises(ValueError, match=r"must be of its level, L1, got one of L2\.2"):
+            handle.load_state_dict(trained_state())
+        assert (handle.level_name, handle.step, handle.plan) == ("L1", 1, None)
+        blocks.loss().backward()
+
+
+def trained_state():
+    blocks = Blocks()
+    blocks.train(2)
+    return blocks.handles[-1].state_dict()
 
 
 def test_a_state_that_does_not_fit_leaves_the_blocks_as_they_were():

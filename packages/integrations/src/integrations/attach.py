@@ -20,6 +20,7 @@ from integrations.levels import resolve_level
 from integrations.unused import await_forward, await_no_longer
 
 Model = TypeVar("Model", bound=nn.Module)
+Handle = TypeVar("Handle", bound=Compression)
 
 _HANDLE = "_integrations_compression"
 
@@ -119,10 +120,12 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     gradients the block runs as it is. A block is one step, its backward in it or after it: open one for each step of a
     loop. Blocks of one model at one level, with the same options, adapt as the forwards of ``compress_model`` do: the
     second is measured, and every ``adapt_interval``-th from there on; of several backwards in a block, the first.
+    To resume a run, ``handle.load_state_dict(state)`` in its first block, before the forward.
     ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
     """
     model = compiled_module(model)
     handle = _new_handle(BlockCompression, model, level, strict, options)
+    handle.leave_step = partial(_steps.__setitem__, model)
     if not handle.active:
         yield handle
         return
@@ -139,9 +142,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
                 _steps[model] = max(_steps.get(model, 0), handle.step)  # more, if a state was loaded
 
 
-def _new_handle(
-    kind: type[Compression], model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]
-) -> Compression:
+def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]) -> Handle:
     _require_module(model)
     if not isinstance(strict, bool):
         raise TypeError(f"strict must be True or False, got {strict!r}")

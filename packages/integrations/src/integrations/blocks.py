@@ -16,6 +16,8 @@ from integrations.adaptive.gradient_error import GradientError
 from integrations.adaptive.plan import Plan
 from integrations.compression import Compression
 from integrations.levels import Level
+from integrations.running import recipes_under
+from integrations.saved.session import Session
 
 _open: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # the threads in a block of a model
 _adapters: WeakKeyDictionary[nn.Module, dict[Level, Adapter]] = WeakKeyDictionary()
@@ -27,6 +29,7 @@ class BlockCompression(Compression):
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
         super().__init__(model, level_name, level, strict)
         self._adapter = _adapters.setdefault(model, {}).setdefault(level, Adapter(blocks=True))
+        self.leave_step: Callable[[int], None] = _to_nobody  # the number of the model's next block
 
     def adapt(self, closure: Callable[[], Any], passes: int = 1) -> Plan:
         """As ``Compression.adapt``; each call of the closure is a block, so it opens none itself.
@@ -56,14 +59,58 @@ class BlockCompression(Compression):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As ``Compression.load_state_dict``, for this block and those of that level which follow it."""
-        own, self._adapter = self._adapter, Adapter(blocks=True)
+        """As ``Compression.load_state_dict``, for this block and those of that level which follow it.
+
+        A run is resumed bit for bit by loading in its first block, before the forward: the block is then the step that
+        the state is to go on with. Or by loading when a block is left: the next one is that step.
+
+        ::
+
+            for index, (x, y) in enumerate(loader):
+                with integrations.compress(model, level="L2") as handle:
+                    if index == 0:
+                        handle.load_state_dict(state)
+                    criterion(model(x), y).backward()
+
+        Raises:
+            ValueError: the state is of another level or other options than the block that is open.
+            RuntimeError: something was saved in the block already, or the block that is open is another handle's.
+        """
+        session = self._sessions.get(threading.get_ident())
+        if session is None and in_block(self.model):
+            raise RuntimeError(
+                f"a block of {type(self.model).__name__} is open, and this handle is of another: load the state with "
+                "the handle of the open one before its forward, or when it is left"
+            )
+        if session is not None and session.records:
+            raise RuntimeError(
+                "a state must be loaded before the block's forward, whose tensors are stored already: call "
+                "load_state_dict first in the block, or when it is left"
+            )
+        before = dict(self.__dict__)
+        self._adapter = Adapter(blocks=True)
         try:
             super().load_state_dict(state)
+            if session is not None and self.level != before["level"]:
+                opened = before["level"].title(before["level_name"])
+                raise ValueError(
+                    f"a state that is loaded in a block must be of its level, {opened}, got one of "
+                    f"{self.level.title(self.level_name)}: open the block with that level and its options"
+                )
         except BaseException:
-            self._adapter = own
+            self.__dict__.update(before)
             raise
+        before["_adapter"].forget()
         _adapters[self.model][self.level] = self._adapter
+        if session is not None:
+            self._begin_anew(session)
+        self.leave_step(self.step)
+
+    def _begin_anew(self, session: Session) -> None:
+        """Makes the block that is open the step of a state that was loaded."""
+        step, self.step = self.step, self.step + 1
+        plan, probe = self._adapter.start_forward(self.level, step)
+        session.begin_as(recipes_under(self, plan), step, probe)
 
     def _as_block(self, closure: Callable[[], Any], name: str) -> Callable[[], Any]:
         require_closure(closure)
@@ -78,6 +125,10 @@ class BlockCompression(Compression):
                 closure()
 
         return run
+
+
+def _to_nobody(step: int) -> None:
+    """Of a handle that no block was opened with."""
 
 
 def in_block(model: nn.Module) -> bool:

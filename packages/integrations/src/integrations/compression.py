@@ -135,6 +135,15 @@ class Compression:
     # ---- adaptive levels ----
 
     @property
+    def obstacle(self) -> str:
+        """Why an adaptive level cannot make a plan of what the last forward saved, in words; empty where it can."""
+        return self._adapter.obstacle
+
+    @obstacle.setter
+    def obstacle(self, why: str) -> None:
+        self._adapter.obstacle = why
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in force at an adaptive level; ``None`` before the first measurement, and at other levels."""
         return self._adapter.plan(self.level)
@@ -172,8 +181,9 @@ class Compression:
             TypeError: the closure cannot be called, or ``passes`` is not an int.
             ValueError: the level is not adaptive, or ``passes`` is out of range.
             RuntimeError: the model was restored; the closure steps an optimizer or changes a parameter, which is
-                prevented; it runs no forward and backward of this model; its gradients are not finite; or ranks run
-                different tensors. What the closure itself raises comes through.
+                prevented; it runs no forward and backward of this model; nothing in it can be measured, as in a model
+                that is compiled as a whole; its gradients are not finite; or ranks run different tensors. What the
+                closure itself raises comes through.
         """
         require_closure(closure)
         require_compressing(self, "adapt")
@@ -183,7 +193,7 @@ class Compression:
     def adapt_soon(self) -> None:
         """Makes a plan for bits that have changed: at once with the monitor's closure, otherwise by what the next
         forward's backward tells."""
-        if self._monitor is not None and self._monitor.closure is not None:
+        if self._monitor is not None and self._monitor.closure is not None and not self.obstacle:
             self.adapt(self._monitor.closure)
         else:
             self._adapter.hasten(self.step)
@@ -229,8 +239,8 @@ class Compression:
                 it enters by itself if training does. It calls the model itself, not what wraps it
                 (DistributedDataParallel). What it changes comes back as far as ``adapt`` puts it back: gradients,
                 buffers and steps of other models, too. Without it, the plan's prediction is taken, at adaptive levels,
-                and said to be one. A copy of the model, and ``state_dict``, have the
-                monitor without its closure.
+                and said to be one; a model that is compiled as a whole has none. A copy of the model, and
+                ``state_dict``, have the monitor without its closure.
             every: steps from one look to the next; ``None`` ends monitoring.
             bound: of the relative error, a fraction; ``None`` looks at no error.
             raise_bits: whether an error above the bound raises the level's ``bits`` by one, up to 8.
@@ -278,7 +288,7 @@ class Compression:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
         rows = [Row.of(record) for record in self._records]
         plan = self._adapter.in_words(self.level)
-        monitor = "" if self._monitor is None else self._monitor.in_words(self.level)
+        monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
         level, title = self.level, self.level.title(self.level_name)
         return Report(title, rows, level.off, level.offload, plan, monitor)
 

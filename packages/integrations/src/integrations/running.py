@@ -10,13 +10,22 @@ from integrations.adaptive.finite import Look
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
+from integrations.adaptive.unmeasured import judge_measurement
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
+from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
+
+
+def recipes_under(handle: Compression, plan: Plan | None) -> Recipes:
+    """The handle's recipes, with a plan's bits where there is one."""
+    fixed = FixedBits(handle.level)
+    handle._recipes = handle._recipes.under(fixed if plan is None else PlannedBits(fixed, plan))
+    return handle._recipes
 
 
 class RunningSession:
@@ -25,13 +34,11 @@ class RunningSession:
     def __init__(
         self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
     ) -> None:
-        self._handle = handle
-        fixed = FixedBits(handle.level)
-        handle._recipes = recipes = handle._recipes.under(fixed if plan is None else PlannedBits(fixed, plan))
+        self._handle, self._probe = handle, probe
         self._session = Session(
             handle.model,
             handle._paths,
-            recipes,
+            recipes_under(handle, plan),
             handle.level,
             step,
             current_rank(),
@@ -53,4 +60,6 @@ class RunningSession:
         if not self._session.records and may_be_replayed():
             self._handle._records = self._before  # of the last forward that told
         elif error[0] is None:
+            if self._probe is not None:
+                judge_measurement(self._handle, self._probe, self._session.records)
             judge(self._handle, self._session.records)

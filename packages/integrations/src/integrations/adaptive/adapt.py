@@ -36,10 +36,14 @@ class Adapter:
 
     Args:
         blocks: whether a forward is a block, with its backward in it or after it.
+
+    Attributes:
+        obstacle: why the last forward that was to be measured cannot be, in words; empty where it can.
     """
 
     def __init__(self, blocks: bool = False) -> None:
         self.blocks = blocks
+        self.obstacle = ""
         self._plan: Plan | None = None
         self._probe: Probe | None = None
         self._found: tuple[int, Measurement] | None = None  # measured, not planned yet
@@ -59,6 +63,8 @@ class Adapter:
         if not level.adaptive:
             return ""
         plan = self.plan(level)
+        if plan is None and self.obstacle:
+            return f"No plan: {self.obstacle}."
         if plan is None:
             return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
         return (
@@ -103,7 +109,7 @@ class Adapter:
         assert level.bits is not None
         assert self._attempt is not None
         step, found = self._attempt, self._found
-        self._forget()
+        self.forget()
         common = agreed(None if found is None else found[1])
         if common is not None:
             self._accept(plan_of(common, level.bits, step), level)
@@ -119,7 +125,7 @@ class Adapter:
     def _accept(self, plan: Plan, level: Level) -> None:
         self._plan, self._next, self._wait = plan, plan.step + level.adapt_interval, 1
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drops a measurement that is under way."""
         if self._probe is not None:
             self._probe.cancel()
@@ -149,6 +155,8 @@ class Adapter:
             found = [probe.measurement for probe in probes if probe.measurement is not None]
         found = [measurement for measurement in found if measurement.tensors]
         if not found:
+            if self.obstacle and probes:
+                raise RuntimeError(f"something must be there to measure, but {self.obstacle}; no plan was made")
             raise RuntimeError(
                 "closure must run a forward of the compressed model and its backward, and something must be quantised "
                 "in it; nothing was measured, and the plan is as it was"
@@ -168,7 +176,7 @@ class Adapter:
     def _measuring(self) -> Iterator[list[Probe]]:
         if self._trial is not None:
             raise RuntimeError("handle.adapt must not be called from its own closure")
-        self._forget()
+        self.forget()
         self._trial = []
         try:
             yield self._trial
@@ -215,7 +223,7 @@ class Adapter:
             _require_shapes(shapes, model)
             if found is not None:
                 fresh._found = found["step"], Measurement.of(found)
-        self._forget()
+        self.forget()
         self.__dict__.update(fresh.__dict__)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -98,6 +98,8 @@ class Monitor:
             return
         if self.closure is None:
             found = self._predicted(handle)
+            if handle.plan is None and handle.obstacle:
+                handle.warn_once("prediction", f"{handle.name}: {_unpredicted(handle.obstacle)}")
         elif why := _why_not_now(handle):
             handle.warn_once("monitor", f"{handle.name}: the monitor waits for another forward: {why}")
             return
@@ -174,12 +176,12 @@ class Monitor:
 
     # ---- for people ----
 
-    def in_words(self, level: Level) -> str:
-        """Lines of the report."""
+    def in_words(self, level: Level, obstacle: str) -> str:
+        """Lines of the report; ``obstacle``, why there is no plan to predict from."""
         not_finite, _ = self._found()
-        return self._error_in_words(level) + ("" if not_finite is None else f"\n{not_finite}")
+        return self._error_in_words(level, obstacle) + ("" if not_finite is None else f"\n{not_finite}")
 
-    def _error_in_words(self, level: Level) -> str:
+    def _error_in_words(self, level: Level, obstacle: str) -> str:
         bound, every = self.settings.bound, self.settings.every
         if bound is None:
             return f"Monitored every {every} steps, without a bound of the gradient's error."
@@ -192,6 +194,8 @@ class Monitor:
                 f"Monitored every {every} steps, but nothing predicts the gradient's error at a level of fixed bits: "
                 "handle.monitor(closure) measures it."
             )
+        if self.closure is None and obstacle:
+            return f"Monitored every {every} steps, but {_unpredicted(obstacle)}."
         return f"Monitored every {every} steps; the gradient's error is not known yet."
 
     # ---- state ----
@@ -234,6 +238,11 @@ class Monitor:
     def __getstate__(self) -> dict[str, Any]:
         not_finite, since = self._found()
         return {**self.__dict__, "closure": None, "_look": None, "_not_finite": not_finite, "_since": since}
+
+
+def _unpredicted(obstacle: str) -> str:
+    """What a monitor without a closure cannot do."""
+    return f"no plan predicts the gradient's error: {obstacle}; handle.monitor(closure) measures it"
 
 
 def _why_not_now(handle: Compression) -> str:

@@ -71,11 +71,13 @@ class Probe:
 
     Attributes:
         measurement: what was found; ``None`` until the backward has passed.
+        sees: whether there is something to measure, and a node to measure it in; known when the forward is over.
     """
 
     def __init__(self, bits: int, seed: int, step: int, block: bool = False) -> None:
         self.step = step
         self.measurement: Measurement | None = None
+        self.sees = False
         self._bits, self._block = bits, block
         self._over = False  # whether the forward is
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
@@ -127,6 +129,7 @@ class Probe:
         for copy in list(self._stored):
             if is_kept(copy):
                 self._leave_out(copy)
+        self.sees = bool(self._all and self._hooks)
         self._graph.close()
 
     def _leave_out(self, copy: Copy) -> None:

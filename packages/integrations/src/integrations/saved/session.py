@@ -74,6 +74,11 @@ class Session:
         self._outer: Session | None = None
         self._checkpoints: Checkpoints | None = None  # while the session is entered
 
+    def begin_as(self, recipes: Recipes, step: int, observer: Observer | None) -> None:
+        """Goes on as another forward of the same level, before anything was saved."""
+        self._recipes, self._step, self._observer = recipes, step, observer
+        self.tracker.watcher = None if observer is None else self._watch
+
     def __enter__(self) -> Self:
         with ExitStack() as contexts:
             self._hook, unpack = contexts.enter_context(hooks_of(self, self._level))

@@ -1,0 +1,39 @@
+"""Why a forward at an adaptive level cannot be measured: there will be no plan then, and it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from integrations.adaptive.probe import Probe
+from integrations.saved import checkpoints, compiled_regions
+from integrations.saved.records import Record
+
+if TYPE_CHECKING:
+    from integrations.compression import Compression
+
+_ROUNDED = "GroupAffine"  # what the name of such a codec begins with
+
+
+def judge_measurement(handle: Compression, probe: Probe, records: Sequence[Record]) -> None:
+    """Notes what is in the way of a plan when a forward that was to be measured is over, and warns of it once."""
+    handle.obstacle = "" if probe.sees else _why_not(records)
+    rounded = any(record.codec.startswith(_ROUNDED) for record in records)
+    if handle.obstacle and rounded and handle.plan is None and not handle.in_trial:
+        handle.warn_once("plan", f"{handle.name} makes no plan: {handle.obstacle}")
+
+
+def _why_not(records: Sequence[Record]) -> str:
+    places = [_place_of(record) for record in records if record.codec.startswith(_ROUNDED)]
+    if not places:
+        return "nothing is quantised, so there are no bits to plan"
+    listed = " and ".join(sorted(set(places)))
+    return f"all that is quantised is {listed}, where nothing can be measured, and has the level's fixed bits"
+
+
+def _place_of(record: Record) -> str:
+    if record.saved.role == compiled_regions.ROLE:
+        return "in compiled code"
+    if record.saved.operator == checkpoints.OPERATOR:
+        return "an input of a checkpoint"
+    return "where no node of autograd's graph is seen, as under torch.vmap"
