@@ -53,4 +53,4 @@ class RunningSession:
         if not self._session.records and may_be_replayed():
             self._handle._records = self._before  # of the last forward that told
         elif error[0] is None:
-            judge(self._handle, self._session.records)
+            judge(self._handle, self._session)

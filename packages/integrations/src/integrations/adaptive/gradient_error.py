@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientEr
     parameters = list(handle.model.parameters())
     with handle.trial_run(), trial(handle.model):
         restore = random_states()
-        with handle.paused():
+        with _paused(handle):
             closure()
         exact = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -59,6 +60,16 @@ def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientEr
                 # In place: one more copy of the gradients, not two.
                 error += _square(expected if parameter.grad is None else parameter.grad.sub_(expected))
     return GradientError((error / gradient) ** 0.5 if gradient else 0.0, measured=True)
+
+
+@contextmanager
+def _paused(handle: Compression) -> Iterator[None]:
+    """A block in which the model runs uncompressed."""
+    handle._paused = True
+    try:
+        yield
+    finally:
+        handle._paused = False
 
 
 def _square(tensor: Tensor) -> float:

@@ -66,13 +66,14 @@ class FixedBits:
             return Decision(Raw(), "the level quantises nothing")
         if saved.dtype is torch.bool:
             return Decision(BitMask(), Need.MASK.value)
-        if saved.dtype not in _FLOATS:
-            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=True)
-        if not saved.operator:
-            return Decision(Raw(), UNKNOWN)
         rule = RULES.get(saved.operator)
+        whole = saved.dtype not in _FLOATS
+        if saved.operator and rule is None:  # a workspace of bytes, too, such as an LSTM's own
+            return Decision(Raw(), f"no rule for {saved.operator}: kept exactly", indices=whole)
+        if whole:
+            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=True)
         if rule is None:
-            return Decision(Raw(), f"no rule for {saved.operator}: kept exactly")
+            return Decision(Raw(), UNKNOWN)
         return self._apply(rule, saved)
 
     def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
