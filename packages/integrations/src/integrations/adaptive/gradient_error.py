@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class GradientError:
     """The error of the whole gradient that compression causes.
 
     Attributes:
-        relative: Euclidean norm of the error over that of the gradient.
+        relative: Euclidean norm of the error over that of the gradient; NaN where nothing predicts it.
         measured: whether it was measured, in one step; otherwise it is what the plan predicts on average.
     """
 
@@ -30,6 +31,8 @@ class GradientError:
     measured: bool
 
     def __str__(self) -> str:
+        if math.isnan(self.relative) and not self.measured:
+            return "relative error of the gradient: not known, since no parameter got a gradient when it was measured"
         how = "measured in one step" if self.measured else "predicted by the plan, not measured"
         return f"relative error of the gradient: {self.relative:.2g}, {how}"
 
