@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from integrations.adaptive.closures import NothingCompressed
+from integrations.adaptive.closures import NothingCompressed, require_closure, require_compressed
 from integrations.adaptive.guard import random_states, trial
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ class GradientError:
 
 def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientError:
     """Runs a closure exactly and compressed, and compares the gradients. See ``Compression.gradient_error``."""
+    require_closure(closure)
+    require_compressed(handle, "gradient_error")
+    if handle.level.off:
+        raise ValueError(f"the level must compress to have an error, got {handle.level_name}; try level='L1'")
     parameters = list(handle.model.parameters())
     with handle.trial_run(), trial(handle.model):
         restore = random_states()
