@@ -132,6 +132,13 @@ def test_two_models_at_two_levels():
 # ---- settings ----
 
 
+def test_what_settings_there_are():
+    from integrations.saved.controller import config
+
+    assert {"bit", "auto_prec", "swap", "bits", "seed", "adapt_interval", "choose"} <= set(dir(config))
+    assert all(hasattr(config, name) for name in dir(config))
+
+
 def test_a_level_begins_anew():
     """GACT's levels left what the one before had set."""
     gact.set_optimization_level("L3")

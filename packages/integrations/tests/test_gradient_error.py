@@ -1,6 +1,7 @@
 """The gradient's error, measured and predicted."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -79,6 +80,26 @@ def test_without_a_closure_it_is_the_plans_prediction():
     found = handle.gradient_error()
     assert (found.relative, found.measured) == (plan.relative_error, False)
     assert "predicted by the plan, not measured" in str(found)
+
+
+def test_nothing_is_predicted_where_no_parameter_gets_a_gradient():
+    """As in a loop that optimises the input: it has a plan, with the sensitivities that are usual."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).requires_grad_(False)
+    handle = integrations.compression(integrations.compress_model(model, "L2"))
+    x = X.clone().requires_grad_()
+    for step in range(4):
+        if step == 2:  # and checks before the next
+            handle.monitor(every=1, bound=1e-9)
+        model(x).square().mean().backward()
+    assert handle.plan is not None
+    assert math.isnan(handle.plan.relative_error)
+    unknown = "the gradient's error is not known, since no parameter got a gradient in that step"
+    assert f"step 1: {unknown}. handle.plan" in " ".join(str(handle.report()).split())
+    assert unknown[1:] in " ".join(str(handle.plan).split())
+    found = handle.gradient_error()
+    assert "not known, since no parameter got a gradient" in str(found)
+    assert handle.last_error is None
 
 
 def test_a_closure_without_a_forward_says_so():

@@ -1,5 +1,6 @@
 """Compression that has no effect says so: a warning once, an error with ``strict=True``, each with the reasons."""
 
+import contextlib
 import copy
 import re
 import warnings
@@ -122,6 +123,62 @@ def test_in_a_block():
     with pytest.raises(RuntimeError, match="no rule for cosh"), integrations.compress(model, strict=True):
         model(X).sum().backward()
     assert_nothing_active()
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_last_batch_that_is_too_small(rows, blocks):
+    """In a training whose other batches are stored in fewer bytes; until then it is told, and again once restored."""
+    model = mlp()
+    if not blocks:
+        integrations.compress_model(model, strict=True)
+
+    def step(x):
+        with integrations.compress(model, strict=True) if blocks else contextlib.nullcontext():
+            gradients(model, x)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="nothing is stored in fewer bytes"):
+            step(X[:rows])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(X)
+            step(X[:rows])
+        if blocks:
+            integrations.compress_model(model)
+        integrations.compress_model(integrations.restore_model(model), strict=True)
+        if blocks:
+            integrations.restore_model(model)
+
+
+def test_a_later_forward_that_is_large_and_not_stored_in_fewer_bytes():
+    def forward(self, x):
+        h = x @ self.w
+        return F.gelu(h) if x.sum() > 0 else h.cosh()
+
+    model = integrations.compress_model(Net(forward, w=W))
+    assert messages(model, X.abs()) == []
+    [message] = messages(model, -X.abs())
+    assert "no rule for cosh" in message
+
+
+def test_an_empty_block():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in (mlp(), integrations.restore_model(integrations.compress_model(mlp()))):
+            with integrations.compress(model, strict=True):
+                pass
+    with pytest.raises(RuntimeError, match="autograd saved nothing"), integrations.compress(mlp(), strict=True):
+        X + 1
+
+
+def test_an_operators_own_workspace_has_no_rule_either():
+    torch.manual_seed(0)
+    model = integrations.compress_model(Net(lambda self, x: self.lstm(x)[0]))
+    model.lstm = nn.LSTM(64, 64)
+    [message] = messages(model, X[None])
+    assert "no rule for lstm: kept exactly" in message
+    assert "uint8" not in message
 
 
 def test_the_forwards_own_error_is_the_one_raised():

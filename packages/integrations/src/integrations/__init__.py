@@ -1,10 +1,12 @@
 """integrations: compressed training for any PyTorch model, the training loop unchanged.
 
-from integrations.pyg import compress_model
+import integrations
 
-model = compress_model(model, level="L1")
+integrations.compress_model(model, level="L1")
 ...train as before...
 print(integrations.compression(model).report())
+
+``integrations.pyg`` is the same for PyTorch Geometric models.
 """
 
 from integrations.adaptive.gradient_error import GradientError

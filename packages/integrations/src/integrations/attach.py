@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from integrations import blocks, outcome
 from integrations.adaptive.surroundings import undo_after_trial
-from integrations.blocks import BlockCompression, entered, forget, in_block
+from integrations.blocks import BlockCompression, entered, in_block
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
@@ -95,7 +96,8 @@ def restore_model(model: Model) -> Model:
     inner = handle.model
     with _lock:
         _steps.pop(inner, None)
-    forget(inner)
+    blocks.forget(inner)
+    outcome.forget(inner)
     del inner.__dict__[_HANDLE]
     forward = inner.__dict__.get("forward")
     if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it, and calls through it from now on

@@ -12,7 +12,7 @@ from torch import nn
 
 from actcore import SavedTensor
 from integrations.adaptive.adapt import Adapter
-from integrations.adaptive.closures import require_closure, require_compressing
+from integrations.adaptive.closures import require_closure, require_compressed
 from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
@@ -104,7 +104,8 @@ class Compression:
         backward comes after it, and an adaptive level may look at it."""
         await_no_longer(self)
         meet(self)
-        step = self._take_step()
+        with _STEPS:  # no two forwards get the same number, in whichever thread they start
+            step, self.step = self.step, self.step + 1
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
@@ -124,13 +125,6 @@ class Compression:
     def running(self) -> bool:
         """Whether a forward of the model is being compressed, in whichever thread."""
         return bool(self._sessions)
-
-    def _take_step(self) -> int:
-        """The number of a new forward; no two get the same, in whichever thread they start."""
-        with _STEPS:
-            step = self.step
-            self.step += 1
-        return step
 
     # ---- adaptive levels ----
 
@@ -186,7 +180,7 @@ class Compression:
                 closure itself raises comes through.
         """
         require_closure(closure)
-        require_compressing(self, "adapt")
+        require_compressed(self, "adapt")
         with self.trial_run():
             return self._adapter.adapt(self.level, self.step, self.model, closure, passes)
 
@@ -212,8 +206,6 @@ class Compression:
             RuntimeError: as for ``adapt``.
         """
         if closure is not None:
-            require_closure(closure)
-            require_compressing(self, "gradient_error")
             return measure_error(self, closure)
         if self.plan is None:
             raise ValueError(
@@ -272,15 +264,6 @@ class Compression:
         finally:
             self._trials -= 1
             self.step = step
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A block in which the model runs uncompressed."""
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
 
     # ---- what the user asks ----
 

@@ -5,31 +5,60 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from torch import nn
 
 from integrations.report import NOTHING_LEFT, format_bytes
 from integrations.saved.records import Record
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
+    from integrations.saved.session import Session
 
 _REASONS = 5  # as many as can be read in one message
+_effective: WeakSet[nn.Module] = WeakSet()  # models of which a forward was stored in fewer bytes
 
 
-def judge(handle: Compression, records: Sequence[Record]) -> None:
+def judge(handle: Compression, session: Session) -> None:
     """Says so if a forward that has ended was compressed to no effect.
+
+    Says nothing of a block in which torch was not called, nor of a batch that is too small for any tensor to be worth
+    it, as the last of an epoch may be, where larger ones of the same model were stored in fewer bytes.
 
     Raises:
         RuntimeError: it was, and the handle is strict.
     """
-    stuck = why_not_offloaded(records) if handle.level.offload else ""
-    if why := why_not_smaller(records):
-        message = f"{handle.name}: nothing is stored in fewer bytes: {why}"
+    records, level = session.records, handle.level
+    why = why_not_smaller(records)
+    if not why:
+        _effective.add(handle.model)
+    elif _may_pass(handle, session):
+        return
+    stuck = why_not_offloaded(records) if level.offload else ""
+    offload = f"{handle.name}: nothing is offloaded: {stuck}" if stuck else ""
+    if why:
+        alone = offload and level.bits is None  # the level was to do nothing else
+        message = offload if alone else f"{handle.name}: nothing is stored in fewer bytes: {why}"
         if handle.strict:
             raise RuntimeError(f"{message}; without strict=True this is a warning, and level L0 is off")
-        if not (stuck and handle.level.bits is None):  # said below: the level was to do nothing else
-            handle.warn_once("smaller", message)
-    if stuck:
-        handle.warn_once("offload", f"{handle.name}: nothing is offloaded: {stuck}")
+        handle.warn_once("offload" if alone else "smaller", message)
+    if offload:
+        handle.warn_once("offload", offload)
+
+
+def forget(model: nn.Module) -> None:
+    """The model was restored: whoever compresses it next is told again."""
+    _effective.discard(model)
+
+
+def _may_pass(handle: Compression, session: Session) -> bool:
+    """Whether a forward that was made no smaller is nothing to speak of."""
+    if handle._adapter.blocks and not session.records and session.tracker.idle:
+        return True
+    saved = [record.saved for record in session.records if not record.owner]
+    small = all(one.shape.numel() * one.dtype.itemsize < handle.level.min_bytes for one in saved)
+    return bool(saved) and small and handle.model in _effective
 
 
 def why_not_smaller(records: Sequence[Record]) -> str:

@@ -62,4 +62,4 @@ class RunningSession:
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)
-            judge(self._handle, self._session.records)
+            judge(self._handle, self._session)

@@ -67,10 +67,7 @@ class Adapter:
             return f"No plan: {self.obstacle}."
         if plan is None:
             return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
-        return (
-            f"Bits by the plan that was made in step {plan.step}: predicted relative error of the gradient "
-            f"{plan.relative_error:.2g}. handle.plan has the reasons."
-        )
+        return f"Bits by the plan that was made in step {plan.step}: {plan.prediction}. handle.plan has the reasons."
 
     @property
     def adapting(self) -> bool:

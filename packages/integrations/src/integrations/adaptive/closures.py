@@ -24,22 +24,16 @@ def require_closure(closure: Any) -> None:
         )
 
 
-def require_compressing(handle: Compression, name: str) -> None:
-    """Refuses a handle that compresses no forward, whatever a closure of ``handle.<name>`` runs.
+def require_compressed(handle: Compression, name: str) -> None:
+    """Refuses ``handle.<name>`` where the handle compresses nothing any more.
 
     Raises:
-        ValueError: its level is off.
         RuntimeError: its model was restored.
     """
     if handle.closed:
         raise RuntimeError(
             f"handle.{name} needs a model that is compressed, and this {type(handle.model).__name__} was restored: "
             "compress it again, and take its new handle, integrations.compression(model)"
-        )
-    if handle.level.off:
-        raise ValueError(
-            f"handle.{name} needs a level that compresses, got {handle.level_name}, whose gradients are exact; "
-            "try level='L1'"
         )
 
 

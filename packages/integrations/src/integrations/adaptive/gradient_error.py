@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from integrations.adaptive.closures import NothingCompressed
+from integrations.adaptive.closures import NothingCompressed, require_closure, require_compressed
 from integrations.adaptive.guard import random_states, trial
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ class GradientError:
     """The error of the whole gradient that compression causes.
 
     Attributes:
-        relative: Euclidean norm of the error over that of the gradient.
+        relative: Euclidean norm of the error over that of the gradient; NaN where nothing predicts it.
         measured: whether it was measured, in one step; otherwise it is what the plan predicts on average.
     """
 
@@ -29,16 +31,22 @@ class GradientError:
     measured: bool
 
     def __str__(self) -> str:
+        if math.isnan(self.relative) and not self.measured:
+            return "relative error of the gradient: not known, since no parameter got a gradient when it was measured"
         how = "measured in one step" if self.measured else "predicted by the plan, not measured"
         return f"relative error of the gradient: {self.relative:.2g}, {how}"
 
 
 def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientError:
     """Runs a closure exactly and compressed, and compares the gradients. See ``Compression.gradient_error``."""
+    require_closure(closure)
+    require_compressed(handle, "gradient_error")
+    if handle.level.off:
+        raise ValueError(f"the level must compress to have an error, got {handle.level_name}; try level='L1'")
     parameters = list(handle.model.parameters())
     with handle.trial_run(), trial(handle.model) as met:
         restore = random_states()
-        with handle.paused():
+        with _paused(handle):
             closure()
         exact = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -60,6 +68,16 @@ def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientEr
                 # In place: one more copy of the gradients, not two.
                 error += _square(expected if parameter.grad is None else parameter.grad.sub_(expected))
     return GradientError((error / gradient) ** 0.5 if gradient else 0.0, measured=True)
+
+
+@contextmanager
+def _paused(handle: Compression) -> Iterator[None]:
+    """A block in which the model runs uncompressed."""
+    handle._paused = True
+    try:
+        yield
+    finally:
+        handle._paused = False
 
 
 def _square(tensor: Tensor) -> float:

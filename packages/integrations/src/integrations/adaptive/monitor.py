@@ -133,9 +133,9 @@ class Monitor:
     # ---- the gradient's error ----
 
     def _predicted(self, handle: Compression) -> GradientError | None:
-        """What the plan predicts; ``None`` if there is none, or nothing new since the last check."""
+        """What the plan predicts; ``None`` if there is none, or nothing new since the last check, or nothing known."""
         plan = handle.plan
-        if plan is None or plan.step == self._judged:
+        if plan is None or plan.step == self._judged or not plan.gradient:
             return None
         self._judged = plan.step
         return GradientError(plan.relative_error, measured=False)

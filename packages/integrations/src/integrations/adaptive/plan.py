@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -73,9 +74,17 @@ class Plan:
 
     @property
     def relative_error(self) -> float:
-        """The predicted relative error of the whole gradient that rounding causes, as a Euclidean norm."""
+        """The predicted relative error of the whole gradient that rounding causes, as a Euclidean norm; NaN where no
+        parameter got a gradient in the step that was measured."""
         error = sum(entry.error for entry in self.allotments)
-        return float((error / self.gradient) ** 0.5) if self.gradient else 0.0
+        return float((error / self.gradient) ** 0.5) if self.gradient else math.nan
+
+    @property
+    def prediction(self) -> str:
+        """The same in words."""
+        if not self.gradient:
+            return "the gradient's error is not known, since no parameter got a gradient in that step"
+        return f"predicted relative error of the gradient {self.relative_error:.2g}"
 
     def require_modules(self, paths: Iterable[str], model: str) -> None:
         """Raises unless each of its tensors belongs to one of the modules of that model.
@@ -160,10 +169,8 @@ class Plan:
         return f"Plan made in step {self.step}: {bits:.2f} bits an element, {self.nbytes:,} of {self.budget:,} bytes"
 
     def _caption(self) -> str:
-        return (
-            f"Predicted relative error of the gradient: {self.relative_error:.2g}, at most {self.gap:.1%} above the "
-            "least possible sum of squares in these bytes."
-        )
+        prediction = f"{self.prediction[0].upper()}{self.prediction[1:]}"
+        return f"{prediction}; at most {self.gap:.1%} above the least possible sum of squares in these bytes."
 
     def __str__(self) -> str:
         text = StringIO()

@@ -129,6 +129,11 @@ class CallTracker(TorchFunctionMode):
         self.watcher: Callable[[list[Tensor]], None] | None = None
         self.look: Callable[[], None] | None = None
 
+    @property
+    def idle(self) -> bool:
+        """Whether no call has been seen that has to do with tensors."""
+        return not (len(self.born) or len(self.foreign))
+
     def __torch_function__(
         self,
         func: Callable[..., Any],

@@ -65,6 +65,9 @@ class Config:
             resolve_level(level, options)
             vars(self)["_begin"] = (level, options)
 
+    def __dir__(self) -> list[str]:
+        return sorted([*super().__dir__(), *_NAMES])
+
     def __repr__(self) -> str:
         level, options = self.begin()
         return f"Config({', '.join([repr(level), *(f'{name}={value!r}' for name, value in options.items())])})"

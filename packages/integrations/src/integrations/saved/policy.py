@@ -65,13 +65,14 @@ class FixedBits:
             return Decision(Raw(), "the level quantises nothing")
         if saved.dtype is torch.bool:
             return Decision(BitMask(), Need.MASK.value)
-        if saved.dtype not in FLOATS:
-            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=saved.dtype in INTEGERS)
-        if not saved.operator:
-            return Decision(Raw(), UNKNOWN)
+        indices = saved.dtype in INTEGERS
         rule = RULES.get(saved.operator)
+        if saved.operator and rule is None:  # a workspace of bytes, too, such as an LSTM's own
+            return Decision(Raw(), no_rule(saved.operator), indices=indices)
+        if saved.dtype not in FLOATS:
+            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=indices)
         if rule is None:
-            return Decision(Raw(), no_rule(saved.operator))
+            return Decision(Raw(), UNKNOWN)
         return self._apply(rule, saved)
 
     def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
