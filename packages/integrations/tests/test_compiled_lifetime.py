@@ -11,14 +11,7 @@ from integrations.saved.compiled_regions import entries
 from .nets import mlp, normal
 
 X = normal(48, 64)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.compiler.reset()
-    gc.collect()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])  # the one keeps the graphs, the other its own code
