@@ -56,3 +56,12 @@ def no_garbage_collection():
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Nothing is compiled yet, and of what is compiled nothing stays."""
+    torch.compiler.reset()
+    gc.collect()
+    yield
+    torch.compiler.reset()

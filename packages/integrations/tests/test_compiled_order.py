@@ -14,13 +14,7 @@ from integrations.saved.compiled_order import Order
 from .nets import EIGHT_BITS, gradients, normal, relative_error
 
 X = normal(48, 64)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Kept(nn.Module):

@@ -221,8 +221,10 @@ def _holds(name: str, value: _Value, user: Node) -> bool:
 def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
     """A step of a forward that backward computes again."""
     others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
-    scaled = name == "div" and user.args[0] is node and _number(user.args[1]) is not None
-    if name in _SUMS or scaled or (name == "mul" and not others):
+    numbers = [argument for argument in user.args if _number(argument) is not None]
+    # Without a number it is a square, which moves by more than a bounded multiple of what the tensor does.
+    scaled = bool(numbers) and (name == "mul" or (name == "div" and user.args[0] is node))
+    if name in _SUMS or scaled:
         yield _Value.RECOMPUTED
     elif name == "mul" and origin in _BATCH_NORMS:
         yield Use("batch_norm", "input", origin)
@@ -230,7 +232,7 @@ def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) 
     elif name == "mul" and origin in _ROW_NORMS and _shape(start)[-1:] == _shape(user)[-1:]:
         yield Use("layer_norm", "input", origin)
         yield _Value.RECOMPUTED
-    elif name == "mul" and all(_is_bool(other) for other in others):  # dropout
+    elif name == "mul" and others and all(_is_bool(other) for other in others):  # dropout
         yield _Value.RECOMPUTED
     else:
         yield _unknown(name)

@@ -12,7 +12,7 @@ from torch import Tensor
 from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
 from integrations.levels import Level
 from integrations.saved.aten_rules import Use
-from integrations.saved.forms import SATURATED
+from integrations.saved.forms import SATURATED, Placeholder
 from integrations.saved.policy import UNKNOWN, FixedBits
 from integrations.saved.rules import Need
 
@@ -88,9 +88,7 @@ class CompiledForm:
         half = len(numbers) // 2
         layout = Layout(tuple(numbers[:half]), tuple(numbers[half:]))
         if not parts:
-            if layout.contiguous or not layout.dense:
-                return torch.zeros((), dtype=dtype, device=device).expand(layout.shape)
-            return torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device=device)
+            return Placeholder(layout, dtype, device).unpack()
         numel = layout.stored_numel
         positive = layout.restore(_elements(parts[-1:], numel, dtype, 0, 0)) if self.sign else None
         values: Tensor

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class Entry:
         told: whether the session is told of it in every run: of inputs, of what varies or takes noise, and of a
             region's first.
         silent: the others of the region, on its first.
+        counted: whether its counter is there, on the device.
     """
 
     key: int
@@ -53,6 +55,7 @@ class Entry:
     storage_bytes: int = 0
     told: bool = False
     silent: list[Entry] = field(default_factory=list)
+    counted: bool = False
 
 
 @dataclass(eq=False)
@@ -82,7 +85,7 @@ class _Region:
 
 
 entries: dict[int, Entry] = {}
-"""All that were planned in this process, by key."""
+"""Those of all regions that there are in this process, by key."""
 
 _keys = itertools.count()
 _regions: WeakKeyDictionary[Graph, _Region] = WeakKeyDictionary()  # by forward graph
@@ -144,16 +147,40 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     for name, entry in region.entries.items():
         if not entry.form.exact:
             entry.form = kept.get(region.storages[name][0], entry.form)
+    _forget_with_code(tuple(entry.key for entry in region.entries.values()))
     return region
+
+
+def _forget_with_code(keys: tuple[int, ...]) -> None:
+    """Has dynamo drop the entries with the code that it is compiling, as it does the globals that it makes for the
+    code; or, where nothing comes of it, with what it knows of it. Where it has no such thing, they stay."""
+    cleanups = getattr(_tracing(), "cleanups", None)
+    if isinstance(cleanups, list):
+        cleanup = partial(_forget, keys)
+        cleanups.append(cleanup)
+        finalize(cleanup, _forget, keys)  # not every version calls those of code that failed to compile
+
+
+def _forget(keys: tuple[int, ...]) -> None:
+    for key in keys:
+        entries.pop(key, None)
+
+
+def _tracing() -> Any:
+    """What dynamo knows of the region that it is compiling, as far as torch tells."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        return InstructionTranslator.current_tx().output
+    except (ImportError, AttributeError, AssertionError):
+        return None
 
 
 def _inputs(forward: Graph) -> dict[Node, Tensor]:
     """What the first call gives the inputs of a region, as far as torch tells."""
     try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        given = [argument.example for argument in InstructionTranslator.current_tx().output.graphargs]
-    except (ImportError, AttributeError, AssertionError):
+        given = [argument.example for argument in _tracing().graphargs]
+    except AttributeError:
         return {}
     found = {}
     for node in forward.find_nodes(op="placeholder"):

@@ -1,0 +1,59 @@
+"""What is known of a compiled region lives as long as its code."""
+
+import gc
+
+import pytest
+import torch
+
+import integrations
+from integrations.saved.compiled_regions import entries
+
+from .nets import mlp, normal
+
+X = normal(48, 64)
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])  # the one keeps the graphs, the other its own code
+def test_a_region_that_is_gone_is_forgotten(backend):
+    before = set(entries)
+    model = integrations.compress_model(mlp(depth=2))
+    function = torch.compile(model, backend=backend)
+    for _ in range(2):
+        function(X).sum().backward()
+        assert len(entries) == len(before) + 3  # the region's input, which is the caller's, and two activations
+        assert len(integrations.compression(model).report().rows) >= 2
+    del model, function
+    torch.compiler.reset()
+    gc.collect()
+    assert set(entries) == before
+
+
+def test_a_region_whose_backend_fails_is_forgotten():
+    from torch._dynamo.backends.common import aot_autograd
+
+    def failing(graph, inputs):
+        raise ValueError("mine")
+
+    before = set(entries)
+    function = torch.compile(integrations.compress_model(mlp()), backend=aot_autograd(fw_compiler=failing))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="mine"):
+        function(X)
+    del function
+    torch.compiler.reset()
+    gc.collect()
+    assert set(entries) == before
+
+
+def test_what_was_begun_before_its_code_went():
+    """Backward needs no entry: what it takes to restore is in its graph."""
+    before = set(entries)
+    function = torch.compile(integrations.compress_model(mlp()), backend="aot_eager")
+    x = X.clone().requires_grad_()
+    loss = function(x).sum()
+    del function
+    torch.compiler.reset()
+    gc.collect()
+    assert set(entries) == before
+    loss.backward()
+    assert x.grad.abs().sum() > 0

@@ -1,0 +1,95 @@
+"""What backward does with a tensor decides how a compiled region stores it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import integrations
+
+from .graphs import build
+from .nets import Net, assert_same, gradients, normal, relative_error, rows
+from .regions import W, X, compiled, trained
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def test_the_rules_are_those_of_the_operators():
+    model = integrations.compress_model(build("block")[0], min_bytes=0)
+    trained(model, compiled(model), normal(4, 16, 64))
+    [linear, *_], [gelu] = rows(model, "mm"), rows(model, "gelu_backward")
+    assert linear.codec.startswith("GroupAffine(bits=4, group_size=256")
+    assert gelu.codec.startswith("GroupAffine(bits=8, group_size=256")
+    norms = rows(model, "native_layer_norm_backward")
+    statistics = [row for row in norms if row.shape[-1] == 1]
+    assert [row.codec for row in statistics] == ["kept"] * 4
+    inputs = [row.codec.split(", r")[0] for row in norms if row.shape[-1] == 64]
+    assert inputs == ["GroupAffine(bits=8, group_size=64"] * 2  # no group has elements of two rows
+
+
+def test_masks_and_pools_are_exact():
+    def forward(self, x):
+        y = F.avg_pool2d(F.dropout(F.conv2d(x, self.w, padding=1), 0.5), 2)
+        return F.conv2d(y, self.w)
+
+    model = Net(forward, w=normal(8, 8, 3, 3, seed=2) / 8)
+    x = normal(4, 8, 16, 16)
+    integrations.compress_model(model, min_bytes=0)
+    trained(model, compiled(model), x)
+    found = {row.operator: row for row in rows(model)}
+    assert found["native_dropout_backward"].codec == "BitMask(values=(0, 1))"
+    assert found["native_dropout_backward"].stored_bytes == x.numel() // 8
+    assert found["avg_pool2d_backward"].codec == "shape"
+    assert found["avg_pool2d_backward"].stored_bytes == 0
+
+
+def test_a_use_without_a_rule_is_kept_exactly():
+    model = Net(lambda self, x: F.linear(x, self.w).cosh().log(), w=W)
+    assert_same(gradients(copy.deepcopy(model), X), trained(integrations.compress_model(model), compiled(model)))
+    assert {row.codec for row in rows(model)} == {"kept"}
+
+
+def test_a_mask_that_backward_computes_again_is_exact():
+    """inductor's graphs save a convolution's result alone, and normalise it again for ReLU's mask."""
+
+    def forward(self, x):
+        return F.linear(
+            F.batch_norm(F.linear(x, self.w), None, None, training=True).relu().sum(1, keepdim=True), self.v
+        )
+
+    model = integrations.compress_model(Net(forward, w=W, v=W[:, :1]))
+    function = compiled(model, backend="aot_eager_decomp_partition")
+    trained(model, function)
+    [row] = [row for row in rows(model) if row.shape == (48, 64) and row.dtype == torch.float32]
+    assert row.codec == "kept"
+    assert row.why == "no rule for le of what is computed again in compiled code: kept exactly"
+
+
+def test_a_relu_whose_result_is_multiplied_keeps_its_mask():
+    """4 bits round small elements to zero, where ReLU's derivative would be another one."""
+    x = torch.cat([torch.full((24, 63), 1e-6), torch.full((24, 1), -1.0), normal(24, 64).abs()], 1)
+    model = Net(lambda self, x: F.linear((x * self.s).relu(), self.w), s=torch.ones(128), w=normal(64, 128, seed=2))
+    plain = gradients(copy.deepcopy(model), x)
+    found = trained(integrations.compress_model(model), compiled(model), x)
+    [row] = [row for row in rows(model) if "threshold" in row.operator]
+    assert row.codec.endswith("and Positive()")
+    assert torch.allclose(found["s"], plain["s"], rtol=1e-4)  # sums of the same terms, in another order
+    assert relative_error({"w": plain["w"]}, found) > 1e-3
+
+
+def test_a_square_that_backward_computes_again():
+    """It moves by more than a bounded multiple of what its root does, and not around its value; so the root is kept."""
+
+    def forward(self, x):
+        y = F.linear(x, self.w)
+        return y * y * F.linear(x, self.v)
+
+    model = Net(forward, w=W, v=W.T)
+    exact = gradients(copy.deepcopy(model), X)
+    integrations.compress_model(model)
+    found = trained(model, compiled(model, backend="aot_eager_decomp_partition"))
+    [kept] = [row for row in rows(model) if row.codec == "kept"]
+    assert kept.why == "no rule for mul in compiled code: kept exactly"
+    assert relative_error({"v": exact["v"]}, found) < 1e-5  # the squares, as they are; the same sums in another order
+    assert relative_error({"w": exact["w"]}, found) > 1e-3  # that of the other factor, in 4 bits
