@@ -1,6 +1,7 @@
 """A corrupted or truncated ``Compressed`` raises; nothing is read out of bounds."""
 
 import io
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import actcore
 from actcore import Layout
 
+from .damage import SaysSound
 from .samples import normal
 
 DAMAGED = "it is damaged or truncated: store the tensor again"
@@ -148,6 +150,34 @@ def test_values_that_the_dtype_does_not_hold():
     assert_refused(
         replace(c, dtype=torch.int8), "values of BitMask(values=(0.5, 1)) must be exact in torch.int8, 0.5 is"
     )
+
+
+@pytest.mark.parametrize("c", [GROUP_AFFINE, POSITIVE, BIT_MASK], ids=lambda c: type(c.codec).__name__)
+def test_a_file_cannot_say_that_it_needs_no_check(c):
+    cut = with_part(c, 0, c.payload[0][:1])
+    loaded = pickle.loads(pickle.dumps(SaysSound(cut)))
+    assert not loaded.sound
+    assert_refused(loaded)
+    assert c.sound
+
+
+@pytest.mark.parametrize(
+    ("codec", "c"),
+    [
+        (actcore.GroupAffine(2), GROUP_AFFINE),
+        (actcore.GroupAffine(4, 128), GROUP_AFFINE),
+        (actcore.Positive(), GROUP_AFFINE),
+        (actcore.BitMask(), GROUP_AFFINE),
+        (actcore.GroupAffine(4), POSITIVE),
+        (actcore.BitMask((0.5, 0.1)), BIT_MASK),
+    ],
+    ids=repr,
+)
+def test_a_codec_is_asked_for_what_another_one_stored(codec, c):
+    """The form has the other's fields, and is sound for that one."""
+    with pytest.raises(ValueError, match=DAMAGED):
+        codec.decompress(c)
+    assert torch.equal(replace(c.codec).decompress(c), actcore.decompress(c))  # an equal one may
 
 
 def test_another_tensors_dtype():

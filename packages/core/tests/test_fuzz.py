@@ -18,7 +18,7 @@ import actcore
 from actcore import Layout
 from actcore.ops import packed_bytes
 
-from .damage import NUMBERS, STORED_DTYPES, damaged, stored
+from .damage import CODECS, NUMBERS, STORED_DTYPES, damaged, stored
 from .samples import DTYPES, NUMELS, normal
 
 NO_MEMORY = "DefaultCPUAllocator: "
@@ -59,6 +59,19 @@ def test_a_damaged_form_is_refused_or_decompresses(c):
         assert NO_MEMORY in str(y)
     else:
         assert (y.shape, y.dtype, y.device) == (c.shape, c.dtype, c.device)
+        read(y)
+
+
+@fuzz
+@given(CODECS, stored())
+def test_another_codec_refuses_what_it_cannot_have_stored(codec, c):
+    """Though the form is sound, and it is the codec that is asked, not the form."""
+    y = result_of(codec.decompress, c)
+    if isinstance(y, Exception):
+        assert isinstance(y, ValueError)
+        assert DAMAGED in str(y)
+    else:
+        assert (y.shape, y.dtype) == (c.shape, c.dtype)
         read(y)
 
 

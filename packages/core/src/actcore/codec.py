@@ -150,6 +150,11 @@ def made(codec: Codec, payload: tuple[Tensor, ...], layout: Layout, dtype: torch
     return compressed
 
 
+def trusted(codec: Codec, compressed: Compressed) -> bool:
+    """Whether this codec, or its equal, made it in this process: a codec may be handed what another one made."""
+    return compressed.sound and (compressed.codec is codec or compressed.codec == codec)
+
+
 def require_form(codec: Codec, compressed: Compressed, dtypes: tuple[torch.dtype, ...]) -> None:
     """Raises ``ValueError`` for a codec's fields, a dtype or a layout that ``compress`` cannot have stored.
 

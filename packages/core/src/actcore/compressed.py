@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,8 +37,8 @@ class Compressed:
     dtype: torch.dtype
 
     sound: ClassVar[bool] = False
-    """Whether a codec of actcore made it in this process, so that its fields need no check. Not so for a copy with
-    other fields, and for what comes from a file."""
+    """Whether ``codec`` made it in this process, so that its fields need no check. Not so for a copy with other fields,
+    and for what comes from a file, whatever that says."""
 
     @classmethod
     def of(cls, codec: Codec, tensor: Tensor, payload: Sequence[Tensor]) -> Compressed:
@@ -79,6 +79,9 @@ class Compressed:
     def __getstate__(self) -> dict[str, object]:
         self._settle()
         return {name: value for name, value in self.__dict__.items() if name != "sound"}
+
+    def __setstate__(self, state: Mapping[str, object]) -> None:
+        self.__dict__.update((name, value) for name, value in state.items() if name != "sound")
 
     def _settle(self) -> None:
         """Lets a codec that copies in the background finish (``Offload``)."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from actcore.codec import made, require_dtype, require_form, require_payload, require_strided, stored_elements
+from actcore.codec import made, require_dtype, require_form, require_payload, require_strided, stored_elements, trusted
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS, INTEGERS
 from actcore.layout import Layout
@@ -61,7 +61,7 @@ class BitMask:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, exactly."""
-        if not compressed.sound:
+        if not trusted(self, compressed):
             self._require_sound(compressed)
         return _spread(compressed, *self.values)
 
@@ -72,6 +72,7 @@ class BitMask:
                 f"values of {self!r} must be exact in {compressed.dtype}, {strange} is not; "
                 "it is damaged or truncated: store the tensor again"
             )
+        _require_mask(compressed)
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,9 @@ class Positive:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """1 where the element was positive, 0 elsewhere, in the tensor's dtype, shape and strides."""
-        if not compressed.sound:
+        if not trusted(self, compressed):
             require_form(self, compressed, FLOATS)
+            _require_mask(compressed)
         return _spread(compressed, 0, 1)
 
 
@@ -121,10 +123,12 @@ def _first_inexact(values: tuple[float, float], dtype: torch.dtype) -> float | N
     return None
 
 
+def _require_mask(compressed: Compressed) -> None:
+    require_payload(compressed, (torch.uint8, packed_bytes(compressed.layout.stored_numel, 1)))
+
+
 def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
     layout = compressed.layout
     numel = layout.stored_numel
-    if not compressed.sound:
-        require_payload(compressed, (torch.uint8, packed_bytes(numel, 1)))
     flat = below_autograd(_DECOMPRESS, compressed.payload[0], numel, compressed.dtype, low, high)
     return layout.restore(flat)

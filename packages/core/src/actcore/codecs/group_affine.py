@@ -17,6 +17,7 @@ from actcore.codec import (
     require_payload,
     require_strided,
     stored_elements,
+    trusted,
     without_history,
 )
 from actcore.codecs.raw import Raw
@@ -110,7 +111,7 @@ class GroupAffine:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""
-        if not compressed.sound:
+        if not trusted(self, compressed):
             self._require_sound(compressed)
         layout, (codes, bounds) = compressed.layout, compressed.payload
         flat = below_autograd(_DECOMPRESS, codes, bounds, layout.stored_numel, self.bits, self.group_size)
