@@ -170,9 +170,10 @@ def test_costs_agree_with_the_two_seed_estimate(name):
     """Within a factor of 2.5: the reference's own mean over 12 pairs varies by a third (a squared norm of 12 draws),
     and the model may err by as much as it was seen to (1.7)."""
     _, handle, closure = compressed(name, **FOUR_BITS)
+    fresh = handle.state_dict()
     plan = handle.adapt(closure, passes=4)
     copies = [entry.identities for entry in plan.allotments]
-    handle.load_state_dict({**handle.state_dict(), "adaptive": None, "step": 0})  # without the plan: 4 bits each
+    handle.load_state_dict(fresh)  # without the plan: 4 bits each
     pairs = [two_seed_errors(handle, closure, copies, pair) for pair in range(12)]
     for entry, *found in zip(plan.allotments, *pairs, strict=True):
         reference = sum(found) / len(found) * 15**2

@@ -79,7 +79,7 @@ def _measure(name: str, options: Options, bits: int) -> Sensitivities:
         handle.load_state_dict({**fresh, "step": number})  # without a plan, and with other noise
         plans.append(handle.adapt(closure, passes=1))
     copies = [entry.identities for entry in plans[0].allotments]
-    handle.load_state_dict({**fresh, "options": {**fresh["options"], "adaptive": False}})
+    handle.load_state_dict({**fresh, "options": {**fresh["options"], "adaptive": False}, "adaptive": None})
     count = options.pairs if name in REFERENCED else 0
     pairs = track(range(count), f"{name}: pairs of seeds", console=Console(stderr=True))
     errors = [two_seed_errors(handle, closure, copies, pair) for pair in pairs]
