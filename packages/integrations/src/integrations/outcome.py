@@ -56,9 +56,9 @@ def _may_pass(handle: Compression, session: Session) -> bool:
     """Whether a forward that was made no smaller is nothing to speak of."""
     if handle._adapter.blocks and not session.records and session.tracker.idle:
         return True
-    saved = [record.saved for record in session.records if not record.owner]
-    small = all(one.shape.numel() * one.dtype.itemsize < handle.level.min_bytes for one in saved)
-    return bool(saved) and small and handle.model in _effective
+    alone = [record for record in session.records if not record.owner]
+    small = all(record.original_bytes < handle.level.min_bytes for record in alone)
+    return bool(alone) and small and handle.model in _effective
 
 
 def why_not_smaller(records: Sequence[Record]) -> str:
