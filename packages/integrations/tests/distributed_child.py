@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import integrations
@@ -64,6 +66,25 @@ def step(net, wrapped):
     }
 
 
+def dtensors():
+    """Activations of which each rank has half of the rows, and then, behind a layer that is cut the other way, half of
+    the columns: the error of all gradients, and what the rows say."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    x = torch.randn(48, 64, generator=torch.Generator().manual_seed(1))
+    plain, net = model(), model()
+    plain(x).square().mean().backward()
+    plan = {"0": ColwiseParallel(input_layouts=Shard(0), use_local_output=False)}
+    net = distribute_module(parallelize_module(net, mesh, plan), mesh)
+    integrations.compress_model(net, "L1.1", min_bytes=0)
+    net(distribute_tensor(x, mesh, [Shard(0)])).square().mean().backward()
+    pairs = zip(net.parameters(), plain.parameters(), strict=True)
+    rows = [row for row in integrations.compression(net).report().rows if row.operator == "relu"]
+    return {
+        "error": max(((whole(a.grad) - b.grad).norm() / b.grad.norm()).item() for a, b in pairs),
+        "relu": [(row.codec, row.why.partition(" of ")[0], row.stored_bytes) for row in rows],
+    }
+
+
 def rounded():
     """The input of the last linear layer as its backward will read it, summed."""
     net = integrations.compress_model(model(), "L1.2", min_bytes=0)
@@ -79,6 +100,7 @@ if __name__ == "__main__":
         "ddp": step(*ddp()),
         "fsdp": step(*fsdp()),
         "fsdp, compressed first": step(*fsdp(True)),
+        "dtensor": dtensors(),
         "rounded": rounded(),
     }
     dist.destroy_process_group()

@@ -135,7 +135,8 @@ def mesh():
     torch.distributed.destroy_process_group()
 
 
-def test_distributed_tensors(mesh):
+def test_dtensor_activations(mesh):
+    """Those of two ranks: see test_works_with.py."""
     from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
     plain = mlp(32, 2)
@@ -147,3 +148,30 @@ def test_distributed_tensors(mesh):
     assert [row.owner for row in rows(model, "linear", owned=True)] == ["input of the model", "parameter"]
     assert {row.codec for row in rows(model)} == {"kept"}
     assert [row.stored_bytes for row in rows(model, "relu")] == [X.numel() * 4] * 2
+    assert all(row.why.startswith("DTensor of layout torch.strided has no storage") for row in rows(model))
+
+
+def test_dtensor_activations_that_the_forward_makes(mesh):
+    """Through products, norms, softmax and views, and back to a plain tensor, whose layers are compressed."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    def forward(self, x):
+        h = F.linear(x, self.w)
+        if self.distributed:
+            h = DTensor.from_local(h, mesh, [Shard(0)])
+        h = F.gelu(h) * h.sigmoid()
+        h = (F.layer_norm(h, (32,)).t() * 3).softmax(0).t()
+        if self.distributed:
+            h = h.to_local()
+        return F.linear(h.relu(), self.v)
+
+    found = {}
+    for distributed in (False, True):
+        net = Net(forward, **WEIGHTS)
+        net.distributed = distributed
+        found[distributed], compressed, model = plain_and_compressed(net, X, level="L1.1")
+        assert relative_error(found[distributed], compressed) < 3 * EIGHT_BITS  # of the layers in turn
+    assert_same(*found.values())
+    assert torch.equal(found[True]["w"], compressed["w"])  # what is made of its result is kept
+    saved = {(row.operator, row.codec.partition("(")[0]) for row in rows(model)}
+    assert {("gelu", "kept"), ("mul", "kept"), ("layer_norm", "kept"), ("linear", "GroupAffine")} <= saved

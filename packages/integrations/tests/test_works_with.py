@@ -97,7 +97,7 @@ def test_two_models_against_each_other():
 
 
 def test_two_processes(tmp_path):
-    """DistributedDataParallel and FSDP2 on the CPU (see ``distributed_child.py``)."""
+    """DistributedDataParallel, FSDP2 and DTensor activations on the CPU (see ``distributed_child.py``)."""
     child = Path(__file__).with_name("distributed_child.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     processes = [
@@ -128,4 +128,9 @@ def test_two_processes(tmp_path):
             assert result["error"] < EIGHT_BITS
             assert result["codecs"] == ["GroupAffine", "Positive"]
             assert result["owners"] == ["input of the model", "parameter"]
+    for result in (found[0]["dtensor"], found[1]["dtensor"]):
+        # Kept exactly. What differs is the order of sums over 48 rows and 64 columns: as many roundings of 2**-24.
+        assert result["error"] < 2 * 3 * 64 * 2**-24
+        assert [kept[:2] for kept in result["relu"]] == [["kept", "DTensor"]] * 3
+        assert result["relu"][0][2] == 48 * 64 * 4 // 2  # this rank's half, of the columns
     assert found[0]["rounded"] != found[1]["rounded"]  # of the same tensor: ranks round independently

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from actcore import BitMask, Codec, Raw, missing_on
+from actcore import BitMask, Codec, GroupAffine, Raw, missing_on
 from integrations.saved.arguments import departures, index_codec
 from integrations.saved.calls import Call
+from integrations.saved.checkpoints import OPERATOR
+from integrations.saved.masks import is_masked
 from integrations.saved.policy import Decision, no_rule
 from integrations.saved.records import Record
 
 INDICES = "indices, whose range the call tells: exact in the bits that it takes"
+MASKED = "an input of a checkpoint with elements as far from the others as a mask's are: kept exactly"
 
 
 def lazy(tensor: Tensor) -> bool:
@@ -45,6 +48,10 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
         record.why = f"kept exactly: {missing}"
         return Raw()
     if decision.codec is not None:
+        looked_at = record.saved.operator == OPERATOR and tensor.device.type == "cpu"
+        if looked_at and isinstance(decision.codec, GroupAffine) and is_masked(tensor, decision.codec.group_size):
+            record.why = MASKED
+            return Raw()
         return decision.codec
     if tensor.device.type != "cpu":
         record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"

@@ -1,49 +1,84 @@
-"""Whether some of a tensor's elements may be masked: replaced by the lowest number, or by minus infinity.
+"""Whether a tensor may have masked elements: replaced by the lowest number, or by minus infinity.
 
 A group of such elements and others would have steps as large as the mask's value, or none that is finite, and nothing
-would be left of the others. The values are not looked at, which would wait for the device; the operators that made them
-are.
+would be left of the others. Which operators made the elements tells without looking at them, which would wait for a
+device. It is a list, and no list knows all ways to mask; so what is in the CPU's memory is looked at, too.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-# They move elements, and change none.
+from actcore import Layout
+
+# They move elements or take some, and change none.
 _MOVES = frozenset(
     {
-        *(
-            "Alias",
-            "AsStrided",
-            "Clone",
-            "Copy",
-            "Expand",
-            "Permute",
-            "ReshapeAlias",
-            "Select",
-            "Slice",
-            "Squeeze",
-            "T",
-        ),
-        *("ToCopy", "Transpose", "Unsqueeze", "UnsafeView", "View"),
+        *("Alias", "AsStrided", "Clone", "Copy", "Diagonal", "Expand", "Flip", "Gather", "Index", "IndexSelect"),
+        *("Permute", "Repeat", "ReshapeAlias", "Roll", "Select", "Slice", "Split", "SplitWithSizes", "Squeeze", "T"),
+        *("ToCopy", "Transpose", "Unbind", "Unfold", "Unsqueeze", "UnsafeView", "View"),
     }
 )
-_SUMS = ("Add", "Sub")
-_MASKS = ("MaskedFill", "MaskedScatter", "Where")
+# They scale elements, by numbers or by other elements.
+_SCALES = frozenset(("Mul", "Div", "Neg"))
+# With what has no gradient, they may add a mask, or take it where it is further away.
+_SUMS = frozenset(("Add", "Sub", "Maximum", "Minimum"))
+# With what has no gradient, they put it beside the rest.
+_JOINS = frozenset(("Cat", "Stack"))
+# They put values in places of some elements, or beside them.
+_PUTS = frozenset(
+    {
+        *("AsStridedScatter", "ConstantPadNd", "CopySlices", "DiagonalScatter", "Fill", "IndexCopy", "IndexFill"),
+        *("IndexPut", "MaskedFill", "MaskedScatter", "Scatter", "SelectScatter", "SliceScatter", "Where"),
+    }
+)
+
+_AT_ONCE = 1 << 15  # elements that are looked at; what is made of them stays in the processor's cache
+_FAR = 1000  # a step of 8 bits is a range over 255: rounding leaves nothing of values below this part of the range
 
 
 def may_be_masked(tensor: Tensor) -> bool:
     """Whether the last operator on the elements, a sum or a choice, put what has no gradient to or in place of what
-    has one: the bias of attention, ``bias + mask``, is made so, and hidden states, sums of what has a gradient, are
-    not."""
-    node = tensor.grad_fn
-    while node is not None:
-        name = node.name().partition("Backward")[0]
-        if name in _MASKS:
+    has one, wherever they went and were scaled since: the bias of attention, ``(scores + mask) / 8``, is made so, and
+    hidden states, sums of what has a gradient, are not."""
+    waiting, met = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        name = node.name().removeprefix("torch::autograd::").partition("Backward")[0]
+        before = [found for found, _ in node.next_functions]
+        if name in _PUTS or (name in _SUMS | _JOINS and None in before):
             return True
-        if name in _SUMS:
-            return any(following is None for following, _ in node.next_functions)
-        if name not in _MOVES:
-            return False
-        node = node.next_functions[0][0]
+        if name in _SCALES | _JOINS:
+            waiting += before
+        elif name in _MOVES:
+            waiting.append(before[0])
     return False
+
+
+def is_masked(tensor: Tensor, group_size: int) -> bool:
+    """Whether a group of the tensor's elements, as they are stored, is so wide that nothing would be left of most of
+    them; as elements that are masked make it, and few others. Reads the tensor: for the CPU."""
+    flat = Layout.of(tensor).flatten(tensor.detach())
+    whole = flat.numel() // group_size * group_size
+    stretches = flat[:whole].view(-1, group_size).split(max(1, _AT_ONCE // group_size))
+    return any(map(_has_wide, stretches)) or _has_wide(flat[whole:].view(1, -1))
+
+
+def _has_wide(groups: Tensor) -> bool:
+    """``Float[Tensor, "groups size"]``: whether one of them has no finite range, or one so wide that at least two
+    elements, a sixteenth of all and a quarter of those that are no bounds, are below a thousandth of it and not zero.
+    Bounds are exact, and so are the zeros beside values such as 0 and 1."""
+    if not groups.numel():
+        return False
+    # Along a dimension, amin and amax take much less than aminmax, and sums of int32 less than of int64.
+    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    least = high / _FAR - low / _FAR  # the range may overflow
+    if not least.isfinite().all():
+        return True
+    between = (groups > low) & (groups < high)
+    lost = (between & (groups.abs() < least) & (groups != 0)).sum(1, dtype=torch.int32)
+    return bool(((lost > 1) & (16 * lost >= groups.shape[1]) & (4 * lost >= between.sum(1, dtype=torch.int32))).any())
