@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from actcore import Kept, uncompiled
 from integrations.levels import Level
-from integrations.saved.compiled_regions import entries, entry_of
+from integrations.saved.compiled_regions import Entry, entries, entry_of
 from integrations.saved.compiled_runs import record_in_region
 from integrations.saved.watch import unpack
 
