@@ -8,6 +8,7 @@ from torch import nn
 
 import integrations
 from integrations.saved import session as session_module
+from integrations.saved.hook_stack import OnStack
 
 from .nets import EIGHT_BITS, Net, assert_nothing_active, assert_same, gradients, mlp, normal, relative_error, rows
 
@@ -25,12 +26,12 @@ def opened(monkeypatch):
     """Counts the times that saved-tensor hooks are opened by integrations."""
     made = []
 
-    class Counted(torch.autograd.graph.saved_tensors_hooks):
-        def __init__(self, *hooks):
-            made.append(hooks)
-            super().__init__(*hooks)
+    class Counted(OnStack):
+        def __init__(self, *given):
+            made.append(given)
+            super().__init__(*given)
 
-    monkeypatch.setattr(session_module, "saved_tensors_hooks", Counted)
+    monkeypatch.setattr(session_module, "OnStack", Counted)
     return made
 
 
