@@ -1,27 +1,20 @@
+"""Runs of ``bench kernels``, and the times that ``bench gnn`` records."""
+
 import dataclasses
 import itertools
 import statistics
-from io import StringIO
 
 import pytest
 import torch
-from rich.console import Console
 
-import actcore
 from bench import cli, records
 from bench.errors import BenchError
-from bench.kernels import KernelTime, chart, clock, measure, plain, report, rivals, time_kernels
+from bench.kernels import KernelTime, clock, measure, rivals, time_kernels
 from bench.kernels.cases import cases
-from bench.kernels.contenders import Pass, RoundTrip, yardsticks
-from bench.kernels.results import KernelResults, Measurement, Timing
-from bench.machine import Machine
+from bench.kernels.contenders import RoundTrip
 
 CPU = torch.device("cpu")
 KIB = 2**10
-
-
-def normal(numel, dtype=torch.float32):
-    return torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 # ---- what bench gnn records ----
@@ -75,180 +68,6 @@ def test_what_an_action_returns_is_freed_outside_of_its_time(monkeypatch):
     monkeypatch.setattr(clock.time, "perf_counter", lambda: events.append("clock") or 0.0)
     clock.in_turn([Result], rounds=1, device=CPU)
     assert events == ["clock", "clock", "freed"] * 2
-
-
-# ---- plain PyTorch ----
-
-
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_plain_packing_is_actcore_s(bits):
-    codes = (torch.arange(512) * 37 % 2**bits).to(torch.uint8)
-    packed = plain.pack(codes, bits)
-    assert torch.equal(packed, actcore.pack_bits(codes, bits))
-    assert torch.equal(plain.unpack(packed, bits, 512), codes)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bits", [1, 3, 4, 8])
-def test_plain_groups_are_off_by_less_than_a_step(bits, dtype):
-    """Less than a step of the group, and what rounding to the dtype adds: half an ulp of a value below 4."""
-    x = normal(1024, dtype)
-    stored = plain.compress_groups(x, bits)
-    y = plain.decompress_groups(stored, bits, 1024)
-    assert (y.dtype, y.shape) == (dtype, x.shape)
-    step = (stored[2] - stored[1]).double() / (2**bits - 1)
-    error = (y - x).double().abs().view(-1, 256)
-    assert (error <= step * (1 + 1e-3) + 2 * torch.finfo(dtype).eps).all()
-    assert sum(part.nbytes for part in stored) == actcore.compress(x, actcore.GroupAffine(bits)).nbytes
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_plain_float8_is_off_by_half_a_unit_in_the_last_place(dtype):
-    """Half of eps of the element, or of the smallest normal: in units of the group's scale."""
-    x = normal(1024)
-    stored = plain.compress_float8(x, dtype)
-    info = torch.finfo(dtype)
-    bound = (x.view(-1, 256).abs().clamp(min=stored[1] * info.smallest_normal)) * info.eps / 2 * (1 + 1e-6)
-    assert ((plain.decompress_float8(stored) - x).view(-1, 256).abs() <= bound).all()
-
-
-# ---- the table of cases ----
-
-
-def test_every_case_runs_with_every_dtype():
-    for case in cases():
-        for dtype in case.dtypes:
-            x = case.prepare(normal(4 * KIB), dtype)
-            assert x.dtype == dtype
-            for contender in (*yardsticks(x), *(one for other in case.contenders for one in other.contenders(x))):
-                assert contender.moved_bytes > 0
-                contender.action()
-
-
-def test_codecs_beside_each_other_store_and_return_the_same():
-    """Exact ones return the same values; all take the same bytes, so that they are compared by the same work."""
-    for case in cases():
-        if not isinstance(case.contenders[0], RoundTrip):
-            continue
-        x = case.prepare(normal(4 * KIB), case.dtypes[0])
-        own, other = case.contenders
-        mine, theirs = own.compress(x), other.compress(x)
-        assert sum(part.nbytes for part in own.parts(mine)) == sum(part.nbytes for part in other.parts(theirs)), (
-            case.name
-        )
-        if case.name in ("BitMask", "Positive") or case.name.startswith("Narrow"):
-            assert torch.equal(own.decompress(mine), other.decompress(theirs))
-
-
-def test_bytes_that_must_move():
-    x = normal(1024)
-    compress, decompress = cases()[0].contenders[0].contenders(x)  # GroupAffine, 8 bits: 1024 codes, 4 pairs of bounds
-    assert compress.moved_bytes == decompress.moved_bytes == 4096 + 1024 + 32
-    copy, clone = yardsticks(x)
-    assert copy.moved_bytes == clone.moved_bytes == 8192
-    [relu] = Pass("torch", torch.relu).contenders(x)  # x, y, gradients of both; y once more, which is kept
-    assert relu.moved_bytes == 5 * 4096
-    [gelu] = Pass("torch", torch.nn.functional.gelu).contenders(x)
-    assert gelu.moved_bytes == 5 * 4096
-    [exp] = Pass("torch", lambda x: x.exp() * 2).contenders(x)  # what is kept is neither: written and read
-    assert exp.moved_bytes == 6 * 4096
-
-
-def test_a_pass_is_forward_and_backward():
-    x = normal(1024)
-    [contender] = Pass("torch", torch.relu).contenders(x)
-    y, (gradient,) = contender.action()
-    assert torch.equal(y, torch.relu(x))
-    assert torch.equal(gradient != 0, x > 0)
-    assert not x.requires_grad
-
-
-# ---- results ----
-
-
-def timing(who, what, seconds, moved=1000):
-    return Timing(who, what, moved, seconds)
-
-
-@pytest.fixture
-def entry():
-    return Measurement(
-        "GroupAffine, 4 bits",
-        4,
-        "float32",
-        256 * 2**20,
-        {"compress": 1.3, "decompress": 1.1},
-        None,
-        [
-            timing("torch", "copy_", [1.0, 2.0, 1.0], 2000),
-            timing("torch", "clone", [2.0, 2.0, 2.0], 2000),
-            timing("actcore", "compress", [1.25, 2.0, 2.0]),
-            timing("actcore", "decompress", [3.0, 3.0, 3.0]),
-            timing("plain PyTorch", "compress", [9.0, 20.0, 11.0]),
-        ],
-    )
-
-
-@pytest.fixture
-def kernel_results(entry):
-    small = dataclasses.replace(entry, nbytes=4 * KIB, targets={})
-    training = Measurement(
-        "relu", 0, "float32", 2**20, {}, None,
-        [
-            timing("torch", "copy_", [1.0]),
-            timing("torch", "clone", [1.0]),
-            timing("actcore", "forward + backward", [3.0]),
-            timing("torch", "forward + backward", [4.0]),
-        ],
-    )  # fmt: skip
-    machine = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", True, "python", "today")
-    libraries = {"bitsandbytes": "0.50", "fewbit": "not installed (No module named 'fewbit')"}
-    return KernelResults(machine, "cpu", 3, libraries, ["torchao beside it: no"], [entry, small, training], 90.0)
-
-
-def test_numbers_of_a_measurement_by_hand(entry):
-    compress, decompress = entry.get("actcore", "compress"), entry.get("actcore", "decompress")
-    assert entry.ratio(compress) == 1.25  # of 1.25, 1 and 2
-    assert entry.ratio(decompress) == 1.5
-    assert entry.achievable(compress) == 0.5 / 1.25
-    assert entry.achievable(decompress) == 0.5 / 3.0  # of 3, 1.5 and 3 copies
-    assert compress.logical_io_gbps == 1000 / 2.0 / 1e9
-    assert entry.reached(compress) is True
-    assert entry.reached(decompress) is False
-    assert entry.reached(entry.get("plain PyTorch", "compress")) is None
-    assert entry.call_microseconds("actcore") == 5e6  # of 4.25, 5 and 5 seconds
-    assert entry.call_microseconds("plain PyTorch") is None
-
-
-def test_on_a_gpu_the_target_is_a_fraction_of_the_copy_s_bytes_a_second(entry):
-    entry = dataclasses.replace(entry, targets={}, least_achievable=0.3)
-    assert entry.reached(entry.get("actcore", "compress")) is True
-    assert entry.reached(entry.get("actcore", "decompress")) is False
-
-
-def test_json_comes_back_as_it_was(kernel_results, tmp_path):
-    records.save(kernel_results, tmp_path / "k.json")
-    assert records.load(tmp_path / "k.json") == kernel_results
-
-
-def test_the_tables(kernel_results):
-    file = StringIO()
-    Console(file=file, width=132).print(report.render(kernel_results))
-    text = file.getvalue()
-    for part in (
-        "compress, 256 MiB a tensor", "1.25 ✓", "1.50 ✗", "10.0", "logical_io_gbps", "logical_io_vs_", "achievable_%",
-        "relu", "0.75", "5000000.0 ✗", "bitsandbytes 0.50", "No module named 'fewbit'",
-        "left out: torchao beside it: no", "a processor, 2 threads", "commit 0123456789 with changes",
-    ):  # fmt: skip
-        assert part in text, part
-
-
-def test_the_chart_is_an_image(kernel_results, tmp_path):
-    chart.save_chart(kernel_results, tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    only_operators = dataclasses.replace(kernel_results, measurements=kernel_results.measurements[2:])
-    with pytest.raises(BenchError, match="a chart shows codecs with float32 or bfloat16"):
-        chart.save_chart(only_operators, tmp_path / "chart.png")
 
 
 # ---- a run ----

@@ -7,9 +7,9 @@ import torch
 
 from bench import process_memory
 from bench.errors import BenchError
-from bench.memory import measure
+from bench.gnn_memory import measure
+from bench.memory import AGREEMENT
 from bench.process_memory import ENVIRONMENT, counters
-from bench.summary import AGREEMENT
 
 CPU = torch.device("cpu")
 

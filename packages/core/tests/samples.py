@@ -97,3 +97,11 @@ def same_bits(got: Tensor, expected: Tensor) -> bool:
     return torch.equal(as_bytes(got.where(~got.isnan(), 0)), as_bytes(expected.where(~expected.isnan(), 0))) and (
         torch.equal(got.isnan(), expected.isnan())
     )
+
+
+def assert_same_bytes(got: Tensor, expected: Tensor, case: object = "") -> None:
+    """Every bit, those of NaN included: the same seed gives on the GPU the bytes that it gives on the CPU."""
+    assert got.device.type == "cuda", case
+    assert got.shape == expected.shape, case
+    assert got.dtype == expected.dtype, case
+    assert torch.equal(as_bytes(got.cpu()), as_bytes(expected)), case

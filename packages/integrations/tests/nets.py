@@ -55,7 +55,9 @@ def plain_and_compressed(model, *inputs, level="L1", loss=lambda output: output.
 def rows(model, operator=None, owned=False):
     """Report rows, by default those of tensors that autograd alone keeps alive."""
     report = integrations.compression(model).report()
-    return [row for row in report.rows if operator in (None, row.operator) and bool(row.owner) == owned]
+    found = [row for row in report.rows if operator in (None, row.operator) and bool(row.owner) == owned]
+    # Before torch 2.13, each checkpoint saves an empty tensor of its own.
+    return [row for row in found if (row.operator, row.shape) != ("checkpoint", (0,))]
 
 
 def assert_same(expected, found):

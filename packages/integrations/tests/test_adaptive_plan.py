@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +71,16 @@ def test_no_plan_takes_more_than_its_budget_or_is_worse_than_its_bound():
 
 def test_equal_tensors_get_the_levels_bits():
     assert [entry.bits for entry in plan_of(measured(1.0, 1.0, 1.0), bits=3, step=0).allotments] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(("bits", "least"), [(1, 1), (4, 2)])
+def test_attention_gets_two_bits_at_least(bits, least):
+    """Below that the variance model, which is linear in the error, says too little; unless the level itself asks it."""
+    of_attention = replace(tensor(0, 0.0), identities=(Identity("a", "scaled_dot_product_attention", "recomputed", 0),))
+    others = measured(1.0, 1e4).tensors
+    plan = plan_of(Measurement((of_attention, *others), 1.0), bits=bits, step=0)
+    assert plan.bits(of_attention.identities[0]) >= least
+    assert plan.nbytes <= plan.budget
 
 
 def test_a_tensor_that_was_not_measured_is_taken_for_a_usual_one():

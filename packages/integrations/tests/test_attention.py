@@ -70,7 +70,7 @@ def test_it_is_torchs_when_nothing_is_quantised(name):
     model = attending(CALLS[name])
     plain, found, model = plain_and_compressed(model, X, **LEVEL_OF_NOTHING)
     assert_same(plain, found)
-    assert {row.role for row in rows(model, "scaled_dot_product_attention")} <= {"recomputed", "other"}
+    assert {row.role for row in rows(model, "scaled_dot_product_attention")} <= {"recomputed", "other", "internal"}
     outputs, states = [], []
     for net in (integrations.restore_model(copy.deepcopy(model)), model):
         torch.manual_seed(3)
@@ -126,6 +126,16 @@ def test_long_sequences_and_large_logits(tokens, scale, bits):
 @pytest.mark.parametrize("name", ["float mask with a gradient", "dropout and mask", "expanded mask"])
 def test_a_mask_is_kept_as_it_is(name):
     _, _, model = plain_and_compressed(attending(CALLS[name]), X, min_bytes=0)
-    found = rows(model, "scaled_dot_product_attention")
+    found = [row for row in rows(model, "scaled_dot_product_attention") if row.role != "internal"]
     assert [row.role for row in found] == ["recomputed", "recomputed", "recomputed", "other"]
     assert found[-1].codec == "kept"
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(96, True), (97, False)])
+def test_a_dropout_mask_is_kept_where_it_is_small(tokens, kept):
+    """One bit for each query and key, 16 times smaller than the three of 16 float32 each: up to 96 tokens."""
+    model = attending(CALLS["dropout"], tokens)
+    plain, found, model = plain_and_compressed(model, normal(2, tokens, HEADS * WIDTH), min_bytes=0)
+    internal = [row for row in rows(model, "scaled_dot_product_attention") if row.role == "internal"]
+    assert [row.stored_bytes for row in internal] == ([2 * HEADS * tokens * tokens // 8] if kept else [])
+    assert relative_error(plain, found) < allowed(4, 1)

@@ -141,17 +141,22 @@ def test_what_strict_takes(value):
 # ---- torch.compile ----
 
 
-def test_a_compiled_model_warns_once_without_a_graph_break():
+def test_inside_a_compiled_function_that_may_not_break_it_warns_once():
     torch._dynamo.reset()
     model = integrations.compress_model(mlp())
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    [message] = [found for found in messages(compiled, X) if "torch.compile" in found]
-    assert message == (
-        "Sequential runs uncompressed under torch.compile: compile its submodules instead (module.compile()), which "
-        "leaves what lies around them compressed"
-    )
-    assert messages(compiled, X) == []
-    assert messages(compiled, normal(24, 64)) == []  # compiled anew, for another shape
+    compiled = torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True)
+
+    def run(x):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled(x).sum().backward()
+        return [str(found.message) for found in caught if "uncompressed" in str(found.message)]
+
+    assert run(X) == [
+        "Sequential runs uncompressed in a function that is compiled with fullgraph=True, or exported: compile the "
+        "compressed model itself, with torch.compile(model)"
+    ]
+    assert run(X) == run(normal(24, 64)) == []  # the latter is compiled anew, for another shape
     torch._dynamo.reset()
 
 

@@ -1,7 +1,5 @@
 """torch.func, forward-mode AD, tracing, compiling and custom operators meet a compressed model."""
 
-import copy
-
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -109,27 +107,6 @@ def test_a_scripted_part():
     model.zero_grad()
     model(X).square().mean().backward()
     assert relative_error(plain, {name: p.grad for name, p in model.named_parameters()}) < EIGHT_BITS
-
-
-def test_compiling_the_model_is_the_plain_model_without_a_graph_break():
-    torch._dynamo.reset()
-    model = integrations.compress_model(mlp())
-    torch.compile(model, backend="aot_eager", fullgraph=True)(X).square().mean().backward()
-    assert_same(gradients(mlp(), X), {name: p.grad for name, p in model.named_parameters()})
-    assert integrations.compression(model).step == 0
-    torch._dynamo.reset()
-
-
-def test_compiling_a_part_of_the_model():
-    """The compiled part saves what it saves, exactly; the rest is compressed."""
-    torch._dynamo.reset()
-    model = mlp()
-    plain = gradients(copy.deepcopy(model), X)
-    integrations.compress_model(model, "L1.1")
-    model[2].compile(backend="aot_eager")
-    assert relative_error(plain, gradients(model, X)) < EIGHT_BITS
-    assert integrations.compression(model).step == 1
-    torch._dynamo.reset()
 
 
 # ---- operators of others ----

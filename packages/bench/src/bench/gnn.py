@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench import data, models, training
 from bench.errors import BenchError
+from bench.gnn_memory import measure
 from bench.kernels import time_kernels
 from bench.machine import Machine
-from bench.memory import measure
 from bench.results import Results
 from bench.summary import REFERENCE
 

@@ -1,6 +1,6 @@
-"""Measured memory of one training step, compressed and not, in a child process (``python -m bench.memory``).
+"""Measured memory of one training step, compressed and not, in a process that has the allocator's setting.
 
-Two quantities, each the median of ``REPEATS`` steps after a warm-up step that pays for caches:
+Two quantities, each the median of ``REPEATS`` steps after warm-up steps that pay for caches:
 
 * live bytes after the forward: what the forward left allocated, its result included;
 * the activation peak: the most bytes during forward and backward, less those before the step, with ``.grad`` unset, and
@@ -15,22 +15,23 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
-from bench import data
-from bench.data import Graph
 from bench.errors import BenchError
-from bench.models import MODELS
 from bench.process_memory import ENVIRONMENT, Counters, counters
-from integrations.pyg import compress_model
 
 REPEATS = 3
+
+AGREEMENT = 0.05
+"""By how much of themselves the measured bytes may differ from those that the report says are stored."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Memory:
     Attributes:
         model, level: which; level ``"L0"`` is the untouched model.
         live_bytes, peak_bytes: as measured, see the module; ``None`` where not measured.
-        original_bytes, stored_bytes: what the report says of the saved tensors; ``None`` for the untouched model.
+        original_bytes: of what autograd alone keeps: at a level as the report says, of the untouched model as hooks
+            count; ``None`` for that in files of before hooks did.
+        stored_bytes: what the report says is kept instead; ``None`` for the untouched model.
         not_measured: why nothing was measured; empty otherwise.
     """
 
@@ -52,37 +55,37 @@ class Memory:
     stored_bytes: int | None = None
     not_measured: str = ""
 
+    def agreement(self, plain: Memory) -> float | None:
+        """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown.
 
-def measure(
-    models: Sequence[str],
-    levels: Sequence[str | None],
-    dataset: str,
-    data_root: Path | None,
-    device: torch.device,
-    threads: int,
+        What lives after the untouched model's forward besides its saved tensors (the result, the graph) is not counted.
+
+        Args:
+            plain: of the untouched model.
+        """
+        if self.live_bytes is None or plain.live_bytes is None or self.original_bytes is None:
+            return None
+        # The untouched model may save other tensors than the report knows: attention's, where a level replaces it.
+        others = plain.live_bytes - (self.original_bytes if plain.original_bytes is None else plain.original_bytes)
+        return (self.live_bytes - others) / self.stored_bytes if self.stored_bytes else None
+
+
+def in_child(
+    module: str, request: Mapping[str, Any], environment: Mapping[str, str] = MappingProxyType(ENVIRONMENT)
 ) -> list[Memory]:
-    """Measures models at several levels, in a child process that has the allocator's setting.
+    """What ``python -m MODULE REQUEST`` finds in a process that is started with the allocator's setting.
 
     Args:
-        models: of ``bench.models.MODELS``.
-        levels: names of levels; ``None`` is the untouched model.
-        dataset, data_root: as for ``bench.data.load``; name a dataset that is at hand, not ``"auto"``.
-        device, threads: to measure on and with.
+        module: it ends in ``answer``.
+        request: what to measure, as JSON can say it.
+        environment: that setting.
 
     Raises:
         BenchError: the child process failed.
     """
-    request = {
-        "models": list(models),
-        "levels": list(levels),
-        "dataset": dataset,
-        "data_root": None if data_root is None else str(data_root),
-        "device": str(device),
-        "threads": threads,
-    }
     child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.memory", json.dumps(request)],
-        env={**os.environ, **ENVIRONMENT},
+        [sys.executable, "-W", "ignore", "-m", module, json.dumps(request)],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
     )
@@ -92,59 +95,84 @@ def measure(
     return [Memory(**fields) for fields in json.loads(child.stdout.splitlines()[-1])]
 
 
-def measure_here(model: str, level: str | None, graph: Graph) -> Memory:
-    """Measures one model at one level in this process, on the graph's device."""
-    torch.manual_seed(0)
-    network = MODELS[model](graph.x.shape[1], graph.classes).to(graph.x.device)
-    if level is not None:
-        compress_model(network, level=level)
-    _forward(network, graph).backward()  # the warm-up
+def answer(found: Sequence[Memory]) -> None:
+    """What the child process says: one line of JSON."""
+    print(json.dumps([asdict(memory) for memory in found]))
+
+
+def measure_step(
+    model: str,
+    level: str | None,
+    network: nn.Module,
+    forward: Callable[[], Tensor],
+    loss: Callable[[], Tensor],
+    device: torch.device,
+) -> Memory:
+    """Measures one model at one level in this process.
+
+    Args:
+        model: its name.
+        level: to compress it at; ``None`` leaves it untouched.
+        network: the model, in training mode.
+        forward: runs it; what its result holds is alive after the forward.
+        loss: the same, down to a loss.
+        device: of the model.
+    """
+    adaptive = (
+        level is not None and integrations.compression(integrations.compress_model(network, level)).level.adaptive
+    )
+    for _ in range(3 if adaptive else 1):  # the warm-up; an unchanged loop plans in its second step
+        loss().backward()
 
     live, peak, reason = None, None, ""
-    found = counters(graph.x.device)
+    found = counters(device)
     if isinstance(found, str):
         reason = found
     else:
-        live = int(statistics.median(_live_bytes(network, graph, found) for _ in range(REPEATS)))
-        peak = int(statistics.median(_peak_bytes(network, graph, found) for _ in range(REPEATS)))
+        live = int(statistics.median(_live_bytes(forward, found) for _ in range(REPEATS)))
+        peak = int(statistics.median(_peak_bytes(network, loss, found) for _ in range(REPEATS)))
     if level is None:
-        return Memory(model, "L0", live, peak, not_measured=reason)
+        return Memory(model, "L0", live, peak, _saved_bytes(network, forward), not_measured=reason)
     report = integrations.compression(network).report()
     return Memory(model, level, live, peak, report.original_bytes, report.stored_bytes, reason)
 
 
-def _forward(network: torch.nn.Module, graph: Graph) -> torch.Tensor:
-    logits = network(graph.x, graph.edge_index)
-    return F.cross_entropy(logits[graph.train], graph.y[graph.train])
+def _saved_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """Bytes of the storages that autograd alone keeps after a forward of an untouched model."""
+    others = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+    saved: dict[int, int] = {}  # bytes by address: all are alive until the forward is over
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def note_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        others.update(tensor.untyped_storage().data_ptr() for tensor in given)
+
+    with (
+        network.register_forward_pre_hook(note_inputs, with_kwargs=True),
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        result = forward()
+    del result
+    return sum(nbytes for address, nbytes in saved.items() if address not in others)
 
 
-def _live_bytes(network: torch.nn.Module, graph: Graph, count: Counters) -> int:
+def _live_bytes(forward: Callable[[], Tensor], count: Counters) -> int:
     gc.collect()
     before = count.live()
-    logits = network(graph.x, graph.edge_index)  # held, so that what autograd saved is alive
+    result = forward()  # held, so that what autograd saved is alive
     after = count.live()
-    del logits
+    del result
     return after - before
 
 
-def _peak_bytes(network: torch.nn.Module, graph: Graph, count: Counters) -> int:
+def _peak_bytes(network: nn.Module, loss: Callable[[], Tensor], count: Counters) -> int:
     network.zero_grad(set_to_none=True)
     gc.collect()
     before = count.start_peak()
-    _forward(network, graph).backward()
+    loss().backward()
     gradients = sum(parameter.grad.nbytes for parameter in network.parameters() if parameter.grad is not None)
     return count.peak() - before - gradients
-
-
-def _child(request: str) -> None:
-    """What the child process does: reads the request, prints the result as one line of JSON."""
-    wanted = json.loads(request)
-    torch.set_num_threads(wanted["threads"])
-    root = None if wanted["data_root"] is None else Path(wanted["data_root"])
-    graph = data.load(wanted["dataset"], root).to(torch.device(wanted["device"]))
-    found = [measure_here(model, level, graph) for model in wanted["models"] for level in wanted["levels"]]
-    print(json.dumps([asdict(memory) for memory in found]))
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1])

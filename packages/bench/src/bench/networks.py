@@ -38,6 +38,15 @@ def resnet18(batch: int) -> Case:
     return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
 
 
+def image_model(name: str, batch: int) -> Case:
+    """One of timm's image models for 10 classes, at 64 x 64, its weights as timm draws them."""
+    timm = _needs("timm")
+    size = {"img_size": 64} if name.startswith("vit_") else {}  # others take any size
+    model = timm.create_model(name, num_classes=10, **size)
+    x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
+    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
+
+
 def vit_tiny(batch: int) -> Case:
     """timm's ViT-tiny: 12 layers of 192 features, 196 patches."""
     timm = _needs("timm")

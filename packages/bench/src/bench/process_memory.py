@@ -17,6 +17,11 @@ import torch
 
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # bytes from which a block is mapped for itself
 
+HEAP_ONLY = {**ENVIRONMENT, "MALLOC_MMAP_MAX_": "0"}
+"""For live bytes alone: no block is mapped, so that none is counted in whole pages of 4 KiB. Those pages are a part of
+what a process takes, but not of what it stores, and few large blocks have fewer of them than many small ones. The peak
+means nothing then: what is freed does not go back to the kernel."""
+
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 

@@ -10,6 +10,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
+from bench.machine import Machine
 
 # Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
 BLUE, GREEN, VERMILION, PURPLE, ORANGE = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00"
@@ -48,3 +49,12 @@ def write(figure: Figure, path: Path) -> None:
         raise BenchError(f"the chart cannot be written to {path} ({error.strerror}); name another file") from error
     finally:
         plt.close(figure)
+
+
+def footer(figure: Figure, text: str, machine: Machine) -> None:
+    """Says below a figure how it was measured, on what and when."""
+    commit = f"commit {machine.commit[:10] or 'unknown'}{' with changes' if machine.dirty else ''}"
+    versions = f"torch {machine.versions['torch']}" if "torch" in machine.versions else ""
+    threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
+    where = ", ".join(filter(None, (machine.processor, threads, versions, machine.date, commit)))
+    figure.text(0.01, 0.015, f"{text}\n{where}.", color=FAINT, fontsize=8)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.memory import Memory
+from bench.memory import AGREEMENT, Memory
 from bench.results import Results
 from bench.statistics import Difference, paired_difference, spread
 from bench.training import Curve
@@ -27,9 +27,6 @@ RATIOS = MappingProxyType(
     {(model, level): ratio for model in ("gcn", "sage") for level, ratio in (("L1", 5), ("L1.2", 8))}
 )
 """How many times smaller the saved activations should be, on Cora."""
-
-AGREEMENT = 0.05
-"""By how much of themselves the measured bytes may differ from those that the report says are stored."""
 
 SEEDS, EPOCHS = 2, 60
 """A shorter run is not judged by accuracy and loss: neither has settled."""
@@ -86,15 +83,8 @@ class Row:
 
     @property
     def agreement(self) -> float | None:
-        """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown.
-
-        What lives after the untouched model's forward besides its saved tensors (the logits) is not counted.
-        """
-        memory, plain = self.memory, self.plain_memory
-        if memory.live_bytes is None or plain.live_bytes is None or memory.original_bytes is None:
-            return None
-        others = plain.live_bytes - memory.original_bytes
-        return (memory.live_bytes - others) / memory.stored_bytes if memory.stored_bytes else None
+        """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown."""
+        return self.memory.agreement(self.plain_memory)
 
     @property
     def peak_ratio(self) -> float | None:

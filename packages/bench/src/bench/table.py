@@ -11,8 +11,9 @@ from rich.text import Text
 
 from bench.kernels import TARGET, KernelTime
 from bench.marks import marked
+from bench.memory import AGREEMENT
 from bench.results import Results
-from bench.summary import AGREEMENT, EPOCHS, LOSS_MARGIN, REFERENCE, SEEDS, Row, rows
+from bench.summary import EPOCHS, LOSS_MARGIN, REFERENCE, SEEDS, Row, rows
 
 _WIDTH = 132  # what the tables take
 

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from integrations.blocks import BlockCompression, entered, in_block
+from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
@@ -18,9 +20,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _HANDLE = "_integrations_compression"
 
-# How many forwards a model has been through, and whose blocks are open: what one handle leaves to the next.
+# How many forwards a model has been through: what one handle leaves to the next.
 _steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-_blocks: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # by thread
 _lock = threading.Lock()
 
 
@@ -48,10 +49,11 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
         TypeError: ``model`` is not a module, or ``strict`` or an option has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already.
     """
-    handle = _new_handle(model, level, strict, options)
+    inner = compiled_module(model)
+    handle = _new_handle(Compression, inner, level, strict, options)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
-    model.__dict__[_HANDLE] = handle
-    model.__dict__["forward"] = CompressedForward(handle, model.forward, "forward" in model.__dict__)
+    inner.__dict__[_HANDLE] = handle
+    inner.__dict__["forward"] = CompressedForward(handle, inner.forward, "forward" in inner.__dict__)
     return model
 
 
@@ -63,6 +65,7 @@ def compression(model: nn.Module) -> Compression:
         ValueError: the model is not compressed.
     """
     _require_module(model)
+    model = compiled_module(model)
     handle = model.__dict__.get(_HANDLE)
     if not isinstance(handle, Compression):
         raise ValueError(f"{type(model).__name__} is not compressed; call compress_model(model, level='L1') first")
@@ -80,13 +83,14 @@ def restore_model(model: Model) -> Model:
     """
     handle = compression(model)
     handle.closed = True
-    _steps[model] = handle.step
-    del model.__dict__[_HANDLE]
-    forward = model.__dict__.get("forward")
+    inner = handle.model
+    _steps[inner] = handle.step
+    del inner.__dict__[_HANDLE]
+    forward = inner.__dict__.get("forward")
     if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it, and calls through it from now on
-        del model.__dict__["forward"]
+        del inner.__dict__["forward"]
         if forward.replaced:
-            model.__dict__["forward"] = forward.forward
+            inner.__dict__["forward"] = forward.forward
     return model
 
 
@@ -102,35 +106,40 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
         print(handle.report())
 
     Arguments and errors are those of ``compress_model``; the handle lives on for its report. In ``eval()`` and without
-    gradients the block runs as it is. A block is one step: open one for each step of a loop. It has no earlier step to
-    plan from: an adaptive level keeps to its fixed bits here.
+    gradients the block runs as it is. A block is one step, its backward in it or after it: open one for each step of a
+    loop. Blocks of one model at one level, with the same options, adapt as the forwards of ``compress_model`` do: the
+    second is measured, and every ``adapt_interval``-th from there on; of several backwards in a block, the first.
+    ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
     """
-    handle = _new_handle(model, level, strict, options)
+    model = compiled_module(model)
+    handle = _new_handle(BlockCompression, model, level, strict, options)
     if not handle.active:
         yield handle
         return
-    here, open_in = threading.get_ident(), _blocks.setdefault(model, set())
-    open_in.add(here)
-    try:
+    with entered(model):
         with _lock:
             handle.step = _steps.get(model, 0)
             _steps[model] = handle.step + 1
-        with handle.session():
-            yield handle
-    finally:
-        open_in.discard(here)
+        try:
+            with handle.session(measured=True):
+                yield handle
+        finally:
+            with _lock:
+                _steps[model] = max(_steps[model], handle.step)  # more, if a state was loaded
 
 
-def _new_handle(model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]) -> Compression:
+def _new_handle(
+    kind: type[Compression], model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]
+) -> Compression:
     _require_module(model)
     if not isinstance(strict, bool):
         raise TypeError(f"strict must be True or False, got {strict!r}")
     name = type(model).__name__
     if _HANDLE in model.__dict__:
         raise ValueError(f"{name} is compressed already; call integrations.restore_model(model) first")
-    if threading.get_ident() in _blocks.get(model, ()):
+    if in_block(model):
         raise ValueError(f"{name} is in a block of integrations.compress already; leave it first")
-    handle = Compression(model, level, resolve_level(level, options), strict)
+    handle = kind(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,8 +18,7 @@ from integrations.adaptive.adapt import Adapter
 from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
-from integrations.levels import Level, resolve_level
-from integrations.outcome import why_not_offloaded, why_not_smaller
+from integrations.levels import Level
 from integrations.report import Report, Row
 from integrations.running import RunningSession
 from integrations.saved.modules import ModulePaths
@@ -28,7 +27,7 @@ from integrations.saved.recipes import Recipes
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
-from integrations.state import STATE_VERSION, checked_step
+from integrations.state import state_of, take_over
 
 _STEPS = threading.Lock()
 _keys = itertools.count()
@@ -69,6 +68,11 @@ class Compression:
         self._told: set[str] = set()  # what has been warned of
         self._register()
 
+    @property
+    def name(self) -> str:
+        """What warnings and errors call it: the model's class and the level."""
+        return f"{type(self.model).__name__} at {self.level.title(self.level_name)}"
+
     # ---- a forward ----
 
     @property
@@ -79,16 +83,20 @@ class Compression:
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
-        if not self.active:
+        session = self.session_of_forward()
+        if session is None:
             return forward(*args, **kwargs)
-        running = self._sessions.get(threading.get_ident())
-        if running is not None:
+        with session as entered:
+            entered.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
+
+    def session_of_forward(self) -> RunningSession | None:
+        """A context for a forward that starts now; ``None`` where it is not to be compressed, or already is."""
+        if not self.active or threading.get_ident() in self._sessions:
+            return None
         if self._monitor is not None and not self._trials:
             self._monitor.before_forward(self)
-        with self.session(measured=True) as session:
-            session.owners.add_inputs(tensors_in((args, kwargs)))
-            return forward(*args, **kwargs)
+        return self.session(measured=True)
 
     def session(self, measured: bool = False) -> RunningSession:
         """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
@@ -98,23 +106,6 @@ class Compression:
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
         return RunningSession(self, step, plan, probe, look)
-
-    def judge(self, records: Sequence[Record]) -> None:
-        """Says so if a forward that has ended was compressed to no effect.
-
-        Raises:
-            RuntimeError: it was, and the handle is strict.
-        """
-        name = f"{type(self.model).__name__} at {self.level.title(self.level_name)}"
-        stuck = why_not_offloaded(records) if self.level.offload else ""
-        if why := why_not_smaller(records):
-            message = f"{name}: nothing is stored in fewer bytes: {why}"
-            if self.strict:
-                raise RuntimeError(f"{message}; without strict=True this is a warning, and level L0 is off")
-            if not (stuck and self.level.bits is None):  # said below: the level was to do nothing else
-                self.warn_once("smaller", message)
-        if stuck:
-            self.warn_once("offload", f"{name}: nothing is offloaded: {stuck}")
 
     def warn_once(self, subject: str, message: str) -> None:
         """Warns, unless this handle has warned of the subject before."""
@@ -265,34 +256,14 @@ class Compression:
     def report(self) -> Report:
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
         rows = [Row.of(record) for record in self._records]
+        plan = self._adapter.in_words(self.level)
+        monitor = "" if self._monitor is None else self._monitor.in_words(self.level)
         level, title = self.level, self.level.title(self.level_name)
-        return Report(title, rows, level.off, level.offload, self._plan_in_words(), self._monitor_in_words())
-
-    def _plan_in_words(self) -> str:
-        if not self.level.adaptive:
-            return ""
-        plan = self.plan
-        if plan is None:
-            return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
-        return (
-            f"Bits by the plan that was made in step {plan.step}: predicted relative error of the gradient "
-            f"{plan.relative_error:.2g}. handle.plan has the reasons."
-        )
-
-    def _monitor_in_words(self) -> str:
-        return "" if self._monitor is None else self._monitor.in_words(self.level)
+        return Report(title, rows, level.off, level.offload, plan, monitor)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
-        options = {name: getattr(self.level, name) for name in Level.__dataclass_fields__}
-        return {
-            "version": STATE_VERSION,
-            "level": self.level_name,
-            "options": options,
-            "step": self.step,
-            "adaptive": self._adapter.state(self.level),
-            "monitor": None if self._monitor is None else self._monitor.state(),
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.
@@ -302,27 +273,7 @@ class Compression:
             ValueError: the state is of another version, lacks a key, or names an unknown level or option; or its plan
                 is of another model, whose tensors the message names.
         """
-        step = checked_step(state)
-        level = resolve_level(state["level"], state["options"])
-        monitor = self._monitor_of(state.get("monitor"))
-        self._adapter.load(state.get("adaptive"), self.model)
-        self._monitor = monitor
-        self.level = level
-        self.level_name = state["level"]
-        self.step = step
-
-    def _monitor_of(self, state: Mapping[str, Any] | None) -> Monitor | None:
-        """The monitor of a state, or this handle's own where the state has none."""
-        if state is None:
-            return self._monitor
-        closure = None if self._monitor is None else self._monitor.closure
-        monitor = Monitor.of(state, closure)
-        if state["closure"] and closure is None:
-            self.warn(
-                "the state is of a handle that was monitored by a closure, which no state holds: call "
-                f"handle.monitor(closure, every={monitor.settings.every}) before load_state_dict to go on so"
-            )
-        return monitor
+        take_over(self, state)
 
     def __repr__(self) -> str:
         return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"

@@ -1,18 +1,37 @@
-"""``CompressedForward``: what stands in the place of a compressed model's ``forward``."""
+"""``CompressedForward``: what stands in the place of a compressed model's ``forward``.
+
+Under ``torch.compile``, hooks that a frame sets are no part of its graph. So dynamo leaves the frame of
+``CompressedForward`` to Python, which opens a session, has the model's own forward compiled under it, and closes it.
+Where dynamo traces a function around the model, it breaks the graph at the model's call, which is then run as above;
+with ``fullgraph=True``, where it may not, the model runs uncompressed and says so.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from integrations.compiling import (
+    compiles_callees,
+    left_to_python,
+    may_break_graph,
+    not_inlined,
+    own_frame,
+    without_dynamo,
+)
 from integrations.compression import Compression, handle_of
+from integrations.running import RunningSession
 from integrations.saved.modules import called_module
+from integrations.saved.tensors import tensors_in
 
 
 class CompressedForward:
@@ -28,27 +47,33 @@ class CompressedForward:
         self.forward = forward
         self.replaced = replaced  # whether the instance had a forward of its own before
 
+    @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            if self.handle.active:
-                _tell_compiled(self.handle.key)
+            if self.handle.active and _breaks_graph(self.handle.key):
+                return _apart(self, args, kwargs)
             return self.forward(*args, **kwargs)
+        if compiles_callees():
+            return _run_compiled(self, sys._getframe(), args, kwargs)
         if torch._C._get_tracing_state() is not None:
             return self.forward(*args, **kwargs)
-        module = called_module()
-        if module is not None and module is not self.handle.model and not self.replaced and _is_copy(module, self):
-            return self._run_copy(module, args, kwargs)
+        copy = self.copy_of(sys._getframe())
+        if copy is not None:
+            return copy(*args, **kwargs)
         return self.handle.run(self.forward, args, kwargs)
 
-    def _run_copy(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """For a shallow copy, such as ``nn.DataParallel``'s replicas: it has this object in its dictionary, too, but
-        its own parameters, which the handle does not know."""
+    def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
+        """The plain forward of a shallow copy, such as ``nn.DataParallel``'s replicas, if that was called in ``frame``:
+        it has this object in its dictionary, too, but its own parameters, which the handle does not know."""
+        module = called_module(frame)
+        if module is None or module is self.handle.model or self.replaced or not _is_copy(module, self):
+            return None
         warnings.warn(
             f"a shallow copy of the compressed {type(module).__name__} (copy.copy, nn.DataParallel) runs uncompressed; "
             "use copy.deepcopy, or DistributedDataParallel",
             stacklevel=3,
         )
-        return type(module).forward(module, *args, **kwargs)
+        return functools.partial(type(module).forward, module)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -60,15 +85,64 @@ def _is_copy(module: nn.Module, forward: CompressedForward) -> bool:
     return module.__dict__.get("forward") is forward
 
 
+# ---- under torch.compile ----
+
+_frames: WeakKeyDictionary[CompressedForward, Callable[..., Any]] = WeakKeyDictionary()
+
+
+@not_inlined
+def _apart(forward: CompressedForward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Where dynamo traces a function around the model, it comes no further: it runs what called this in Python."""
+    return forward(*args, **kwargs)
+
+
+@left_to_python
+def _run_compiled(
+    forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
+    session, run, function = without_dynamo(_open)(forward, frame, args, kwargs)
+    if session is None:
+        return run(function, args, kwargs)
+    try:
+        result = run(function, args, kwargs)
+    except BaseException as error:
+        without_dynamo(_close)(session, error)
+        raise
+    without_dynamo(_close)(session, None)
+    return result
+
+
+def _open(
+    forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[RunningSession | None, Callable[..., Any], Callable[..., Any]]:
+    run = _frames.get(forward)
+    if run is None:
+        run = _frames[forward] = own_frame()
+    copy = forward.copy_of(frame)
+    if copy is not None:
+        return None, run, copy
+    session = forward.handle.session_of_forward()
+    if session is not None:
+        session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
+    return session, run, forward.forward
+
+
+def _close(session: RunningSession, error: BaseException | None) -> None:
+    session.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
+
+
 @torch.compiler.assume_constant_result
-def _tell_compiled(key: str) -> bool:
-    """Warns that a compiled model runs uncompressed. torch.compile calls this while it traces, as what it is: a
-    constant of the compiled code, which holds no call of it and is not broken by one."""
+def _breaks_graph(key: str) -> bool:
+    """Whether dynamo is to break the graph that it is tracing; where it may not, warns that a model runs uncompressed.
+    Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
+    if may_break_graph():
+        return True
     handle = handle_of(key)
     if handle is not None:
         handle.warn_once(
             "compiled",
-            f"{type(handle.model).__name__} runs uncompressed under torch.compile: compile its submodules instead "
-            "(module.compile()), which leaves what lies around them compressed",
+            f"{type(handle.model).__name__} runs uncompressed in a function that is compiled with fullgraph=True, or "
+            "exported: compile the compressed model itself, with torch.compile(model)",
         )
-    return True
+    return False

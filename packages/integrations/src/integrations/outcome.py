@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from integrations.report import NOTHING_LEFT, format_bytes
 from integrations.saved.records import Record
 
+if TYPE_CHECKING:
+    from integrations.compression import Compression
+
 _REASONS = 5  # as many as can be read in one message
+
+
+def judge(handle: Compression, records: Sequence[Record]) -> None:
+    """Says so if a forward that has ended was compressed to no effect.
+
+    Raises:
+        RuntimeError: it was, and the handle is strict.
+    """
+    stuck = why_not_offloaded(records) if handle.level.offload else ""
+    if why := why_not_smaller(records):
+        message = f"{handle.name}: nothing is stored in fewer bytes: {why}"
+        if handle.strict:
+            raise RuntimeError(f"{message}; without strict=True this is a warning, and level L0 is off")
+        if not (stuck and handle.level.bits is None):  # said below: the level was to do nothing else
+            handle.warn_once("smaller", message)
+    if stuck:
+        handle.warn_once("offload", f"{handle.name}: nothing is offloaded: {stuck}")
 
 
 def why_not_smaller(records: Sequence[Record]) -> str:

@@ -24,7 +24,8 @@ class Row:
     Attributes:
         module: path of the module that saved it; empty for the model itself.
         operator: the call that saved it.
-        role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``.
+        role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"compiled"`` where a
+            region of ``torch.compile`` saved it, and the operators are those that use it in backward.
         shape, dtype: of the tensor.
         codec: how it is stored; ``"kept"`` as it is, or ``"copied"`` exactly, so that a larger storage can go.
         original_bytes: what plain autograd keeps alive for it: its whole storage, in the first row that saves it.
@@ -136,8 +137,8 @@ class Report:
         if not self.rows:
             return (
                 "No forward has been compressed yet. It takes a call of the model itself, model(...), in train() mode, "
-                "with gradients on, not under torch.compile; what other methods or submodules compute is seen in a "
-                "block: with integrations.compress(model)."
+                "with gradients on; what other methods or submodules compute is seen in a block: with "
+                "integrations.compress(model)."
             )
         owners: dict[str, int] = {}
         for row in self.rows:

@@ -10,6 +10,8 @@ from integrations.adaptive.finite import Look
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
+from integrations.outcome import judge
+from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
 from integrations.saved.session import Session
 
@@ -39,6 +41,7 @@ class RunningSession:
         )
 
     def __enter__(self) -> Session:
+        self._before = self._handle._records
         self._session.__enter__()
         self._handle._sessions[threading.get_ident()] = self._session
         self._handle._records = self._session.records
@@ -47,5 +50,7 @@ class RunningSession:
     def __exit__(self, *error: Any) -> None:
         self._handle._sessions.pop(threading.get_ident(), None)
         self._session.__exit__(*error)
-        if error[0] is None:
-            self._handle.judge(self._session.records)
+        if not self._session.records and may_be_replayed():
+            self._handle._records = self._before  # of the last forward that told
+        elif error[0] is None:
+            judge(self._handle, self._session.records)

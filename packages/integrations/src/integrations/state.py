@@ -1,15 +1,59 @@
-"""The form of a handle's state, checked before anything is taken over."""
+"""A handle's state: what a resumed run needs to round as this one would have. See ``Compression.state_dict``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from integrations.adaptive.monitor import Monitor
+from integrations.levels import Level, resolve_level
+
+if TYPE_CHECKING:
+    from integrations.compression import Compression
 
 STATE_VERSION = 3  # 1 had no plan, 2 no monitor
 
 
-def checked_step(state: Mapping[str, Any]) -> int:
-    """The step of a state that has the parts of one. See ``Compression.load_state_dict``."""
+def state_of(handle: Compression) -> dict[str, Any]:
+    """The handle's state: plain values only."""
+    return {
+        "version": STATE_VERSION,
+        "level": handle.level_name,
+        "options": {name: getattr(handle.level, name) for name in Level.__dataclass_fields__},
+        "step": handle.step,
+        "adaptive": handle._adapter.state(handle.level),
+        "monitor": None if handle._monitor is None else handle._monitor.state(),
+    }
+
+
+def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
+    """Gives the handle another one's state, or leaves it as it is and raises. See ``Compression.load_state_dict``."""
+    step = _checked_step(state)
+    level = resolve_level(state["level"], state["options"])
+    monitor = _monitor_of(handle, state.get("monitor"))
+    handle._adapter.load(state.get("adaptive"), handle.model)
+    handle._monitor = monitor
+    handle.level = level
+    handle.level_name = state["level"]
+    handle.step = step
+
+
+def _monitor_of(handle: Compression, state: Mapping[str, Any] | None) -> Monitor | None:
+    """The monitor of a state, or the handle's own where the state has none."""
+    if state is None:
+        return handle._monitor
+    closure = None if handle._monitor is None else handle._monitor.closure
+    monitor = Monitor.of(state, closure)
+    if state["closure"] and closure is None:
+        handle.warn(
+            "the state is of a handle that was monitored by a closure, which no state holds: call "
+            f"handle.monitor(closure, every={monitor.settings.every}) before load_state_dict to go on so"
+        )
+    return monitor
+
+
+def _checked_step(state: Mapping[str, Any]) -> int:
+    """The step of a state that has the parts of one."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
     missing = [key for key in ("version", "level", "options", "step") if key not in state]

@@ -1,7 +1,13 @@
-"""``python -m bench activations``: bytes, gradients and time of models of any kind under compression.
+"""``python -m bench activations``: what compression does to models of any kind, in parts that can be run alone.
 
-measure.py   levels on one model: what is stored, the gradient's error, a step's time
-overhead.py  what a saved tensor costs where the tensors are tiny
-results.py   what comes out, as JSON
-report.py    the tables
+cases.py        the models
+measure.py      a run: which parts, in which order
+levels.py       part "models": what is stored, the gradient's error, a step's time
+overhead.py     part "overhead": what a saved tensor costs where the tensors are tiny
+memory.py       part "memory": what the process holds after a forward, beside what the report says
+adaptation.py   part "adaptation": what it costs to measure which tensors matter
+initial.py      part "initial": the gradient's error of six image models as they are made
+results.py      what comes out, as JSON
+report.py       the tables, notes.py what stands below them
+chart.py        the chart
 """

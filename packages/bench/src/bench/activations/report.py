@@ -9,28 +9,30 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.activations.results import ActivationResults, Overhead
+from bench.activations.notes import ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes
+from bench.activations.results import ActivationResults
 from bench.marks import marked
+from bench.memory import AGREEMENT, Memory
 from bench.units import MIB
-
-# At least, by level; a graph network's saved tensors differ too much with its layers to promise a number.
-RATIOS = {"L1": 5.0, "L2": 7.0, "L2.2": 12.0}
-_NO_RATIO = ("gcn",)
-ERRORS = {"L1": 0.15, "L1.1": 0.05}  # at most
-TIMES = {("resnet18", "L1"): 1.25, ("bert", "L1"): 1.25}  # at most
-MICROSECONDS = 25.0  # at most, a packed tensor
 
 
 def render(results: ActivationResults) -> RenderableType:
     """Header, tables and notes."""
     header = Text.assemble(
-        ("Models under compression: bytes, gradients, time\n", "bold"),
+        ("Models under compression\n", "bold"),
         ("machine  ", "dim"),
         f"{results.machine}\n",
         ("command  ", "dim"),
         f"{results.machine.command}; {results.seconds / 60:.1f} minutes\n",
     )
-    return Group(header, _models(results), _overheads(results.overheads), _notes(results))
+    tables = (
+        (results.models, _models),
+        (results.overheads, _overheads),
+        (results.memories, _memories),
+        (results.adaptations, _adaptations),
+        (results.initial, _initial),
+    )
+    return Group(header, *(table(results) for found, table in tables if found), notes(results))
 
 
 def _table(first: str, second: str, *numbers: str) -> Table:
@@ -47,7 +49,7 @@ def _models(results: ActivationResults) -> Table:
     for model in results.models:
         table.add_row(model.model, "plain", "", "", "", "", f"{1e3 * median(model.plain_seconds):,.0f} ms  ")
         for level in model.levels:
-            least = None if model.model in _NO_RATIO else RATIOS.get(level.level)
+            least = None if model.model in NO_RATIO else RATIOS.get(level.level)
             error, time = ERRORS.get(level.level), TIMES.get((model.model, level.level))
             slower = model.time_ratio(level)
             table.add_row(
@@ -62,7 +64,7 @@ def _models(results: ActivationResults) -> Table:
     return table
 
 
-def _overheads(overheads: list[Overhead]) -> Table:
+def _overheads(results: ActivationResults) -> Table:
     table = _table(
         "overhead at L1",
         "bytes",
@@ -74,7 +76,7 @@ def _overheads(overheads: list[Overhead]) -> Table:
         "µs a\nsaved",
         "codec\nalone",
     )
-    for entry in overheads:
+    for entry in results.overheads:
         reached = entry.packed_microseconds <= MICROSECONDS
         table.add_row(
             entry.chain,
@@ -90,29 +92,52 @@ def _overheads(overheads: list[Overhead]) -> Table:
     return table
 
 
-def _notes(results: ActivationResults) -> Text:
-    lines = [f"{model.model}: {model.what}." for model in results.models]
-    lines += [f"Left out: {reason}." for reason in results.skipped]
-    level = results.models[0].levels[0]  # as many steps and rounds as all others
-    steps, rounds = len(level.errors), len(level.seconds)
-    lines += [
-        "saved: what autograd alone keeps of the model's forward. gradient's error: of the whole gradient at "
-        f"initialisation, relative to full precision with the same dropout; mean of {steps} steps, each with other "
-        "noise. step time: forward and backward, no optimizer, over plain, in turn; median of the ratios of "
-        f"{rounds} rounds. Adaptive levels after two steps, with their plan.",
-        "overhead: all that compression adds to forward and backward of tiny layers, the kernels and a step's fixed "
-        "part included, over the saved tensors that are packed, or over all, weights included; codec alone: µs to "
-        "compress and decompress one such tensor in 4 bits.",
-        f"✓ reached, ✗ not: {_targets()}.",
-    ]
-    return Text("\n".join(lines), style="dim")
+def _memories(results: ActivationResults) -> Table:
+    table = _table("memory", "level", "reported\nMiB", "measured\nMiB", "measured /\nreported", "peak\nMiB")
+    plain: dict[str, Memory] = {}
+    for memory in results.memories:
+        peak = "" if memory.peak_bytes is None else f"{memory.peak_bytes / MIB:,.1f}"
+        if memory.stored_bytes is None:
+            plain[memory.model] = memory
+            live = "" if memory.live_bytes is None else f"{memory.live_bytes / MIB:,.2f}"
+            table.add_row(memory.model, "plain", "", live, "", peak)
+            continue
+        ratio = memory.agreement(plain[memory.model])
+        judged = ratio is not None and memory.model in HELD
+        table.add_row(
+            "",
+            memory.level,
+            f"{memory.stored_bytes / MIB:,.2f}",
+            "" if ratio is None else f"{ratio * memory.stored_bytes / MIB:,.2f}",
+            marked("" if ratio is None else f"{ratio:.3f}", _agrees(ratio) if judged else None),
+            peak,
+        )
+    return table
 
 
-def _targets() -> str:
-    ratios = ", ".join(f"{level} {least:g}" for level, least in RATIOS.items())
-    errors = ", ".join(f"{level} {most:g}" for level, most in ERRORS.items())
-    times = ", ".join(f"{model} at {level} {most:g}" for (model, level), most in TIMES.items())
-    return (
-        f"times smaller at least {ratios} (not {', '.join(_NO_RATIO)}); error at most {errors}; "
-        f"step time at most {times}; {MICROSECONDS:g} µs a packed tensor"
-    )
+def _agrees(ratio: float | None) -> bool:
+    return ratio is not None and abs(ratio - 1) <= AGREEMENT
+
+
+def _adaptations(results: ActivationResults) -> Table:
+    table = _table("adaptation", "level", "step\nms", "measured\nstep, ms", "times\nas long", "every ... steps", "adds")
+    for entry in results.adaptations:
+        table.add_row(
+            entry.model,
+            entry.level,
+            f"{1e3 * median(entry.seconds):,.0f}",
+            f"{1e3 * median(entry.adapting_seconds):,.0f}",
+            f"{entry.steps:.1f}",
+            f"{entry.interval:,}",
+            f"{entry.share:.1%}",
+        )
+    return table
+
+
+def _initial(results: ActivationResults) -> Table:
+    levels = list(dict.fromkeys(entry.level for entry in results.initial))
+    table = _table("initial", "", *(f"error at\n{level}" for level in levels))
+    for model in dict.fromkeys(entry.model for entry in results.initial):
+        errors = {entry.level: entry.error for entry in results.initial if entry.model == model}
+        table.add_row(model, "", *(marked(f"{errors[one]:.3f}", errors[one] <= ERRORS[one]) for one in levels))
+    return table

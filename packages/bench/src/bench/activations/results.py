@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from bench.kernels.clock import median_ratio
 from bench.machine import Machine
+from bench.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,59 @@ class Overhead:
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """One model at an adaptive level: steps that make a plan, and steps that follow one, in turn.
+
+    Attributes:
+        model: its name.
+        level: its name.
+        interval: steps from one adaptation to the next, unless the user says otherwise.
+        seconds: of an ordinary step, by round.
+        adapting_seconds: of a step that is measured, planning included, by round.
+    """
+
+    model: str
+    level: str
+    interval: int
+    seconds: list[float]
+    adapting_seconds: list[float]
+
+    @property
+    def steps(self) -> float:
+        """How many ordinary steps a measured one takes: the median over rounds."""
+        return median_ratio(self.adapting_seconds, self.seconds)
+
+    @property
+    def share(self) -> float:
+        """What adapting adds to a run, as a part of it."""
+        return (self.steps - 1) / self.interval
+
+
+@dataclass(frozen=True)
+class InitialError:
+    """The gradient of a model as it is made.
+
+    Attributes:
+        model: timm's name.
+        what: the data in words.
+        level: its name.
+        errors: relative, of the whole gradient, one entry a step.
+    """
+
+    model: str
+    what: str
+    level: str
+    errors: list[float]
+
+    @property
+    def error(self) -> float:
+        """The mean of the relative errors."""
+        return fmean(self.errors)
+
+
+@dataclass(frozen=True)
 class ActivationResults:
-    """What ``python -m bench activations`` found.
+    """What ``python -m bench activations`` found; empty lists for the parts that were not run.
 
     Attributes:
         machine: where and with what.
@@ -114,6 +166,9 @@ class ActivationResults:
         overheads: of every chain.
         skipped: what was left out, and why.
         seconds: that it took.
+        memories: of every model, untouched (level ``"L0"``) and at every level.
+        adaptations: of every model, at adaptive levels.
+        initial: of the six image models.
     """
 
     machine: Machine
@@ -121,6 +176,9 @@ class ActivationResults:
     overheads: list[Overhead]
     skipped: list[str]
     seconds: float
+    memories: list[Memory] = field(default_factory=list)  # files of before these parts have none
+    adaptations: list[Adaptation] = field(default_factory=list)
+    initial: list[InitialError] = field(default_factory=list)
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> ActivationResults:
@@ -131,4 +189,12 @@ class ActivationResults:
             for entry in fields.pop("models")
         ]
         overheads = [Overhead(**entry) for entry in fields.pop("overheads")]
-        return cls(machine=Machine(**fields.pop("machine")), models=models, overheads=overheads, **fields)
+        return cls(
+            machine=Machine(**fields.pop("machine")),
+            models=models,
+            overheads=overheads,
+            memories=[Memory(**entry) for entry in fields.pop("memories", [])],
+            adaptations=[Adaptation(**entry) for entry in fields.pop("adaptations", [])],
+            initial=[InitialError(**entry) for entry in fields.pop("initial", [])],
+            **fields,
+        )

@@ -48,9 +48,14 @@ def _table(results: SensitivityResults) -> Table:
         table.add_row(
             model.model,
             str(len(model.tensors)),
-            marked(f"{model.correlation_of_one:.3f}", model.correlation_of_one >= CORRELATION),
-            marked(f"{model.correlation:.3f}", model.correlation >= CORRELATION),
-            marked(f"{model.split_half:.3f}", model.split_half >= SPLIT_HALF),
+            *(
+                marked(f"{value:.3f}", value >= least) if model.references else ""
+                for value, least in (
+                    (model.correlation_of_one, CORRELATION),
+                    (model.correlation, CORRELATION),
+                    (model.split_half, SPLIT_HALF),
+                )
+            ),
             f"{model.plain_bytes / KIB:,.1f}",
             f"{model.planned_bytes / KIB:,.1f}",
             f"{fmean(model.plain_errors):.3f}",
@@ -62,7 +67,7 @@ def _table(results: SensitivityResults) -> Table:
 
 
 def _notes(results: SensitivityResults) -> Text:
-    pairs = len(results.models[0].references) if results.models else 0
+    pairs = max((len(model.references) for model in results.models), default=0)
     lines = [f"{model.model}: {model.what}." for model in results.models]
     lines.append(
         "correlation: Spearman's, over tensors, of the sensitivities by the backward pass of one step (and the mean of "

@@ -22,7 +22,7 @@ class Sensitivities:
         what: model and data in words.
         tensors: names.
         estimates: sensitivities by one backward pass each, of every pass.
-        references: two-seed estimates, of every pair of seeds.
+        references: two-seed estimates, of every pair of seeds; none where they were not asked for.
         plain_errors: relative errors of the whole gradient with the same bits for every quantised tensor, by step.
         planned_errors: the same with the plan, in no more bytes.
         plain_bytes, planned_bytes: that quantised tensors take.
@@ -92,7 +92,7 @@ def _mean(rows: list[list[float]]) -> list[float]:
 
 
 def _spearman(one: list[float], other: list[float]) -> float:
-    if len(one) < 2:
+    if len(one) < 2 or not other:  # nothing to compare, or nothing to compare with
         return float("nan")
     correlation: float = spearmanr(one, other).statistic
     return float(correlation)

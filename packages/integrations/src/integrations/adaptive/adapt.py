@@ -26,9 +26,13 @@ class Adapter:
     holds from the next forward on. Where there are several ranks, they agree on it when that forward starts. A
     measurement that fails, for a gradient that overflows or because nothing is quantised, is tried again after 1, 2,
     4, ... steps.
+
+    Args:
+        blocks: whether a forward is a block, with its backward in it or after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: bool = False) -> None:
+        self.blocks = blocks
         self._plan: Plan | None = None
         self._probe: Probe | None = None
         self._found: tuple[int, Measurement] | None = None  # measured, not planned yet
@@ -42,6 +46,18 @@ class Adapter:
             return None
         self._settle_alone(level)
         return self._plan
+
+    def in_words(self, level: Level) -> str:
+        """Lines of the report; none for levels of fixed bits."""
+        if not level.adaptive:
+            return ""
+        plan = self.plan(level)
+        if plan is None:
+            return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
+        return (
+            f"Bits by the plan that was made in step {plan.step}: predicted relative error of the gradient "
+            f"{plan.relative_error:.2g}. handle.plan has the reasons."
+        )
 
     @property
     def adapting(self) -> bool:
@@ -57,14 +73,14 @@ class Adapter:
         if level.bits is None or not level.adaptive:
             return None, None
         if self._trial is not None:
-            probe = Probe(level.bits, level.seed, step)
+            probe = Probe(level.bits, level.seed, step, self.blocks)
             self._trial.append(probe)
             return self._plan, probe
         if self._attempt is not None:
             self._collect()
             self._settle(level)
         if step >= self._next:
-            self._probe, self._attempt = Probe(level.bits, level.seed, step), step
+            self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
         return self._plan, self._probe
 
     def _collect(self) -> None:
@@ -173,7 +189,7 @@ class Adapter:
         Raises:
             ValueError: it has another form, or plans for modules that the model has not.
         """
-        fresh = Adapter()
+        fresh = Adapter(self.blocks)
         if state is not None:
             try:
                 plan, found = state["plan"], state["found"]

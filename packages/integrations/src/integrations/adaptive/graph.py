@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -11,6 +12,13 @@ from torch.autograd.graph import Node
 
 PARAMETER = -1  # the gradient ends in a parameter
 NOWHERE = -2  # it ends in something else, or in what was there before the forward
+
+# Nodes whose result has the elements of what they get, in another order, shape or dtype.
+_MOVES = frozenset(
+    f"{name}Backward{number}"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "ToCopy")
+    for number in (0, 1)
+)
 
 # Functions in Python whose backward may be run once more: it does nothing but compute.
 _PURE = ("actcore", "integrations")
@@ -32,35 +40,52 @@ class Graph:
         self._index: dict[Node, int] = {}
         self._start = torch._C._autograd._get_sequence_nr()  # nodes are numbered as they are made
 
-    def add(self, tensors: Iterable[Tensor], ours: bool) -> None:
-        """Adds the nodes that computed these tensors and are not known yet.
+    def add(self, tensors: Iterable[Tensor], ours: bool) -> list[tuple[int, Node]]:
+        """Adds the nodes that computed these tensors and are not known yet, and returns them with their places.
 
         Args:
             tensors: results of a call, or what it may have changed in place.
             ours: whether what its nodes saved went through our hooks; another library's may refuse a second look.
         """
+        found = []
         waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         while waiting:
             node = waiting.pop()
             if node in self._index or hasattr(node, "variable") or node._sequence_nr() < self._start:
                 continue
             self._index[node] = len(self.repeatable)
+            found.append((len(self.repeatable), node))
             self.repeatable.append(ours and _pure(node))
             waiting += [following for following, _ in node.next_functions if following is not None]
+        return found
 
-    def close(self) -> list[Node]:
-        """The nodes. They are known by their place from now on, so that nothing here keeps them alive."""
-        nodes = list(self._index)
-        self.edges = [[(self._place(following), at) for following, at in node.next_functions] for node in nodes]
+    def close(self) -> None:
+        """Notes the edges. Nodes are known by their place from now on, so that nothing here keeps them alive."""
+        arrivals = Counter(following for node in self._index for following, _ in node.next_functions)
+        ways = {node for node in self._index if arrivals[node] == 1 and self._is_way_to_parameter(node, arrivals)}
+        self.edges = [
+            # What comes to a parameter by a way of its own is counted when it sets out, and not on the way.
+            [(NOWHERE if node in ways else self._place(following, ways), at) for following, at in node.next_functions]
+            for node in self._index
+        ]
         self._index = {}
-        return nodes
 
-    def _place(self, node: Node | None) -> int:
-        if node is None:
-            return NOWHERE
-        if isinstance(getattr(node, "variable", None), nn.Parameter):
+    def _is_way_to_parameter(self, node: Node, arrivals: Counter[Node | None]) -> bool:
+        """Whether a node only moves the elements of one parameter, such as ``weight.t()``: an error's energy passes as
+        it is, and need not be kept, as large as the weight, until the node's turn comes."""
+        following: Node | None = node
+        while following in self._index and arrivals[following] == 1 and following.name() in _MOVES:
+            ((following, _),) = following.next_functions
+        return following is not node and _is_parameter(following)
+
+    def _place(self, node: Node | None, ways: set[Node]) -> int:
+        if _is_parameter(node) or node in ways:
             return PARAMETER
-        return self._index.get(node, NOWHERE)
+        return NOWHERE if node is None else self._index.get(node, NOWHERE)
+
+
+def _is_parameter(node: Node | None) -> bool:
+    return isinstance(getattr(node, "variable", None), nn.Parameter)
 
 
 def _pure(node: Node) -> bool:

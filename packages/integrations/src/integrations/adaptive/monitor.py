@@ -99,7 +99,7 @@ class Monitor:
         if self.closure is None:
             found = self._predicted(handle)
         elif why := _why_not_now(handle):
-            handle.warn_once("monitor", f"{_name(handle)}: the monitor waits for another forward: {why}")
+            handle.warn_once("monitor", f"{handle.name}: the monitor waits for another forward: {why}")
             return
         else:
             found = self._measured(handle, self.closure)
@@ -155,7 +155,7 @@ class Monitor:
         above = math.isfinite(found.relative) and found.relative > bound
         if above and not self._above:
             handle.warn(
-                f"{_name(handle)}, step {handle.step}: {found}; the bound is {bound:g}. "
+                f"{handle.name}, step {handle.step}: {found}; the bound is {bound:g}. "
                 f"{'Its bits are raised.' if self.settings.raise_bits else 'More bits, or another level, lower it.'}"
             )
         self._above = above
@@ -165,10 +165,10 @@ class Monitor:
     def _raise_bits(self, handle: Compression) -> None:
         bits = handle.level.bits
         if bits is None or bits >= _MOST_BITS:
-            handle.warn_once("most bits", f"{_name(handle)}: the error is above its bound, and bits cannot be raised")
+            handle.warn_once("most bits", f"{handle.name}: the error is above its bound, and bits cannot be raised")
             return
         handle.level = replace(handle.level, bits=bits + 1)
-        handle.warn_once(f"{bits + 1} bits", f"{_name(handle)}: bits raised from {bits} to {bits + 1}")
+        handle.warn_once(f"{bits + 1} bits", f"{handle.name}: bits raised from {bits} to {bits + 1}")
         if handle.level.adaptive:
             handle.adapt_soon()
 
@@ -234,10 +234,6 @@ class Monitor:
     def __getstate__(self) -> dict[str, Any]:
         not_finite, since = self._found()
         return {**self.__dict__, "closure": None, "_look": None, "_not_finite": not_finite, "_since": since}
-
-
-def _name(handle: Compression) -> str:
-    return f"{type(handle.model).__name__} at {handle.level.title(handle.level_name)}"
 
 
 def _why_not_now(handle: Compression) -> str:

@@ -67,15 +67,17 @@ class Probe:
     Args:
         bits: width whose rounding error the noise imitates.
         seed, step: of the noise, which torch's generators do not feel.
+        block: whether the backward may run before the session is left, and so ends the forward.
 
     Attributes:
         measurement: what was found; ``None`` until the backward has passed.
     """
 
-    def __init__(self, bits: int, seed: int, step: int) -> None:
+    def __init__(self, bits: int, seed: int, step: int, block: bool = False) -> None:
         self.step = step
         self.measurement: Measurement | None = None
-        self._bits = bits
+        self._bits, self._block = bits, block
+        self._over = False  # whether the forward is
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
         self._graph = Graph()
         self._stored: WeakKeyDictionary[Copy, Stored] = WeakKeyDictionary()
@@ -90,12 +92,14 @@ class Probe:
 
     def called(self, tensors: Iterable[Tensor], ours: bool) -> None:
         """A call is over: its results, and what it may have changed in place."""
-        self._graph.add(tensors, ours)
+        if not self._over:
+            for place, node in self._graph.add(tensors, ours):
+                self._hooks.append(node.register_hook(partial(self._visit, place)))
 
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
         """A tensor was quantised, or found so."""
         copy = copy_of(packed)
-        if copy is None:
+        if copy is None or self._over:
             return
         known = self._stored.get(copy)
         if known is None or (codec.bits, -codec.group_size) > (known.codec.bits, -known.codec.group_size):
@@ -109,18 +113,21 @@ class Probe:
 
     def forward_is_over(self) -> None:
         """From now on, backward is measured."""
+        if self._over:
+            return
+        self._over = True
         for copy, stored in list(self._stored.items()):
             if is_kept(copy):
                 self._all.remove(stored)
                 del self._stored[copy]
-        nodes = self._graph.close()
-        self._hooks = [node.register_hook(partial(self._visit, place)) for place, node in enumerate(nodes)]
+        self._graph.close()
 
     def cancel(self) -> None:
         """Measures no more: another forward starts, or this one has failed."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._over = True
         self._graph.close()
 
     # ---- the backward ----
@@ -129,6 +136,10 @@ class Probe:
         """Runs after a node's backward: ``gradients`` went in, ``results`` came out."""
         if not self._hooks or torch.is_grad_enabled():  # a graph of the backward is made: what runs here would be in it
             return
+        if not self._over:
+            if not self._block:  # a gradient that the forward itself asks for
+                return
+            self.forward_is_over()
         if not self._gains:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         with torch._C.DisableTorchFunction():

@@ -4,6 +4,9 @@ torch's own attention keeps, besides these three, its result and the logarithm o
 its dropout mask. With a query and key that are stored in fewer bits, that sum would be one of other numbers, by which
 the softmax is not normalised. So backward computes attention again, by torch's own operator and from the very values
 that are stored, and differentiates that.
+
+Dropout is drawn again from the generator's state. Where torch draws it element by element, which takes longer than all
+of the attention of a short sequence, and its mask is small beside the query, the mask is kept, one bit an element.
 """
 
 from __future__ import annotations
@@ -75,12 +78,21 @@ class _Recomputed(Function):
         function: Callable[..., Tensor],
         options: dict[str, Any],
     ) -> Tensor:
-        ctx.attention = Attention.of(function, options, query.device)
         ctx.set_materialize_grads(False)
+        output: Tensor
+        if _masks_dropout(query, key, value, mask, options):
+            ctx.dropout = options["dropout_p"]
+            with _exact():
+                output, probabilities = _math(query, key, value, mask, **options)
+            # Zero where dropped. It may be so elsewhere, but there the softmax has no slope.
+            ctx.save_for_backward(query, key, value, mask, probabilities != 0)
+            ctx.attention = Attention.of(function, {**options, "dropout_p": 0.0}, query.device)
+            return output
+        ctx.attention = Attention.of(function, options, query.device)
         # With gradients enabled, as in backward: torch chooses its kernel by that, too. The graph goes at once.
         with torch.enable_grad(), _exact():
-            output: Tensor = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
-        ctx.save_for_backward(query, key, value, mask)
+            output = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
+        ctx.save_for_backward(query, key, value, mask, None)
         return output.detach()
 
     @staticmethod
@@ -89,13 +101,13 @@ class _Recomputed(Function):
         if gradient is None:
             return None, None, None, None, None, None
         twice = torch.is_grad_enabled()  # create_graph=True: with the history of what was saved
-        stored = ctx.saved_tensors
+        *stored, kept = ctx.saved_tensors
         # A block of integrations.compress may be open still. This is nobody's forward.
         with torch._C.DisableTorchFunction(), torch.enable_grad(), _exact():
             tensors = [_alias(tensor, twice) for tensor in stored]
             wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
             with ctx.attention.surroundings(stored[0].device):
-                output = ctx.attention(*tensors)
+                output = ctx.attention(*tensors) if kept is None else _dropped(ctx, kept, *tensors)
             found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=twice))
         return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None, None
 
@@ -126,6 +138,37 @@ def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | No
     if options["dropout_p"] > 0 and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
     output: Tensor = _Recomputed.apply(*tensors, function, options)
+    return output
+
+
+# Bytes of query, key and value to one of a dropout mask that is kept.
+_MASK_SHARE = 16
+_math = torch.ops.aten._scaled_dot_product_attention_math.default
+
+
+def _masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:
+    """Whether dropout's mask is kept, rather than drawn again: on the CPU, where torch computes attention step by step
+    and in the dtype that it is given."""
+    if options["dropout_p"] <= 0 or query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
+        return False
+    if options.get("enable_gqa") or torch.is_autocast_enabled("cpu"):
+        return False
+    elements = query.shape[:-1].numel() * key.shape[-2]
+    if elements // 8 * _MASK_SHARE > query.nbytes + key.nbytes + value.nbytes:
+        return False
+    choice: int = torch._fused_sdp_choice(query, key, value, mask, **options)
+    return choice == int(SDPBackend.MATH.value)
+
+
+def _dropped(ctx: Any, kept: Tensor, *tensors: Tensor | None) -> Tensor:
+    """Attention with a dropout that was drawn before: the operations of torch's, in their order."""
+    query, key, value, mask = tensors
+    assert query is not None
+    assert value is not None
+    # The values are multiplied after dropout, so that one column of them is enough here.
+    _, probabilities = _math(query, key, value[..., :1], mask, **ctx.attention.options)
+    noise = kept.to(query.dtype).div_(1 - ctx.dropout)
+    output: Tensor = (probabilities * noise) @ value
     return output
 
 

@@ -64,7 +64,7 @@ class Call:
     def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
         """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"recomputed"``
         for query, key and value of attention that backward computes again."""
-        if self.recomputes and tensor is not self.given.get(3, "attn_mask"):
+        if self.recomputes and tensor.dtype is not torch.bool and tensor is not self.given.get(3, "attn_mask"):
             return "recomputed"
         if self._storages is None:
             self._storages = [_address(storage_of(argument)) for argument in self.arguments]
@@ -116,6 +116,7 @@ class CallTracker(TorchFunctionMode):
         pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
+        look: runs before each call; ``None`` where nobody asks.
     """
 
     def __init__(self) -> None:
@@ -126,6 +127,7 @@ class CallTracker(TorchFunctionMode):
         self.born = StorageSet()
         self.exposed = StorageSet()
         self.watcher: Callable[[list[Tensor]], None] | None = None
+        self.look: Callable[[], None] | None = None
 
     def __torch_function__(
         self,
@@ -136,6 +138,8 @@ class CallTracker(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_compiling():  # nothing for torch.compile to trace: a compiled region stays one
             return func(*args, **(kwargs or {}))
+        if self.look is not None:
+            self.look()
         kwargs = kwargs or {}
         outer, call = self.call, Call(func, args, kwargs)
         self.call = call

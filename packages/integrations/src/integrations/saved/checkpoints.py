@@ -1,27 +1,180 @@
 """The inputs of ``torch.utils.checkpoint``, from which backward computes a segment again.
 
-Autograd saves them in a function of checkpoint's own, which no ``TorchFunctionMode`` sees. The Python stack tells.
+Autograd saves the positional ones in a function of checkpoint's own, which no ``TorchFunctionMode`` sees; the Python
+stack tells. The others, keyword arguments, tensors in containers and those that the segment reads from its closure, are
+saved by nobody: they live because the function lives that computes the segment again. A checkpoint's hook leads to
+that function, and when the segment is over, one that holds stored forms takes its place, in this call's object alone.
+Torch's module stays as it is, for other threads and other models, and it does not matter by which name or wrapper
+``checkpoint`` was called.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
+
+from integrations.saved.calls import Call
+from integrations.saved.forms import Packed
+from integrations.saved.held import Again, Found, Packer
+from integrations.saved.masks import may_be_masked
+from integrations.saved.rebuild import Rebuilder
+from integrations.saved.tensors import StorageSet
 
 OPERATOR = "checkpoint"
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
 _BETWEEN = ("torch.autograd", "torch._dynamo", "integrations.saved", "actcore")  # a checkpoint's saving and our hook
 
+# What a checkpoint's own functions call what it was given. Their other cells are states of generators and the like.
+_GIVEN = frozenset({"fn", "args", "kwargs"})
 
-def boundary_role(tensor: Tensor) -> str:
-    """What a tensor that is being saved outside of any call is to a checkpoint: ``"input"`` if a gradient goes through
-    it, ``"other"`` if not, as with a mask; empty if no checkpoint saves it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
-        frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") != _CHECKPOINT:
-        return ""
-    return "input" if tensor.requires_grad else "other"
+_REENTRANT = (
+    "a checkpoint with use_reentrant=True holds it besides its positional tensors: kept exactly; use_reentrant=False "
+    "stores it"
+)
+_CIRCULAR = "a checkpoint holds it by a function or container that holds itself, and cannot be copied: kept exactly"
+
+
+class Boundary(Call):
+    """In the place of a call: a checkpoint, which holds a tensor."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(torch_checkpoint.checkpoint, (), {})
+
+    def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
+        """``"input"`` if a gradient goes through the tensor, and no mask is in it; else ``"other"``."""
+        return _role(tensor)
+
+
+class Checkpoints:
+    """The checkpoints that a forward enters, and what they hold besides what autograd saves for them.
+
+    Args:
+        packer: of the forward.
+        own: its pack hook.
+        born: storages that the forward has made.
+    """
+
+    def __init__(self, packer: Packer, own: Callable[[Tensor], Any], born: StorageSet) -> None:
+        self._packer, self._own, self._born = packer, own, born
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: list[weakref.ref[Any]] = []  # those whose segment may be running still
+        self._reentrant: list[Packed] = []  # while these live, others that save their storages keep them, too
+
+    def look(self) -> None:
+        """Meets the checkpoint inside of which the caller is, and settles those that are over."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        inside = hooks is not None and hooks[0] is not self._own
+        if inside:
+            self._meet(_checkpoint_of(hooks[0]))
+        # A selective checkpoint counts each operator that runs inside of it: ours must wait.
+        if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
+            self.settle()
+
+    def settle(self) -> None:
+        """Puts stored forms into the checkpoints whose segment is over.
+
+        Not before: the segment may change what it was given, and what backward computes again follows that.
+        """
+        waiting, self._waiting = self._waiting, []
+        for reference in waiting:
+            checkpoint = reference()
+            if checkpoint is not None and not checkpoint.forward_completed:
+                self._waiting.append(reference)
+            elif checkpoint is not None:
+                self._replace(checkpoint)
+
+    def role(self, tensor: Tensor) -> str:
+        """What a tensor that is being saved outside of any call is to a checkpoint, as ``Boundary`` has it; empty if
+        no checkpoint saves it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
+            frame = frame.f_back
+        if frame is None or frame.f_globals.get("__name__") != _CHECKPOINT:
+            return ""
+        self.settle()
+        self._meet_below(frame, tensor)
+        return _role(tensor)
+
+    def _meet(self, checkpoint: Any) -> None:
+        # What a backward computes again is gone when it has passed.
+        if checkpoint is not None and checkpoint not in self._met and torch._C._current_graph_task_id() == -1:
+            self._met.add(checkpoint)
+            self._waiting.append(weakref.ref(checkpoint))
+
+    def _meet_below(self, frame: FrameType | None, tensor: Tensor) -> None:
+        """Meets the checkpoint that saves a positional input: the only way to one whose segment makes no call that
+        anybody sees, such as a compiled one."""
+        while frame is not None and frame.f_globals.get("__name__") == _CHECKPOINT:
+            names = frame.f_locals
+            if "new_frame" in names:
+                self._meet(names["new_frame"])
+                return
+            if "function" in names and "args" in names:  # a reentrant one; told of with the first tensor that it saves
+                if next((value for value in names["args"] if isinstance(value, Tensor)), None) is tensor:
+                    self._tell_of_reentrant([names["function"], *names["args"]])
+                return
+            frame = frame.f_back
+
+    def _tell_of_reentrant(self, held: list[Any]) -> None:
+        """Records what it keeps. Its backward runs on into the graphs of such tensors, by themselves, so a stored form
+        would have to bring these along."""
+        found = Found(self._born)
+        rebuilder = Rebuilder(found)
+        for value in held:
+            if not isinstance(value, Tensor):
+                rebuilder.visit(value)
+        self._reentrant += found.keep_all(self._packer, _REENTRANT)
+
+    def _replace(self, checkpoint: Any) -> None:
+        owners = _owners_of_functions(checkpoint)
+        functions = [getattr(owner, name) for owner, name in owners]
+        if any(isinstance(function, Again) for function in functions):  # by a session around this one, or inside
+            return
+        found = Found(self._born)
+        rebuilder = Rebuilder(found)
+        with torch._C.DisableTorchFunction():
+            functions = [rebuilder.visit_function(function, _GIVEN) for function in functions]
+            args = [rebuilder.visit(value) for value in getattr(checkpoint, "saved_args", ())]
+            if not found:
+                return
+            if rebuilder.circular:
+                functions = [getattr(owner, name) for owner, name in owners]
+                exact = found.keep_all(self._packer, _CIRCULAR)
+            else:
+                exact = found.store_all(self._packer)
+                if args:
+                    checkpoint.saved_args = args
+        for (owner, name), function in zip(owners, functions, strict=True):
+            setattr(owner, name, Again(function, exact))
+
+
+def _role(tensor: Tensor) -> str:
+    return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
+
+
+def _checkpoint_of(hook: Any) -> Any:
+    """The checkpoint whose pack hook this is; ``None`` for other hooks, such as that of a segment's second run."""
+    kind = getattr(torch_checkpoint, "_CheckpointFrame", None)
+    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
+    if kind is None or code is None or "frame" not in code.co_freevars or hook.__module__ != _CHECKPOINT:
+        return None
+    found = cells[code.co_freevars.index("frame")].cell_contents
+    return found if isinstance(found, kind) else None
+
+
+def _owners_of_functions(checkpoint: Any) -> list[tuple[Any, str]]:
+    """Where a checkpoint has the functions through which it holds what it was given, as object and attribute."""
+    owners = [(checkpoint, "recompute_fn")]
+    saver = getattr(checkpoint, "input_saver", None)  # before torch 2.13
+    if saver is not None:
+        owners.append((saver.grad_fn, "get_args"))
+    return owners

@@ -134,7 +134,7 @@ class WindowIndices:
 
 # Beyond this range the slope is, to 1e-4 or better, what it is at its ends; so what lies beyond may as well lie there,
 # and no outlier makes the steps of its group coarse.
-_SATURATED = MappingProxyType(
+SATURATED = MappingProxyType(
     {
         "gelu": (-5.0, 5.0),
         "silu": (-12.0, 12.0),
@@ -173,8 +173,8 @@ def form_of(
     if need is Need.INSIDE:
         stand_in = two_valued(operator, given, tensor)
         return None if stand_in is None else Held(compress(stand_in[0], place(stand_in[1])))
-    if need is Need.SATURATING and operator in _SATURATED:
-        low, high = _SATURATED[operator]
+    if need is Need.SATURATING and operator in SATURATED:
+        low, high = SATURATED[operator]
         return Clamped(compress(tensor.clamp(low, high), place(codec), seed=seed, stream=stream), low, high)
     if need is Need.SATURATING and isinstance(codec, GroupAffine) and codec.bits > 1:
         moved, low, high, margin = _sides(tensor, *_JUMPING[operator], codec.bits)

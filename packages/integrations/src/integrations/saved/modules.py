@@ -41,7 +41,7 @@ class ModulePaths:
         return None
 
 
-def called_module() -> nn.Module | None:
-    """The module whose ``forward`` was called in the frame below the caller's; ``None`` for a direct call."""
-    frame = sys._getframe(2)
-    return frame.f_locals["self"] if frame.f_code is _CALL else None
+def called_module(forward: FrameType) -> nn.Module | None:
+    """The module whose ``forward`` runs in the frame; ``None`` for a direct call."""
+    caller = forward.f_back
+    return caller.f_locals["self"] if caller is not None and caller.f_code is _CALL else None

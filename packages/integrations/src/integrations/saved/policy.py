@@ -23,6 +23,7 @@ _BITS = {
     Need.ATTENTION: "attention_bits",
     Need.RECOMPUTED: "checkpoint_bits",
 }
+UNKNOWN = "the operator that saves it is unknown"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -68,7 +69,7 @@ class FixedBits:
         if saved.dtype not in _FLOATS:
             return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=True)
         if not saved.operator:
-            return Decision(Raw(), "the operator that saves it is unknown")
+            return Decision(Raw(), UNKNOWN)
         rule = RULES.get(saved.operator)
         if rule is None:
             return Decision(Raw(), f"no rule for {saved.operator}: kept exactly")

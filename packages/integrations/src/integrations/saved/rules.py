@@ -74,7 +74,7 @@ _DROPOUT = Rule(internal=Need.MASK, why="dropout needs only its mask")
 _POOL = Rule(input=Need.SHAPE, why="indices are exact")
 _INDEX = Rule(why="indices are exact")
 _ATTENTION = Rule(recomputed=Need.ATTENTION, why="torch's own attention normalises over the exact query and key")
-_CHECKPOINT = Rule(Need.RECOMPUTED, why="an input of a checkpoint without a gradient, such as a mask: kept exactly")
+_CHECKPOINT = Rule(Need.RECOMPUTED, why="an input of a checkpoint that is a mask, or may have one in it: kept exactly")
 _EXPONENTIAL = Rule(why="exp() and division amplify an error without bound")
 _JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -12,21 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of, uncompiled
+from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of
 from integrations.levels import Level
 from integrations.saved import checkpoints
 from integrations.saved.calls import CallTracker
-from integrations.saved.checkpoints import boundary_role
+from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
+from integrations.saved.compiled import hooks_of
+from integrations.saved.compiled_regions import Entry
 from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
 from integrations.saved.policy import Decision
-from integrations.saved.recipes import Place, Recipes
+from integrations.saved.recipes import Extent, Place, Recipes
 from integrations.saved.records import Record, kept_by
 from integrations.saved.storage import Storages, inner
 from integrations.saved.tensors import storage_of, storages_of
-from integrations.saved.watch import Observer, unpack
+from integrations.saved.watch import Observer
 
 _innermost = threading.local()  # .session: the one entered last in this thread
 
@@ -70,19 +73,22 @@ class Session:
         self._occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
+        self._checkpoints: Checkpoints | None = None  # while the session is entered
 
     def __enter__(self) -> Self:
-        self._hook = uncompiled(self._pack)
         with ExitStack() as contexts:
+            self._hook, unpack = contexts.enter_context(hooks_of(self, self._level))
             contexts.enter_context(self.tracker)
             try:
-                contexts.enter_context(saved_tensors_hooks(self._hook, uncompiled(unpack)))
+                contexts.enter_context(saved_tensors_hooks(self._hook, unpack))
             except RuntimeError as error:
                 _explain(error)
                 raise
             self._contexts = contexts.pop_all()
         if self._level.bits is not None:
             self.tracker.pack = self._hook
+        self._checkpoints = Checkpoints(self, self._hook, self.tracker.born)
+        self.tracker.look = self._checkpoints.look
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
         if self._observer is not None:
             self.tracker.watcher = self._watch
@@ -91,10 +97,14 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _innermost.session, self._hook = self._outer, None
-        self.tracker.pack = self.tracker.watcher = None
-        self.owners.release()
-        self._contexts.__exit__(kind, error, trace)
+        try:
+            if error is None and self._checkpoints is not None:
+                self._checkpoints.settle()
+        finally:
+            _innermost.session, self._hook, self._checkpoints = self._outer, None, None
+            self.tracker.pack = self.tracker.watcher = self.tracker.look = None
+            self.owners.release()
+            self._contexts.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError):
             _explain(error)
         if self._observer is not None:
@@ -106,11 +116,13 @@ class Session:
     def _watch(self, tensors: Iterable[Tensor]) -> None:
         assert self._observer is not None
         innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        self._observer.called(tensors, innermost is not None and innermost[0] is self._hook)
+        here = getattr(_innermost, "session", None) is self  # another session at the same level has the same hooks
+        self._observer.called(tensors, here and innermost is not None and innermost[0] is self._hook)
 
     # ---- packing ----
 
-    def _pack(self, tensor: Tensor) -> Packed:
+    def pack(self, tensor: Tensor) -> Packed:
+        """The pack hook."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
             call = self.tracker.call
@@ -132,11 +144,19 @@ class Session:
             session = session._outer
         return self, ""
 
-    def _pack_one(self, tensor: Tensor, module: str) -> Packed:
+    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
+        """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
+        outer, self.tracker.call = self.tracker.call, Boundary()
+        try:
+            return self._pack_one(tensor, self._paths.running() or "", obstacle)
+        finally:
+            self.tracker.call = outer
+
+    def _pack_one(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
         call = self.tracker.call
         storage = storage_of(tensor)
         if call is None:
-            role = boundary_role(tensor)
+            role = "" if self._checkpoints is None else self._checkpoints.role(tensor)
             operator = checkpoints.OPERATOR if role else ""
         else:
             operator, role = call.operator, call.role(tensor, storage)
@@ -155,8 +175,10 @@ class Session:
             self.records.append(recipe.kept_by(owner))
             return Kept.of(tensor)
         decision, extent = recipe.decision, recipe.extent
-        record = Record(saved, "kept", decision.why, "", self._storages.original_bytes(storage))
+        record = Record(saved, "kept", obstacle or decision.why, "", self._storages.original_bytes(storage))
         self.records.append(record)
+        if obstacle:
+            return self._storages.keep(tensor, extent, record, overlapping=True)
         stream = stream_of(recipe.identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
         try:
             form = self._form(tensor, decision, stream)
@@ -214,6 +236,47 @@ class Session:
             seed=self._seed,
             stream=stream,
         )
+
+    def met_in_region(self, entry: Entry, like: Tensor) -> int:
+        """Records a tensor that a compiled region saves now, and with a region's first the silent ones; the stream for
+        its noise. Asked in every run, so that the noise is this forward's own."""
+        with torch._C.DisableTorchFunction():
+            session, root = self._owner_of_forward()
+            for other in entry.silent:
+                session._record_in_region(other, root, other.saved.shape, other.saved.strides, other.storage_bytes)
+            storage = like.untyped_storage()
+            if entry.outside:
+                nbytes = session._storages.original_bytes(storage)
+            else:  # its memory may have been another tensor's before
+                nbytes = storage.nbytes() if entry.storage_bytes else 0
+            record = session._record_in_region(entry, root, like.shape, tuple(like.stride()), nbytes)
+            if entry.given:
+                owner = session.owners.holder(storage, session.tracker.foreign)
+                if owner:
+                    record.owner, record.why = owner, f"{owner}: alive anyway"
+                    record.original_bytes = record.stored_bytes = 0
+                else:
+                    session._storages.keep(like, Extent.of(like), record, overlapping=True)
+            saved = record.saved
+            identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
+            redraw = session._redraw(saved) if session._redraw else 0
+            stream: int = stream_of(identity, session._step, session._rank, redraw)
+            return stream
+
+    def _record_in_region(
+        self, entry: Entry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
+    ) -> Record:
+        template = entry.saved
+        module = ".".join(part for part in (root, template.module) if part)
+        place = (module, template.operator, template.role)
+        occurrence = self._occurrences.get(place, 0)
+        self._occurrences[place] = occurrence + 1
+        saved = replace(template, shape=shape, strides=strides, module=module, occurrence=occurrence)
+        numel = Layout(tuple(shape), strides).stored_numel
+        stored = nbytes if entry.form.exact else entry.form.nbytes(numel, saved.dtype)
+        record = Record(saved, entry.form.name, entry.form.why, "", nbytes, stored)
+        self.records.append(record)
+        return record
 
     def _record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""

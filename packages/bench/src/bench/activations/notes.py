@@ -1,0 +1,79 @@
+"""What stands below the tables of ``python -m bench activations``: what the numbers are, and what was asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from bench.activations.results import ActivationResults
+from bench.memory import AGREEMENT
+
+# At least, by level; a graph network's saved tensors differ too much with its layers to promise a number.
+RATIOS = {"L1": 5.0, "L2": 7.0, "L2.2": 12.0}
+NO_RATIO = ("gcn",)
+ERRORS = {"L1": 0.15, "L1.1": 0.05}  # at most
+TIMES = {("resnet18", "L1"): 1.25, ("bert", "L1"): 1.25}  # at most
+MICROSECONDS = 25.0  # at most, a packed tensor
+HELD = ("resnet18", "vit_tiny", "bert")  # a graph network's tensors are as small as the objects that hold them
+
+
+def notes(results: ActivationResults) -> Text:
+    """A paragraph a part that was run, and what was asked of it."""
+    lines = list(_lines(results))
+    if targets := "; ".join(_targets(results)):
+        lines.append(f"✓ reached, ✗ not: {targets}.")
+    return Text("\n".join(lines), style="dim")
+
+
+def _lines(results: ActivationResults) -> Iterator[str]:
+    for model in results.models:
+        yield f"{model.model}: {model.what}."
+    for reason in results.skipped:
+        yield f"Left out: {reason}."
+    if results.models:
+        level = results.models[0].levels[0]  # as many steps and rounds as all others
+        yield (
+            "saved: what autograd alone keeps of the model's forward. gradient's error: of the whole gradient at "
+            "initialisation, relative to full precision with the same dropout; mean of "
+            f"{len(level.errors)} steps, each with other noise. step time: forward and backward, no optimizer, over "
+            f"plain, in turn; median of the ratios of {len(level.seconds)} rounds. Adaptive levels after two steps, "
+            "with their plan."
+        )
+    if results.overheads:
+        yield (
+            "overhead: all that compression adds to forward and backward of tiny layers, the kernels and a step's "
+            "fixed part included, over the saved tensors that are packed, or over all, weights included; codec alone: "
+            "µs to compress and decompress one such tensor in 4 bits."
+        )
+    if results.memories:
+        yield (
+            "measured: live bytes of the process after a forward; at a level without what lives beside the untouched "
+            "model's saved tensors, too, its result and the graph. peak: the most during forward and backward, less "
+            "what was there before and the gradients."
+        )
+        yield from sorted({f"Not measured: {one.not_measured}." for one in results.memories if one.not_measured})
+    if results.adaptations:
+        yield (
+            "adaptation: an ordinary step, with a plan, and one that is measured and makes the next plan, in turn; "
+            f"median of the ratios of {len(results.adaptations[0].seconds)} rounds."
+        )
+    if results.initial:
+        first = results.initial[0]
+        yield (
+            f"initial: models as timm makes them, {first.what}; error of the whole gradient, mean of "
+            f"{len(first.errors)} steps, each with other noise."
+        )
+
+
+def _targets(results: ActivationResults) -> Iterator[str]:
+    if results.models:
+        ratios = ", ".join(f"{level} {least:g}" for level, least in RATIOS.items())
+        times = ", ".join(f"{model} at {level} {most:g}" for (model, level), most in TIMES.items())
+        yield f"times smaller at least {ratios} (not {', '.join(NO_RATIO)}); step time at most {times}"
+    if results.models or results.initial:
+        yield f"error at most {', '.join(f'{level} {most:g}' for level, most in ERRORS.items())}"
+    if results.overheads:
+        yield f"{MICROSECONDS:g} µs a packed tensor"
+    if results.memories:
+        yield f"measured bytes those of the report within {AGREEMENT:.0%} ({', '.join(HELD)})"

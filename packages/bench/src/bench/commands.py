@@ -1,0 +1,158 @@
+"""What each command of ``python -m bench`` does with its options: it runs, writes, prints and draws."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import RenderableType
+
+from bench import chart, gnn, records, table
+from bench.activations import cases as activation_cases
+from bench.activations import chart as activation_chart
+from bench.activations import measure as activations
+from bench.activations import report as activation_report
+from bench.activations.results import ActivationResults
+from bench.errors import BenchError
+from bench.kernels import chart as kernel_chart
+from bench.kernels import measure as kernels
+from bench.kernels import report as kernel_report
+from bench.kernels.results import KernelResults
+from bench.models import MODELS
+from bench.sensitivity import chart as sensitivity_chart
+from bench.sensitivity import measure as sensitivity
+from bench.sensitivity import report as sensitivity_report
+from bench.sensitivity.results import SensitivityResults
+from bench.style import require_drawable
+from bench.summary import REFERENCE
+
+FOLDER = Path("bench-results")  # of the current folder, for what is given no other place
+LEVELS = ("L1", "L1.1", "L1.2")
+SEEDS, EPOCHS = 3, 100
+QUICK_SEEDS, QUICK_EPOCHS = 1, 10
+
+
+def run_gnn(options: Namespace) -> None:
+    """``python -m bench gnn``. The files have names of their own where none are given."""
+    levels = list(dict.fromkeys(options.level or LEVELS))
+    if options.chart is not None:
+        require_drawable(options.chart)
+        if levels == [REFERENCE]:
+            raise BenchError("a chart compares levels with full precision; name another level, such as --level L1")
+    json = options.json or _default(f"gnn-{options.device}.json")
+    picture = options.chart or (None if levels == [REFERENCE] else _default(f"gnn-{options.device}.png"))
+    _require_writable(json, picture)
+    results = gnn.run(
+        gnn.Options(
+            models=list(dict.fromkeys(options.model or MODELS)),
+            levels=levels,
+            dataset=options.dataset,
+            data_root=options.data_root,
+            device=torch.device(options.device),
+            seeds=options.seeds or (QUICK_SEEDS if options.quick else SEEDS),
+            epochs=options.epochs or (QUICK_EPOCHS if options.quick else EPOCHS),
+            threads=options.threads,
+            with_kernels=not options.quick,
+        )
+    )
+    _finish(results, json, picture)
+    print(f"written: {json}{f' and {picture}' if picture else ''}", file=sys.stderr)
+
+
+def run_kernels(options: Namespace) -> None:
+    """``python -m bench kernels``."""
+    _require_writable(options.json, options.chart)
+    sizes = options.size or (kernels.QUICK_SIZES if options.quick else kernels.SIZES[options.device])
+    results = kernels.run(
+        kernels.Options(
+            device=torch.device(options.device),
+            threads=options.threads,
+            sizes=sorted(set(sizes)),
+            rounds=options.rounds or (kernels.QUICK_ROUNDS if options.quick else kernels.ROUNDS),
+            names=options.case or (),
+            bits=options.bits or (),
+            dtypes=options.dtype or (),
+            with_others=not options.alone,
+        )
+    )
+    _finish(results, options.json, options.chart)
+
+
+def run_sensitivity(options: Namespace) -> None:
+    """``python -m bench sensitivity``."""
+    _require_writable(options.json, options.chart)
+    results = sensitivity.run(
+        sensitivity.Options(
+            models=list(dict.fromkeys(options.model or sensitivity.MODELS)),
+            level=options.level,
+            pairs=options.pairs or (sensitivity.QUICK_PAIRS if options.quick else sensitivity.PAIRS),
+            steps=options.steps or (sensitivity.QUICK_STEPS if options.quick else sensitivity.STEPS),
+            threads=options.threads,
+        )
+    )
+    _finish(results, options.json, options.chart)
+
+
+def run_activations(options: Namespace) -> None:
+    """``python -m bench activations``."""
+    parts = list(dict.fromkeys(options.part or activations.PARTS))
+    if options.chart is not None and "models" not in parts:
+        raise BenchError("a chart shows the part models; add --part models, or leave --chart out")
+    _require_writable(options.json, options.chart)
+    results = activations.run(
+        activations.Options(
+            models=list(dict.fromkeys(options.model or activation_cases.MODELS)),
+            levels=list(dict.fromkeys(options.level or activations.LEVELS)),
+            steps=options.steps or (activations.QUICK_STEPS if options.quick else activations.STEPS),
+            rounds=options.rounds or (activations.QUICK_ROUNDS if options.quick else activations.ROUNDS),
+            threads=options.threads,
+            parts=parts,
+        )
+    )
+    _finish(results, options.json, options.chart)
+
+
+def show(options: Namespace) -> None:
+    """``python -m bench show``."""
+    _finish(records.load(options.results), None, options.chart)
+
+
+def _finish(results: records.AnyResults, json: Path | None, picture: Path | None) -> None:
+    """Writes, prints and draws what was asked for."""
+    if json is not None:
+        records.save(results, json)
+    text: RenderableType
+    draw: Callable[[Path], None]
+    if isinstance(results, KernelResults):
+        text, draw = kernel_report.render(results), partial(kernel_chart.save_chart, results)
+    elif isinstance(results, SensitivityResults):
+        text, draw = sensitivity_report.render(results), partial(sensitivity_chart.save_chart, results)
+    elif isinstance(results, ActivationResults):
+        text, draw = activation_report.render(results), partial(activation_chart.save_chart, results)
+    else:
+        text, draw = table.render(results), partial(chart.save_chart, results)
+    table.console().print(text)
+    if picture is not None:
+        draw(picture)
+
+
+def _default(name: str) -> Path:
+    """Where a file goes that was given no place."""
+    try:
+        FOLDER.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{FOLDER} cannot be made ({error.strerror}); use --json and --chart") from error
+    return FOLDER / name
+
+
+def _require_writable(json: Path | None, picture: Path | None) -> None:
+    """Before minutes of work, that their results can be written and drawn."""
+    for file in (json, picture):
+        if file is not None and not file.parent.is_dir():
+            raise BenchError(f"{file} cannot be written: there is no folder {file.parent}")
+    if picture is not None:
+        require_drawable(picture)

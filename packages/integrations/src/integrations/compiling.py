@@ -1,0 +1,87 @@
+"""What dynamo, the part of ``torch.compile`` that reads Python, compiles of the frames that a compressed model runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_frames = torch._C._dynamo.eval_frame
+
+
+def _can_skip() -> bool:
+    """Whether torch has what the functions here need of it, none of which is public."""
+    needed = "_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy", "get_eval_frame_callback"
+    return all(hasattr(_frames, name) for name in needed)
+
+
+def left_to_python(function: Function) -> Function:
+    """A decorator: dynamo skips the function's own frames, and goes on with those that it calls.
+
+    ``torch.compiler.disable(recursive=False)`` would import the compiler for everyone, and break the graph of a
+    function that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
+    """
+    if _can_skip():
+        skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
+        _frames.set_code_exec_strategy(function.__code__, skip)
+    return function
+
+
+def not_inlined(function: Function) -> Function:
+    """The same, and dynamo breaks the graph of a function that calls it."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return left_to_python(function)
+
+
+_SKIPS = _can_skip()
+
+# A function without dynamo, and all that it calls.
+without_dynamo: Callable[[Function], Function] = cache(torch.compiler.disable)
+
+
+@left_to_python
+def compiles_callees() -> bool:
+    """Whether dynamo compiles the frames that the caller calls: it is on, and skipped the caller's."""
+    return "torch._dynamo" in sys.modules and _SKIPS and callable(_frames.get_eval_frame_callback())
+
+
+def compiled_module(model: nn.Module) -> nn.Module:
+    """The module of which ``torch.compile`` made this one, which wraps it and is copied without what it is given."""
+    if "torch._dynamo" not in sys.modules:
+        return model
+    wrapper = getattr(sys.modules["torch._dynamo"], "OptimizedModule", ())
+    inner = getattr(model, "_orig_mod", None) if isinstance(model, wrapper) else None
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def may_break_graph() -> bool:
+    """Whether the graph that is being traced may be broken, and the frame behind the break left to Python: not with
+    ``fullgraph=True``."""
+    if not _SKIPS:
+        return False
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        tracing = InstructionTranslator.current_tx()
+        return not (tracing.one_graph or tracing.error_on_graph_break)
+    except (ImportError, AttributeError):
+        return False
+
+
+def own_frame() -> Callable[..., Any]:
+    """A new function that calls what it is given, for dynamo to compile: it skips the frames of torch's own modules.
+
+    Dynamo keeps what it compiled, and counts how often, by code object: each model gets one of its own.
+    """
+    return FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return function(*args, **kwargs)

@@ -1,0 +1,295 @@
+"""What a compiled region's backward does with a tensor that its forward saves, read off the backward graph.
+
+A compiled region has no torch calls to look at: its forward and its backward are two graphs of aten operators, and the
+partitioner chose what goes from one to the other. A use here is an operator of ``rules`` and the tensor's role in it,
+so that the same table decides as for other models. Only what is recognised has one: anything else is kept exactly.
+
+Backward may compute parts of the forward again from what is saved. What a recomputed value is used for decides then,
+too, at the bits of a product at least; where it decides between two sides, as a ReLU's mask does, rounding may move an
+element to the other side, so it is kept exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+
+@dataclass(frozen=True, order=True)
+class Use:
+    """One use of a saved tensor.
+
+    Attributes:
+        operator, role: as ``rules.RULES`` has them; an operator without a rule is kept exactly.
+        name: of the aten operator in the backward graph.
+    """
+
+    operator: str
+    role: str
+    name: str
+
+
+class _Value(Enum):
+    """What a node of the backward graph is to the saved tensor."""
+
+    ITSELF = "the tensor, or a view, copy or cast of it"
+    POSITIVE = "its positive part, which is positive where it is"
+    RECOMPUTED = "a value computed again from it"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SAME = _names(
+    "view _unsafe_view reshape permute transpose t squeeze unsqueeze expand slice select alias detach "
+    "clone contiguous _to_copy convert_element_type unbind split split_with_sizes getitem lift_fresh_copy"
+)
+# Positions of the operands of which the result is a linear function, the other operand being a gradient.
+_PRODUCTS = MappingProxyType(
+    {
+        "mm": (0, 1),
+        "bmm": (0, 1),
+        "mv": (0, 1),
+        "dot": (0, 1),
+        "addmm": (1, 2),
+        "baddbmm": (1, 2),
+        "convolution_backward": (1,),
+    }
+)
+# Positions of value and result, in which backward is linear. It is not in query and key, whose exact softmax's sum it
+# has.
+_ATTENTIONS = MappingProxyType(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
+        "_scaled_dot_product_flash_attention_backward": (3, 4),
+        "_scaled_dot_product_cudnn_attention_backward": (3, 4),
+        "_scaled_dot_product_efficient_attention_backward": (3, 5),
+    }
+)
+# Backward operators: the position of the tensor, and the operator of the forward and the role that it has in a rule.
+_BACKWARDS = MappingProxyType(
+    {
+        "native_batch_norm_backward": (1, "batch_norm", "input"),
+        "cudnn_batch_norm_backward": (0, "batch_norm", "input"),
+        "native_layer_norm_backward": (1, "layer_norm", "input"),
+        "native_group_norm_backward": (1, "group_norm", "input"),
+        "_fused_rms_norm_backward": (1, "rms_norm", "input"),
+        "gelu_backward": (1, "gelu", "input"),
+        "silu_backward": (1, "silu", "input"),
+        "mish_backward": (1, "mish", "input"),
+        "sigmoid_backward": (1, "sigmoid", "result"),
+        "tanh_backward": (1, "tanh", "result"),
+        "_softmax_backward_data": (1, "softmax", "result"),
+        "threshold_backward": (1, "relu", "result"),
+        "leaky_relu_backward": (1, "leaky_relu", "input"),
+        "max_pool2d_with_indices_backward": (1, "max_pool2d", "input"),
+        "max_pool3d_with_indices_backward": (1, "max_pool3d", "input"),
+        "avg_pool2d_backward": (1, "avg_pool2d", "input"),
+        "avg_pool3d_backward": (1, "avg_pool3d", "input"),
+        "_adaptive_avg_pool2d_backward": (1, "adaptive_avg_pool2d", "input"),
+        "_adaptive_avg_pool3d_backward": (1, "adaptive_avg_pool3d", "input"),
+    }
+)
+# Those of one saved operand, which a backend may have decomposed into arithmetic: whatever step of it takes the tensor,
+# the derivative as a whole is what the rule speaks of.
+_DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data")
+# Computed again, they move by a bounded multiple of what the tensor does.
+_SMOOTH = _names("gelu silu mish sigmoid tanh erf")
+_BATCH_NORMS = _names(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
+    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward"
+)
+_ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
+_SUMS = _names("add sub neg")
+_TOO_MANY = 256  # steps that are followed
+
+
+class Backward:
+    """The uses of what the forward graph of a region hands to its backward graph."""
+
+    def __init__(self, forward: Graph, backward: Graph) -> None:
+        made = {node.name for node in forward.nodes}
+        inputs = backward.find_nodes(op="placeholder")
+        self._inputs: dict[str, Node] = {node.name: node for node in inputs}
+        self._gradients = _reached([node for node in inputs if "tangents" in node.name and node.name not in made])
+
+    def uses_of(self, saved: Node) -> frozenset[Use]:
+        """The uses of a node of the forward graph, which has the same name in the backward graph."""
+        start = self._inputs.get(saved.name)
+        if start is None:
+            return frozenset((_unknown("a backward that does not name it"),))
+        found: set[Use] = set()
+        todo, seen = [(start, _Value.ITSELF)], {(start, _Value.ITSELF)}
+        while todo:
+            node, value = todo.pop()
+            for user in node.users:
+                steps = list(_follow(start, node, value, user, self._gradients))
+                found.update(step for step in steps if isinstance(step, Use))
+                for step in steps:
+                    if isinstance(step, _Value) and (user, step) not in seen:
+                        seen.add((user, step))
+                        todo.append((user, step))
+            if len(seen) > _TOO_MANY:
+                found.add(_unknown("a long computation"))
+                break
+        return frozenset(found)
+
+
+def _reached(nodes: list[Node]) -> set[Node]:
+    """What depends on any of the nodes."""
+    found = set(nodes)
+    todo = list(nodes)
+    while todo:
+        for user in todo.pop().users:
+            if user not in found:
+                found.add(user)
+                todo.append(user)
+    return found
+
+
+def _follow(start: Node, node: Node, value: _Value, user: Node, gradients: set[Node]) -> Iterator[Use | _Value]:
+    """What ``user`` makes of ``node``: uses, and what its own result is to the saved tensor."""
+    name, origin = _name(user.target), _origin(user)
+    positions = tuple(index for index, argument in enumerate(user.args) if argument is node)
+    if user.op != "call_function" or not positions or node in user.kwargs.values():
+        yield _unknown(name or "its result")
+    elif user in gradients:
+        yield from _in_gradient(node, value, user, name, positions)
+    elif name in _SAME and positions == (0,):
+        yield value if _same_numbers(user) else _unknown(name)
+    elif origin in _DECOMPOSED:
+        _, operator, role = _BACKWARDS[origin]
+        yield Use(operator, role, origin)
+        if value is not _Value.ITSELF:
+            yield _product(origin)
+    elif name in ("le", "gt") and positions == (0,) and _number(user.args[1]) == 0 and value is not _Value.RECOMPUTED:
+        yield Use("relu", "result", name)
+    elif name == "relu":
+        yield _Value.RECOMPUTED if value is _Value.RECOMPUTED else _Value.POSITIVE
+    elif name == "pow" and positions == (0,) and _number(user.args[1]) == 1:
+        yield value
+    elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
+        yield _unknown(f"{name} of what is computed again")
+    elif not _covers(node, user):
+        yield _unknown(name)
+    elif origin in _SMOOTH:
+        yield _Value.RECOMPUTED
+    else:
+        yield from _in_arithmetic(start, node, user, name, origin)
+
+
+def _in_gradient(
+    node: Node, value: _Value, user: Node, name: str, positions: tuple[int, ...]
+) -> Iterator[Use | _Value]:
+    """A use together with the gradient."""
+    if set(positions) <= set(_PRODUCTS.get(name, ())):
+        yield Use("linear", "input", name) if value is _Value.ITSELF else _product(name)
+    elif _is_factor(node, user, name, set(positions)):
+        yield _product(name)
+    elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user):
+        _, operator, role = _BACKWARDS[name]
+        yield Use(operator, role, name)
+        if value is not _Value.ITSELF:
+            yield _product(name)
+    else:
+        yield _unknown(name)
+
+
+def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
+    """Whether the node is one factor of a product, and the gradient is in the other."""
+    if name in _ATTENTIONS:
+        return positions <= set(_ATTENTIONS[name])
+    return name in ("mul", "fma") and positions <= {0, 1} and _covers(node, user)
+
+
+def _holds(name: str, value: _Value, user: Node) -> bool:
+    """Whether a backward operator's rule holds for its arguments."""
+    if name == "threshold_backward":
+        return _number(user.args[2]) == 0 and value is not _Value.RECOMPUTED
+    if name == "leaky_relu_backward":
+        return value is not _Value.RECOMPUTED
+    return value is _Value.ITSELF or not name.endswith("_norm_backward")
+
+
+def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
+    """A step of a forward that backward computes again."""
+    others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
+    scaled = name == "div" and user.args[0] is node and _number(user.args[1]) is not None
+    if name in _SUMS or scaled or (name == "mul" and not others):
+        yield _Value.RECOMPUTED
+    elif name == "mul" and origin in _BATCH_NORMS:
+        yield Use("batch_norm", "input", origin)
+        yield _Value.RECOMPUTED
+    elif name == "mul" and origin in _ROW_NORMS and _shape(start)[-1:] == _shape(user)[-1:]:
+        yield Use("layer_norm", "input", origin)
+        yield _Value.RECOMPUTED
+    elif name == "mul" and all(_is_bool(other) for other in others):  # dropout
+        yield _Value.RECOMPUTED
+    else:
+        yield _unknown(name)
+
+
+def operator_of(node: Node) -> str:
+    """The name of the operator that computes a node."""
+    return _name(node.target)
+
+
+def _product(name: str) -> Use:
+    return Use("mul", "input", name)
+
+
+def _unknown(name: str) -> Use:
+    return Use("", "", name)
+
+
+def _name(target: Any) -> str:
+    """The operator's name, without its overload; of libraries other than torch's, with theirs."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return str(getattr(target, "__name__", target))
+    library, _, name = schema.name.partition("::")
+    return str(name) if library in ("aten", "prims") else str(schema.name)
+
+
+def _origin(node: Node) -> str:
+    """The operator of which the node is a part, where a backend decomposed it."""
+    original = node.meta.get("original_aten")
+    return _name(original) if original is not None else _name(node.target)
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _shape(node: Node) -> tuple[Any, ...]:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _covers(node: Node, user: Node) -> bool:
+    """Whether no element of the node is used for several of the result, as a statistic is."""
+    return _shape(node) == _shape(user)
+
+
+def _same_numbers(node: Node) -> bool:
+    """Whether a view, copy or cast still has its argument's numbers: not so as integers, or read as another dtype."""
+    if any(isinstance(argument, torch.dtype) for argument in node.args) and _name(node.target) == "view":
+        return False
+    value = node.meta.get("val")
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in parts)
+
+
+def _is_bool(node: Node) -> bool:
+    """A mask, or the number that a mask was cast to."""
+    value = node.meta.get("val")
+    if _name(node.target) in ("convert_element_type", "_to_copy") and isinstance(node.args[0], Node):
+        return _is_bool(node.args[0])
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bool

@@ -1,0 +1,188 @@
+"""What a compiled region saves, and in which forms: planned when torch compiles it.
+
+Torch shows both graphs of a region while it traces the hooks of a tensor that goes from one to the other. This is no
+public interface; without it everything in a region is kept exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.nn import Parameter
+
+from actcore import Raw, SavedTensor
+from integrations.levels import Level
+from integrations.saved.aten_rules import Backward, operator_of
+from integrations.saved.compiled_forms import CompiledForm, form_of
+from integrations.saved.compiled_order import Order
+
+ROLE = "compiled"
+
+
+@dataclass(eq=False)
+class Entry:
+    """One tensor that a region saves.
+
+    Attributes:
+        key: its number in this process.
+        saved: its description, sizes that vary as they were first. The module's path starts where the region does.
+        form: how it is stored.
+        outside: whether it is an input or an output of the region, which eager code may save, too.
+        storage_bytes: of the storage that it is in; 0 where an earlier entry counts that.
+        given: whether it is an input of the region, which somebody else may keep alive, and which is kept.
+        varies: whether its sizes do.
+        told: whether the session is told of it in every run: of inputs, of what varies or takes noise, and of a
+            region's first.
+        silent: the others of the region, on its first.
+    """
+
+    key: int
+    saved: SavedTensor
+    form: CompiledForm
+    given: bool = False
+    outside: bool = False
+    varies: bool = False
+    storage_bytes: int = 0
+    told: bool = False
+    silent: list[Entry] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Region:
+    """What a region saves, by node of its forward graph."""
+
+    order: Order
+    entries: dict[str, Entry]
+    storages: dict[str, tuple[int, int]]  # of each: which, and its bytes
+    first: Entry | None = None
+    counted: set[int] = field(default_factory=set)
+
+    def meet(self, name: str) -> Entry | None:
+        """The entry of a node whose hooks are being traced; ``None`` for a parameter or buffer."""
+        entry = self.entries.get(name)
+        if entry is None:
+            return None
+        storage, nbytes = self.storages[name]
+        entry.storage_bytes = 0 if storage in self.counted else nbytes
+        self.counted.add(storage)
+        entry.told = entry.given or entry.varies or entry.form.rounds or self.first is None
+        if self.first is None:
+            self.first = entry
+        elif not entry.told:
+            self.first.silent.append(entry)
+        return entry
+
+
+entries: dict[int, Entry] = {}
+"""All that were planned in this process, by key."""
+
+_keys = itertools.count()
+_regions: WeakKeyDictionary[Graph, _Region] = WeakKeyDictionary()  # by forward graph
+
+
+def entry_of(level: Level) -> Entry | None:
+    """The entry of the tensor whose hooks are being traced; ``None`` where torch does not say which that is."""
+    context = _context()
+    if context is None:
+        warnings.warn(
+            "a compiled region keeps all that it saves: this version of torch does not tell which operators use it",
+            stacklevel=2,
+        )
+        return None
+    forward, backward, node = context["_fw_graph"], context["_bw_graph"], context["_node"]
+    if forward not in _regions:  # before the hooks of its first tensor change the graphs
+        _regions[forward] = _plan(forward, backward, level)
+    _regions[forward].order.settle(forward, backward)
+    return _regions[forward].meet(node.name)
+
+
+def _context() -> dict[str, Any] | None:
+    try:
+        from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
+    except ImportError:
+        return None
+    context = _get_saved_tensor_hook_context()
+    return context if context is not None and {"_fw_graph", "_bw_graph", "_node"} <= context.keys() else None
+
+
+def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
+    """The forms of all tensors that go from one graph to the other.
+
+    A region's inputs are kept, as parameters are and what the caller gave: but for what the model computed with
+    gradients before the region, which is one more activation.
+    """
+    taken = {node.name for node in backward.find_nodes(op="placeholder")}
+    inputs, uses = _inputs(forward), Backward(forward, backward)
+    region = _Region(Order(forward, backward), {}, {})
+    outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # what is saved follows
+    kept: dict[int, CompiledForm] = {}  # by storage
+    for node in forward.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            continue
+        storage, example = value.untyped_storage(), inputs.get(node)
+        given = node.op == "placeholder" and (example is None or example.grad_fn is None)
+        if given:
+            kept[storage._cdata] = CompiledForm(Raw(), "an input of a compiled region: kept exactly")
+        if node.name not in taken or (given and (example is None or isinstance(example, Parameter))):
+            continue
+        found = uses.uses_of(node)
+        saved = _described(value, ", ".join(sorted({use.name for use in found})), _module_of(node))
+        form = kept[storage._cdata] if given else form_of(level, saved, found, operator_of(node))
+        outside = node.op == "placeholder" or outputs.count(node) > 1
+        varies = not all(isinstance(size, int) for size in value.shape)
+        entry = Entry(next(_keys), saved, form, given, outside, varies)
+        region.entries[node.name] = entries[entry.key] = entry
+        region.storages[node.name] = storage._cdata, _hint(storage.nbytes())
+        if form.exact:
+            kept.setdefault(storage._cdata, CompiledForm(Raw(), "its storage is kept exactly for another operator"))
+    for name, entry in region.entries.items():
+        if not entry.form.exact:
+            entry.form = kept.get(region.storages[name][0], entry.form)
+    return region
+
+
+def _inputs(forward: Graph) -> dict[Node, Tensor]:
+    """What the first call gives the inputs of a region, as far as torch tells."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        given = [argument.example for argument in InstructionTranslator.current_tx().output.graphargs]
+    except (ImportError, AttributeError, AssertionError):
+        return {}
+    found = {}
+    for node in forward.find_nodes(op="placeholder"):
+        described = node.meta.get("desc")
+        index = described.idx if type(described).__name__ == "PlainAOTInput" else len(given)
+        example = given[index] if index < len(given) else None
+        if isinstance(example, Tensor):
+            found[node] = example
+    return found
+
+
+def _described(value: Tensor, operator: str, module: str) -> SavedTensor:
+    """Sizes that vary are as they are now; without strides where rows vary in length, which no group then fits."""
+    shape = torch.Size(map(_hint, value.shape))
+    varies = value.dim() > 0 and not isinstance(value.shape[-1], int)
+    strides = () if varies else tuple(map(_hint, value.stride()))
+    return SavedTensor(shape, value.dtype, strides, value.device, operator, ROLE, module)
+
+
+def _hint(size: Any) -> int:
+    """A size that varies, as it was when the region was compiled. ``int(size)`` would make it one that does not."""
+    hint = size if isinstance(size, int) else getattr(size.node, "hint", None)
+    return hint if isinstance(hint, int) else 0
+
+
+def _module_of(node: Node) -> str:
+    """Path of the module that computed a node, from where the region starts: ``L['self'].layers.0`` is ``layers.0``."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return re.sub(r"^L\[[^]]*\](\.__self__)?\.?", "", str(stack[-1][0])) if stack else ""
