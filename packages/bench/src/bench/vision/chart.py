@@ -14,7 +14,7 @@ from bench.style import BLUE, GREY, GRID, INK, STYLE, VERMILION, footer, require
 from bench.vision.notes import FACTOR
 from bench.vision.results import Variance, VisionResults
 
-_BAND = "#E6F1F8"
+_BAND = "#D6E8F4"
 
 
 def save_chart(results: VisionResults, path: Path) -> None:
@@ -44,11 +44,11 @@ def _draw(results: VisionResults) -> Figure:
     first = results.variances[0].found
     text = (
         f"ResNet-20 on the {results.data.partition(' (')[0]} after {results.recipe['steps before variances']:g} steps, "
-        f"batch {results.recipe['batch of variances']:g}, {first.repeats} repeats; band: a factor of {FACTOR:g} around "
+        f"batch {results.recipe['batch of variances']:g}, {first.repeats} repeats; bars: a factor of {FACTOR:g} around "
         "what was measured."
     )
     footer(figure, text, results.machine)
-    figure.subplots_adjust(left=0.07, right=0.985, top=0.93, bottom=0.27, wspace=0.06, hspace=0.08)
+    figure.subplots_adjust(left=0.07, right=0.985, top=0.93, bottom=0.24, wspace=0.06, hspace=0.08)
     return figure
 
 
@@ -56,9 +56,7 @@ def _draw_variance(axes: Axes, variance: Variance) -> None:
     layers = [layer for layer in variance.found.layers if layer.gradient and layer.measured]
     places = list(range(len(layers)))
     measured = [layer.measured / layer.gradient for layer in layers]
-    axes.fill_between(
-        places, [one / FACTOR for one in measured], [one * FACTOR for one in measured], color=_BAND, linewidth=0
-    )
+    axes.vlines(places, [one / FACTOR for one in measured], [one * FACTOR for one in measured], _BAND, linewidth=7)
     predicted = [layer.predicted / layer.gradient for layer in layers]
     axes.plot(places, measured, "x", color=VERMILION, markersize=5, label="measured")
     axes.plot(places, predicted, "o", color=BLUE, markersize=4.5, markeredgecolor="white", label="predicted")

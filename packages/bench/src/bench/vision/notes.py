@@ -14,24 +14,32 @@ from bench.vision.variance import WITH_GRADIENTS
 RATIOS = {"L2": 6.0, "L3": 10.0}  # at least
 POINTS, LOSS = 1.5, 0.03  # of accuracy, which the interval overlaps; relative, at most
 SEEDS = 10  # from which on training is judged
+DATA = "CIFAR-10"  # on which networks are; the digits are too small to say anything
 FACTOR = 2.0  # between predicted and measured, at most, either way
 TIMES = {"L2": 1.3}  # at most
 
 
-def judged(comparison: Comparison) -> bool:
-    """Whether there are enough seeds to say whether training reached what was asked."""
-    return comparison.level != "L0" and len(comparison.accuracies) >= SEEDS
+def judged(results: VisionResults) -> bool:
+    """Whether the images are those that something was asked of."""
+    return results.data.startswith(DATA)
 
 
-def within(variance: Variance) -> bool:
-    """Whether the prediction of every layer is within ``FACTOR``."""
-    return all(1 / FACTOR <= ratio <= FACTOR for ratio in variance.ratios)
+def enough(results: VisionResults, comparison: Comparison) -> bool:
+    """Whether a level's training is judged."""
+    return judged(results) and comparison.level != "L0" and len(comparison.accuracies) >= SEEDS
 
 
-def in_order(ablation: list[Variance]) -> bool:
-    """Whether each step of the ablation has less variance than the one before."""
-    shares = [step.share for step in ablation if step.name != WITH_GRADIENTS]
-    return all(later < earlier for earlier, later in pairwise(shares))
+def inside(variance: Variance) -> int:
+    """Of how many layers the prediction is within ``FACTOR``."""
+    return sum(1 / FACTOR <= ratio <= FACTOR for ratio in variance.ratios)
+
+
+def below(results: VisionResults) -> list[bool | None]:
+    """Of each step of the ablation, whether it has less variance than the one before; ``None``: nothing is asked."""
+    steps = results.ablation
+    asked = [judged(results) and step.name != WITH_GRADIENTS for step in steps[1:]]
+    pairs = zip(asked, pairwise(steps), strict=True)
+    return [None, *(later.share < earlier.share if one else None for one, (earlier, later) in pairs)]
 
 
 def notes(results: VisionResults) -> Text:
@@ -51,7 +59,7 @@ def _lines(results: VisionResults) -> Iterator[str]:
         yield f"Left out: {reason}."
     if results.memories:
         yield (
-            "memory: ResNet-50, batch 16 at 64 x 64, float32. hooks: bytes that autograd saves, without parameters, "
+            "memory: ResNet-50, batch 16 at 64 x 64, float32. graph: bytes that autograd keeps, without parameters, "
             "buffers and the batch. allocator: live bytes of the process after a forward, less what lives beside the "
             "untouched model's saved tensors, too. times smaller: what the untouched model saves over the larger of "
             "the two. peak: the most during forward and backward, less what was there before and the gradients."
@@ -83,12 +91,14 @@ def _lines(results: VisionResults) -> Iterator[str]:
 def _targets(results: VisionResults) -> Iterator[str]:
     if results.memories:
         ratios = ", ".join(f"{level} {least:g}" for level, least in RATIOS.items())
-        yield f"times smaller at least {ratios}; the allocator's bytes those of the hooks within {AGREEMENT:.0%}"
+        yield f"times smaller at least {ratios}; the allocator's bytes those of the graph within {AGREEMENT:.0%}"
+    if not judged(results):
+        return
     if results.curves:
-        yield (f"the interval overlaps ±{POINTS:g} points, final loss within {LOSS:.0%} (judged from {SEEDS} seeds on)")
+        yield f"the interval overlaps ±{POINTS:g} points, final loss within {LOSS:.0%} (judged from {SEEDS} seeds on)"
     if results.variances:
         yield f"predicted within a factor of {FACTOR:g} of measured, every layer"
     if results.ablation:
-        yield "each step of the ablation below the one before"
+        yield "each of ActNN's steps below the one before"
     if results.times:
         yield f"step time at most {', '.join(f'{level} {most:g}' for level, most in TIMES.items())}"

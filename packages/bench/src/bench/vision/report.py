@@ -13,8 +13,8 @@ from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
 from bench.statistics import spread
 from bench.units import MIB
-from bench.vision.notes import FACTOR, LOSS, POINTS, RATIOS, TIMES, in_order, judged, notes, within
-from bench.vision.results import Comparison, Variance, VisionResults
+from bench.vision.notes import LOSS, POINTS, RATIOS, TIMES, below, enough, inside, judged, notes
+from bench.vision.results import Comparison, StepTimes, Variance, VisionResults
 
 
 def render(results: VisionResults) -> RenderableType:
@@ -44,14 +44,14 @@ def _table(*headings: str) -> Table:
 
 
 def ratio_of(memory: Memory, plain: Memory) -> float | None:
-    """How many times fewer bytes are kept, by the larger of what hooks and the allocator say; ``None``: unknown."""
+    """How many times fewer bytes are kept, by the larger of what graph and allocator say; ``None``: unknown."""
     if not memory.stored_bytes or plain.original_bytes is None:
         return None
     return plain.original_bytes / (memory.stored_bytes * max(1.0, memory.agreement(plain) or 1.0))
 
 
 def _memories(results: VisionResults) -> Table:
-    table = _table("memory", "hooks\nMiB", "allocator\nMiB", "allocator /\nhooks", "times\nsmaller", "peak\nMiB")
+    table = _table("memory", "graph\nMiB", "allocator\nMiB", "allocator /\ngraph", "times\nsmaller", "peak\nMiB")
     plain = results.memories[0]
     for memory in results.memories:
         peak = "" if memory.peak_bytes is None else f"{memory.peak_bytes / MIB:,.1f}"
@@ -81,11 +81,13 @@ def _training(results: VisionResults) -> Table:
             "full precision" if row.level == "L0" else row.level,
             str(len(row.accuracies)),
             f"{fmean(row.accuracies):.1f}" + ("" if deviation is None else f" ± {deviation:.1f}"),
-            "" if row.level == "L0" else marked(_interval(row), row.difference.meets(POINTS) if judged(row) else None),
+            ""
+            if row.level == "L0"
+            else marked(_interval(row), row.difference.meets(POINTS) if enough(results, row) else None),
             f"{fmean(row.losses):.3f}",
             ""
             if row.level == "L0"
-            else marked(f"{row.loss_ratio:.3f}", abs(row.loss_ratio - 1) <= LOSS if judged(row) else None),
+            else marked(f"{row.loss_ratio:.3f}", abs(row.loss_ratio - 1) <= LOSS if enough(results, row) else None),
         )
     return table
 
@@ -114,7 +116,7 @@ def _variances(results: VisionResults) -> Table:
     )
     for variance in results.variances:
         ratios = variance.ratios
-        inside = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
+        held = inside(variance)
         table.add_row(
             variance.name,
             str(len(ratios)),
@@ -122,16 +124,16 @@ def _variances(results: VisionResults) -> Table:
             f"{min(ratios):.2f}",
             f"{median(ratios):.2f}",
             f"{max(ratios):.2f}",
-            marked(f"{inside} of {len(ratios)}", within(variance)),
+            marked(f"{held} of {len(ratios)}", held == len(ratios) if judged(results) else None),
         )
     return table
 
 
 def _ablation(results: VisionResults) -> Table:
     table = _table("ablation, 2 bits", "share", "bias")
-    for number, step in enumerate(results.ablation):
+    for step, reached in zip(results.ablation, below(results), strict=True):
         share, bias = _shares(step)
-        table.add_row(step.name, marked(share, in_order(results.ablation[: number + 1]) if number else None), bias)
+        table.add_row(step.name, marked(share, reached), bias)
     return table
 
 
@@ -143,11 +145,13 @@ def _times(results: VisionResults) -> Table:
             times.order,
             f"{1e3 * median(times.plain_seconds):,.0f}",
             *(
-                marked(
-                    f"{times.ratio(level):.2f}",
-                    None if (most := TIMES.get(level)) is None else times.ratio(level) <= most,
-                )
+                marked(f"{times.ratio(level):.2f}", _fast(times, level) if judged(results) else None)
                 for level in levels
             ),
         )
     return table
+
+
+def _fast(times: StepTimes, level: str) -> bool | None:
+    most = TIMES.get(level)
+    return None if most is None else times.ratio(level) <= most

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,20 +43,22 @@ def resnet20(channels: int = 3, width: int = 16) -> nn.Sequential:
         channels: of the images.
         width: channels of the first third; the others have twice and four times as many.
     """
-    torso: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     inputs = width
     for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
         for number in range(BLOCKS):
-            torso.append(Block(inputs, outputs, stride if number == 0 else 1))
+            blocks.append(Block(inputs, outputs, stride if number == 0 else 1))
             inputs = outputs
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, 1, 1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        *torso,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(inputs, CLASSES),
+        OrderedDict(
+            conv=nn.Conv2d(channels, width, 3, 1, 1, bias=False),
+            norm=nn.BatchNorm2d(width),
+            relu=nn.ReLU(),
+            blocks=nn.Sequential(*blocks),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            linear=nn.Linear(inputs, CLASSES),
+        )
     )
 
 
