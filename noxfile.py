@@ -151,3 +151,9 @@ def bench_kernels(session: nox.Session) -> None:
 def bench_activations(session: nox.Session) -> None:
     """Measure models of any kind under compression. What follows `--` goes to `python -m bench activations`."""
     run_python(session, "-m", "bench", "activations", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_vision(session: nox.Session) -> None:
+    """Measure convolutional networks with Q-layers. What follows `--` goes to `python -m bench vision`."""
+    run_python(session, "-m", "bench", "vision", *session.posargs)

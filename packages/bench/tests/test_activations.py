@@ -18,7 +18,7 @@ from bench.activations.results import (
 )
 from bench.gradients import relative_error
 from bench.machine import Machine
-from bench.memory import AGREEMENT, Memory, _saved_bytes
+from bench.memory import AGREEMENT, Memory, saved_bytes
 from bench.networks import Case
 from bench.table import console
 
@@ -184,7 +184,7 @@ def test_memory_is_that_of_the_process(held):
 def test_what_the_untouched_model_saves_is_counted_without_compression(quick):
     case, _ = cases.made("gcn")
     # ReLU's results and, outside of the model, the output; not x, which is the caller's, and no weights.
-    assert _saved_bytes(case.model, case.loss) == 2 * 64 * 64 * 4 + 64 * 4 * 4
+    assert saved_bytes(case.model, case.loss) == 2 * 64 * 64 * 4 + 64 * 4 * 4
 
 
 def test_agreement_leaves_out_what_else_lives():

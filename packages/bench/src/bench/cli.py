@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench gnn | kernels | sensitivity | activations | show``."""
+"""The command line: ``python -m bench gnn | kernels | sensitivity | activations | vision | show``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from bench.kernels.cases import FLOATS
 from bench.models import MODELS
 from bench.sensitivity import measure as sensitivity
 from bench.units import GIB, KIB, MIB, size_name
+from bench.vision import images
+from bench.vision import measure as vision
 from integrations import LEVELS
 
 
@@ -145,11 +147,39 @@ def _parser() -> argparse.ArgumentParser:
     any_model.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
     _add_chart(any_model)
 
+    _add_vision(parsers.add_parser("vision", help="Q-layers: bytes, accuracy, the gradient's variance and time"))
+
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
     _add_chart(show)
     return parser
+
+
+def _add_vision(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=commands.run_vision)
+    parser.add_argument(
+        "--part", action="append", choices=vision.PARTS, help="of the measurements, repeatable; default: all"
+    )
+    parser.add_argument(
+        "--dataset", default="auto", choices=images.DATASETS, help="auto: CIFAR-10's subset at hand, otherwise digits"
+    )
+    parser.add_argument(
+        "--data-root", type=Path, metavar="DIR", help=f"folder with {images.FILE}; default: ACTCORE_DATA"
+    )
+    parser.add_argument("--seeds", type=_positive, help=f"of training, paired; default: {vision.SEEDS}")
+    parser.add_argument("--epochs", type=_positive, help=f"of each training run; default: {vision.EPOCHS}")
+    parser.add_argument("--repeats", type=_two, help=f"of a measured variance; default: {vision.REPEATS}")
+    parser.add_argument("--rounds", type=_positive, help=f"of timed steps; default: {vision.ROUNDS}")
+    parser.add_argument("--threads", type=_positive, default=torch.get_num_threads(), help="default: %(default)s")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{vision.QUICK_SEEDS} seeds, {vision.QUICK_EPOCHS} epoch, {vision.QUICK_REPEATS} repeats, "
+        f"{vision.QUICK_ROUNDS} rounds: shows that it works",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
+    _add_chart(parser)
 
 
 def _add_shared(parser: argparse.ArgumentParser, threads: int, place: str = "") -> None:
@@ -164,14 +194,19 @@ def _add_chart(parser: argparse.ArgumentParser, place: str = "") -> None:
     )
 
 
-def _positive(text: str) -> int:
+def _positive(text: str, least: int = 1) -> int:
     try:
         value = int(text)
     except ValueError:
         value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text!r}")
     return value
+
+
+def _two(text: str) -> int:
+    """How often something is measured whose variance is asked for."""
+    return _positive(text, least=2)
 
 
 def _size(text: str) -> int:

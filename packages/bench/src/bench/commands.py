@@ -29,6 +29,10 @@ from bench.sensitivity import report as sensitivity_report
 from bench.sensitivity.results import SensitivityResults
 from bench.style import require_drawable
 from bench.summary import REFERENCE
+from bench.vision import chart as vision_chart
+from bench.vision import measure as vision
+from bench.vision import report as vision_report
+from bench.vision.results import VisionResults
 
 FOLDER = Path("bench-results")  # of the current folder, for what is given no other place
 LEVELS = ("L1", "L1.1", "L1.2")
@@ -116,6 +120,27 @@ def run_activations(options: Namespace) -> None:
     _finish(results, options.json, options.chart)
 
 
+def run_vision(options: Namespace) -> None:
+    """``python -m bench vision``."""
+    parts = list(dict.fromkeys(options.part or vision.PARTS))
+    if options.chart is not None and "variance" not in parts:
+        raise BenchError("a chart shows the part variance; add --part variance, or leave --chart out")
+    _require_writable(options.json, options.chart)
+    results = vision.run(
+        vision.Options(
+            parts=parts,
+            dataset=options.dataset,
+            data_root=options.data_root,
+            seeds=options.seeds or (vision.QUICK_SEEDS if options.quick else vision.SEEDS),
+            epochs=options.epochs or (vision.QUICK_EPOCHS if options.quick else vision.EPOCHS),
+            repeats=options.repeats or (vision.QUICK_REPEATS if options.quick else vision.REPEATS),
+            rounds=options.rounds or (vision.QUICK_ROUNDS if options.quick else vision.ROUNDS),
+            threads=options.threads,
+        )
+    )
+    _finish(results, options.json, options.chart)
+
+
 def show(options: Namespace) -> None:
     """``python -m bench show``."""
     _finish(records.load(options.results), None, options.chart)
@@ -133,6 +158,8 @@ def _finish(results: records.AnyResults, json: Path | None, picture: Path | None
         text, draw = sensitivity_report.render(results), partial(sensitivity_chart.save_chart, results)
     elif isinstance(results, ActivationResults):
         text, draw = activation_report.render(results), partial(activation_chart.save_chart, results)
+    elif isinstance(results, VisionResults):
+        text, draw = vision_report.render(results), partial(vision_chart.save_chart, results)
     else:
         text, draw = table.render(results), partial(chart.save_chart, results)
     table.console().print(text)

@@ -124,21 +124,27 @@ def measure_step(
     for _ in range(3 if adaptive else 1):  # the warm-up; an unchanged loop plans in its second step
         loss().backward()
 
-    live, peak, reason = None, None, ""
-    found = counters(device)
-    if isinstance(found, str):
-        reason = found
-    else:
-        live = int(statistics.median(_live_bytes(forward, found) for _ in range(REPEATS)))
-        peak = int(statistics.median(_peak_bytes(network, loss, found) for _ in range(REPEATS)))
+    live, peak, reason = step_bytes(network, forward, loss, device)
     if level is None:
-        return Memory(model, "L0", live, peak, _saved_bytes(network, forward), not_measured=reason)
+        return Memory(model, "L0", live, peak, saved_bytes(network, forward), not_measured=reason)
     report = integrations.compression(network).report()
     return Memory(model, level, live, peak, report.original_bytes, report.stored_bytes, reason)
 
 
-def _saved_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """Bytes of the storages that autograd alone keeps after a forward of an untouched model."""
+def step_bytes(
+    network: nn.Module, forward: Callable[[], Tensor], loss: Callable[[], Tensor], device: torch.device
+) -> tuple[int | None, int | None, str]:
+    """Live bytes after the forward and the peak, see the module; ``None`` where not measured, and then the reason."""
+    found = counters(device)
+    if isinstance(found, str):
+        return None, None, found
+    live = int(statistics.median(_live_bytes(forward, found) for _ in range(REPEATS)))
+    peak = int(statistics.median(_peak_bytes(network, loss, found) for _ in range(REPEATS)))
+    return live, peak, ""
+
+
+def saved_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """Bytes of the storages that autograd alone keeps after a forward of a model without hooks of its own."""
     others = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
     saved: dict[int, int] = {}  # bytes by address: all are alive until the forward is over
 

@@ -47,6 +47,14 @@ def image_model(name: str, batch: int) -> Case:
     return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
 
 
+def resnet50(batch: int) -> Case:
+    """timm's ResNet-50."""
+    timm = _needs("timm")
+    model = timm.create_model("resnet50", num_classes=10)
+    x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
+    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
+
+
 def vit_tiny(batch: int) -> Case:
     """timm's ViT-tiny: 12 layers of 192 features, 196 patches."""
     timm = _needs("timm")

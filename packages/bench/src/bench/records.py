@@ -14,8 +14,9 @@ from bench.errors import BenchError
 from bench.kernels.results import KernelResults
 from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
+from bench.vision.results import VisionResults
 
-AnyResults = Results | KernelResults | SensitivityResults | ActivationResults
+AnyResults = Results | KernelResults | SensitivityResults | ActivationResults | VisionResults
 
 _FORMAT = 1
 _KINDS: Mapping[str, type[AnyResults]] = {
@@ -23,6 +24,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "kernels": KernelResults,
     "sensitivity": SensitivityResults,
     "activations": ActivationResults,
+    "vision": VisionResults,
 }
 
 

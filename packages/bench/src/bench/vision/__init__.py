@@ -1,0 +1,13 @@
+"""``python -m bench vision``: convolutional networks with Q-layers, in parts that can be run alone.
+
+measure.py      a run: which parts, in which order
+images.py       the images that are trained on
+resnet.py       ResNet-20, and a batch of images for it
+memory.py       part "memory": what ResNet-50 keeps for backward, in a process of its own
+training.py     part "training": ResNet-20 in 2 bits beside full precision, seeds in pairs
+variance.py     parts "variance" and "ablation": the gradient's variance, predicted and measured
+step_time.py    part "time": a step of ResNet-20 beside torch's own, in turn
+results.py      what comes out, as JSON
+report.py       the tables, notes.py what stands below them
+chart.py        the chart
+"""

@@ -1,0 +1,157 @@
+"""Results of ``python -m bench vision`` as text."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.marks import marked
+from bench.memory import AGREEMENT, Memory
+from bench.statistics import spread
+from bench.units import MIB
+from bench.vision.notes import LOSS, POINTS, RATIOS, TIMES, below, enough, inside, judged, notes
+from bench.vision.results import Comparison, StepTimes, Variance, VisionResults
+
+
+def render(results: VisionResults) -> RenderableType:
+    """Header, tables and notes."""
+    header = Text.assemble(
+        ("Networks with Q-layers\n", "bold"),
+        ("machine  ", "dim"),
+        f"{results.machine}\n",
+        ("command  ", "dim"),
+        f"{results.machine.command}; {results.seconds / 60:.1f} minutes\n",
+    )
+    tables = (
+        (results.memories, _memories),
+        (results.curves, _training),
+        (results.variances, _variances),
+        (results.ablation, _ablation),
+        (results.times, _times),
+    )
+    return Group(header, *(table(results) for found, table in tables if found), notes(results))
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def ratio_of(memory: Memory, plain: Memory) -> float | None:
+    """How many times fewer bytes are kept, by the larger of what graph and allocator say; ``None``: unknown."""
+    if not memory.stored_bytes or plain.original_bytes is None:
+        return None
+    return plain.original_bytes / (memory.stored_bytes * max(1.0, memory.agreement(plain) or 1.0))
+
+
+def _memories(results: VisionResults) -> Table:
+    table = _table("memory", "graph\nMiB", "allocator\nMiB", "allocator /\ngraph", "times\nsmaller", "peak\nMiB")
+    plain = results.memories[0]
+    for memory in results.memories:
+        peak = "" if memory.peak_bytes is None else f"{memory.peak_bytes / MIB:,.1f}"
+        if memory.stored_bytes is None:
+            live = "" if memory.live_bytes is None else f"{memory.live_bytes / MIB:,.2f}"
+            kept = "" if memory.original_bytes is None else f"{memory.original_bytes / MIB:,.2f}"
+            table.add_row("torch's layers", kept, live, "", "", peak)
+            continue
+        agreement, ratio = memory.agreement(plain), ratio_of(memory, plain)
+        least = RATIOS.get(memory.level)
+        table.add_row(
+            memory.level,
+            f"{memory.stored_bytes / MIB:,.2f}",
+            "" if agreement is None else f"{agreement * memory.stored_bytes / MIB:,.2f}",
+            "" if agreement is None else marked(f"{agreement:.3f}", abs(agreement - 1) <= AGREEMENT),
+            "" if ratio is None else marked(f"{ratio:.1f}", None if least is None else ratio >= least),
+            peak,
+        )
+    return table
+
+
+def _training(results: VisionResults) -> Table:
+    table = _table("training", "seeds", "accuracy, %", "difference, points", "final loss", "final loss,\nrelative")
+    for row in results.comparisons():
+        deviation = spread(row.accuracies)
+        table.add_row(
+            "full precision" if row.level == "L0" else row.level,
+            str(len(row.accuracies)),
+            f"{fmean(row.accuracies):.1f}" + ("" if deviation is None else f" ± {deviation:.1f}"),
+            ""
+            if row.level == "L0"
+            else marked(_interval(row), row.difference.meets(POINTS) if enough(results, row) else None),
+            f"{fmean(row.losses):.3f}",
+            ""
+            if row.level == "L0"
+            else marked(f"{row.loss_ratio:.3f}", abs(row.loss_ratio - 1) <= LOSS if enough(results, row) else None),
+        )
+    return table
+
+
+def _interval(row: Comparison) -> str:
+    difference = row.difference
+    if difference.low is None:
+        return f"{difference.mean:+.2f}"
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+
+
+def _shares(variance: Variance) -> tuple[str, str]:
+    return f"{variance.share:.3g}", f"{variance.found.bias / variance.found.gradient:.2g}"
+
+
+def _variances(results: VisionResults) -> Table:
+    table = _table(
+        "variance",
+        "layers",
+        "share",
+        "bias",
+        "predicted /\nmeasured, least",
+        "\nmedian",
+        "\nmost",
+        "within\nthe factor",
+    )
+    for variance in results.variances:
+        ratios = variance.ratios
+        held = inside(variance)
+        table.add_row(
+            variance.name,
+            str(len(ratios)),
+            *_shares(variance),
+            f"{min(ratios):.2f}",
+            f"{median(ratios):.2f}",
+            f"{max(ratios):.2f}",
+            marked(f"{held} of {len(ratios)}", held == len(ratios) if judged(results) else None),
+        )
+    return table
+
+
+def _ablation(results: VisionResults) -> Table:
+    table = _table("ablation, 2 bits", "share", "bias")
+    for step, reached in zip(results.ablation, below(results), strict=True):
+        share, bias = _shares(step)
+        table.add_row(step.name, marked(share, reached), bias)
+    return table
+
+
+def _times(results: VisionResults) -> Table:
+    levels = list(results.times[0].seconds)
+    table = _table("time", "torch's\nlayers, ms", *levels)
+    for times in results.times:
+        table.add_row(
+            times.order,
+            f"{1e3 * median(times.plain_seconds):,.0f}",
+            *(
+                marked(f"{times.ratio(level):.2f}", _fast(times, level) if judged(results) else None)
+                for level in levels
+            ),
+        )
+    return table
+
+
+def _fast(times: StepTimes, level: str) -> bool | None:
+    most = TIMES.get(level)
+    return None if most is None else times.ratio(level) <= most

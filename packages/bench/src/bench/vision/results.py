@@ -1,0 +1,144 @@
+"""``VisionResults``: bytes, curves, variances and times, from which the tables are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from bench.kernels.clock import median_ratio
+from bench.machine import Machine
+from bench.memory import Memory
+from bench.statistics import Difference, paired_difference
+from bench.vision.training import VisionCurve
+from integrations.qmodules import GradientVariance, LayerVariance
+
+
+@dataclass(frozen=True)
+class Variance:
+    """The gradient's variance under one way of rounding.
+
+    Attributes:
+        name: a level, or a step of the ablation.
+        found: what ``qmodules.get_var`` measured.
+    """
+
+    name: str
+    found: GradientVariance
+
+    @property
+    def share(self) -> float:
+        """The variance of the whole gradient, as a part of its squared norm."""
+        return self.found.variance / self.found.gradient
+
+    @property
+    def ratios(self) -> list[float]:
+        """The predicted variance of each layer over the measured one, in the order of the layers."""
+        return [layer.predicted / layer.measured for layer in self.found.layers if layer.measured]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Variance:
+        """From what ``dataclasses.asdict`` made of one."""
+        fields = dict(content["found"])
+        layers = tuple(LayerVariance(**entry) for entry in fields.pop("layers"))
+        return cls(content["name"], GradientVariance(layers=layers, **fields))
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Steps of ResNet-20, with torch's own layers and at levels in turn.
+
+    Attributes:
+        order: of the images' memory.
+        batch: images.
+        plain_seconds: of forward and backward with torch's own layers, by round.
+        seconds: the same at each level, by its name.
+    """
+
+    order: str
+    batch: int
+    plain_seconds: list[float]
+    seconds: dict[str, list[float]]
+
+    def ratio(self, level: str) -> float:
+        """A step's time over torch's own in the same round, as the median over rounds."""
+        return median_ratio(self.seconds[level], self.plain_seconds)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One level's runs beside full precision's of the same seeds.
+
+    Attributes:
+        level: its name.
+        accuracies: of the test images, in percent, by seed.
+        losses: of the last epoch, by seed.
+        difference: of the accuracies, in points.
+        loss_ratio: the mean over seeds of the last epoch's training loss over full precision's.
+    """
+
+    level: str
+    accuracies: list[float]
+    losses: list[float]
+    difference: Difference
+    loss_ratio: float
+
+
+@dataclass(frozen=True)
+class VisionResults:
+    """What ``python -m bench vision`` found; empty lists for the parts that were not run.
+
+    Attributes:
+        machine: where and with what.
+        data: the images in words; empty where none were needed.
+        recipe: how networks were trained, by name of the setting; empty where none was.
+        memories: of ResNet-50, with torch's own layers (``"L0"``) and at levels.
+        curves: of every run of ResNet-20; level ``"L0"`` is full precision.
+        variances: of the gradient of ResNet-20, at levels.
+        ablation: the same at each step of ActNN's ablation.
+        times: of steps of ResNet-20, by order of memory.
+        skipped: what was left out, and why.
+        seconds: that it took.
+    """
+
+    machine: Machine
+    data: str
+    recipe: dict[str, float]
+    memories: list[Memory] = field(default_factory=list)
+    curves: list[VisionCurve] = field(default_factory=list)
+    variances: list[Variance] = field(default_factory=list)
+    ablation: list[Variance] = field(default_factory=list)
+    times: list[StepTimes] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Full precision with itself, and each level with it."""
+        runs: dict[str, list[VisionCurve]] = {}
+        for curve in self.curves:
+            runs.setdefault(curve.level, []).append(curve)
+        for level, curves in runs.items():
+            accuracies, references = ([curve.accuracy for curve in some] for some in (curves, runs["L0"]))
+            pairs = zip(curves, runs["L0"], strict=True)
+            yield Comparison(
+                level,
+                accuracies,
+                [curve.losses[-1] for curve in curves],
+                paired_difference(accuracies, references),
+                fmean(curve.losses[-1] / reference.losses[-1] for curve, reference in pairs),
+            )
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> VisionResults:
+        """From what ``dataclasses.asdict`` made of one."""
+        fields = dict(content)
+        return cls(
+            machine=Machine(**fields.pop("machine")),
+            memories=[Memory(**entry) for entry in fields.pop("memories")],
+            curves=[VisionCurve(**entry) for entry in fields.pop("curves")],
+            variances=[Variance.of(entry) for entry in fields.pop("variances")],
+            ablation=[Variance.of(entry) for entry in fields.pop("ablation")],
+            times=[StepTimes(**entry) for entry in fields.pop("times")],
+            **fields,
+        )
