@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from bench.errors import BenchError
 from bench.sensitivity.results import Sensitivities, SensitivityResults
-from bench.style import BLUE, FAINT, GREEN, GREY, GRID, STYLE, VERMILION, footer, require_drawable, write
+from bench.style import BLUE, FAINT, GREEN, GREY, GRID, PURPLE, STYLE, VERMILION, footer, require_drawable, write
 
 _LOOKS = {
     "resnet18": ("ResNet-18", BLUE, "o"),
-    "vit_tiny": ("ViT-tiny", GREY, "D"),
+    "vit_tiny": ("ViT-tiny", PURPLE, "D"),
     "bert": ("BERT", GREEN, "s"),
     "gcn": ("GCN", VERMILION, "^"),
 }
