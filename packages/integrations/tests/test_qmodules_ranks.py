@@ -1,11 +1,5 @@
 """Q-layers in two processes: DistributedDataParallel with SyncBatchNorm on the CPU (see ``qmodules_child.py``)."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -14,33 +8,12 @@ from integrations import qmodules
 
 from .nets import EIGHT_BITS, normal
 from .qnets import q_layer, step
+from .two_ranks import run_two_ranks
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    child = Path(__file__).with_name("qmodules_child.py")
-    meet = tmp_path_factory.mktemp("ranks") / "meet"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(child), str(meet)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    found = []
-    try:
-        for process in processes:
-            out, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
-            found.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:  # one waits for the other, which may have failed
-            process.kill()
-            process.wait()
-    return found
+    return run_two_ranks("qmodules_child.py", tmp_path_factory.mktemp("ranks") / "meet")
 
 
 # The first layer's error is of what the norm passes on, too. At L0 it is that of sums in float32 in another order.

@@ -1,12 +1,7 @@
 """What training loops do with models: averages of weights, accumulation, several models at once, several processes."""
 
 import copy
-import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import integrations
 
 from .nets import EIGHT_BITS, assert_same, gradients, mlp, normal, relative_error, rows
+from .two_ranks import run_two_ranks
 
 X = normal(48, 64)
 
@@ -98,28 +94,7 @@ def test_two_models_against_each_other():
 
 def test_two_processes(tmp_path):
     """DistributedDataParallel, FSDP2 and DTensor activations on the CPU (see ``distributed_child.py``)."""
-    child = Path(__file__).with_name("distributed_child.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(child), str(tmp_path / "meet")],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    found = []
-    try:
-        for process in processes:
-            out, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
-            found.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:  # one waits for the other, which may have failed
-            process.kill()
-            process.wait()
+    found = run_two_ranks("distributed_child.py", tmp_path / "meet")
     for name in ("ddp", "fsdp", "fsdp, compressed first"):
         first, second = (result[name] for result in found)
         assert first["sum"] == second["sum"]  # of the averaged gradients: the ranks agree

@@ -14,7 +14,7 @@ enters a weight's gradient, as a linear layer's input does, the effect is the co
 noise. An error that goes on into the gradients below is followed through a few nodes, exactly, and by the gains from
 there on, as if it had no structure left and what comes by different ways were uncorrelated.
 
-This needs no other pass, but some more calls of each node, in the step that is measured and no other (it takes 7 to 20
+This needs no other pass, but some more calls of each node, in the step that is measured and no other (it takes 8 to 14
 times as long, seen with a GCN, BERT, ResNet-18 and a small MLP on a CPU), and the memory of a few gradients of
 activations. GACT (Liu et al., ICML 2022, Algorithm 1) needs passes in proportion to the number of tensors
 (``two_seed.py``).

@@ -8,6 +8,7 @@ used itself, so that only the tensors' places change.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,12 +29,12 @@ _EMPTY = frozenset(
 Built = dict[int, Any]
 
 
-class Place:
+class Place(ABC):
     """What stands where something else was, until a call needs that."""
 
+    @abstractmethod
     def build(self, built: Built) -> Any:
         """What was there, or its like."""
-        raise NotImplementedError
 
 
 class Finder(Protocol):
