@@ -1,0 +1,40 @@
+"""``StepTable``: a step function that stands for a derivative."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """A step function of ``x``, or of ``|x|``: ``levels[i]`` where ``i`` boundaries are not above it.
+
+    Attributes:
+        boundaries: ascending, at most 255; of ``|x|`` where ``even``.
+        levels: one more than boundaries.
+        even: whether the steps are of ``|x|``, for a derivative that is an even function.
+    """
+
+    boundaries: tuple[float, ...]
+    levels: tuple[float, ...]
+    even: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.levels) != len(self.boundaries) + 1 or len(self.levels) > 256:
+            raise ValueError(
+                "levels must be one more than boundaries and at most 256, got "
+                f"{len(self.levels)} levels and {len(self.boundaries)} boundaries"
+            )
+        if not all(map(math.isfinite, self.boundaries + self.levels)):
+            raise ValueError("boundaries and levels must be finite numbers; leave out the ends of the domain")
+        if any(low > high for low, high in pairwise(self.boundaries)):
+            raise ValueError("boundaries must ascend; sort them, and their levels with them")
+        if self.even and self.boundaries and self.boundaries[0] < 0:
+            raise ValueError(f"boundaries of an even table are of |x| and must not be below 0, got {self.boundaries[0]}")
+
+    @property
+    def bits(self) -> int:
+        """The fewest bits that tell the levels apart, 1 at the least."""
+        return max(1, len(self.boundaries).bit_length())
