@@ -1,4 +1,4 @@
-"""fewbit: activations whose backward needs a few bits an element, and linear layers that keep a sketch of their input."""
+"""fewbit: activations whose backward needs a few bits an element; linear layers that keep a sketch of their input."""
 
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
 

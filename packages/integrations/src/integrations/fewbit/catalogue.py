@@ -1,4 +1,4 @@
-"""The activation functions that ``fewbit`` knows: what torch calls them, their parameters, and what their derivative is.
+"""The activation functions that ``fewbit`` knows: torch's call, their parameters, and what their derivative is.
 
 A piecewise linear function has a derivative of a few exact levels. That of a smooth one is replaced by steps, fitted to
 it ("Few-bit backward", Novikov et al., ICML 2023); where it is even, the steps are of ``|x|``, twice as many of them.
