@@ -226,6 +226,22 @@ def test_in_place_layers_write_where_torchs_do(layer):
         q_layer(layer)(x.clone().requires_grad_())
 
 
+@pytest.mark.parametrize("layer", [nn.ReLU(True), nn.LeakyReLU(0.1, True), nn.SiLU(True), nn.Dropout(0.0, True)])
+def test_in_place_on_a_view_the_rest_of_the_tensor_keeps_its_gradient(layer):
+    found = []
+    for module in (layer, q_layer(layer)):
+        leaf = normal(8, 64).requires_grad_()
+        whole = leaf * 1
+        module(whole[2:5])
+        random_sum(whole).backward()
+        found.append((whole.detach(), leaf.grad))
+    (expected, gradient), (output, other) = found
+    assert torch.equal(output, expected)
+    assert torch.equal(other[:2], gradient[:2])
+    assert torch.equal(other[5:], gradient[5:])
+    assert errors([gradient[2:5]], [other[2:5]])[0] <= EIGHT_BITS
+
+
 @pytest.mark.parametrize("options", [{}, {"batch_first": True, "dropout": 0.2}, {"kdim": 24, "vdim": 24}])
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_attention(options, need_weights):
