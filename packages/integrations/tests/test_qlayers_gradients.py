@@ -167,6 +167,15 @@ def test_other_dtypes(layer, x, dtype):
     assert max(errors(gradients, found)) <= EIGHT_BITS * (2 if dtype == torch.bfloat16 else 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_rms_norms_default_eps_is_that_of_the_dtype_torch_computes_in(dtype):
+    """The mean square is below every eps, that of bfloat16 is 65,536 times float32's. Tolerances: test_other_dtypes'."""
+    layer, x = nn.RMSNorm(64, dtype=dtype), (normal(16, 64) * 1e-4).to(dtype)
+    (expected, gradients), (output, found) = step(layer, x), step(q_layer(layer), x)
+    assert torch.equal(output, expected)
+    assert max(errors(gradients, found)) <= 2 * EIGHT_BITS
+
+
 @pytest.mark.parametrize(("layer", "x"), [*LINEAR[4:14], *NORMS[:3]], ids=map(name, [*LINEAR[4:14], *NORMS[:3]]))
 def test_a_frozen_layer_and_a_frozen_input(layer, x):
     """Of a frozen layer the gradient of the input is left, and a frozen input leaves that of the weight."""
