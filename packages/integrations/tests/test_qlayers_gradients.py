@@ -88,6 +88,13 @@ EXACT = [
     (nn.MaxPool2d((3, 2), (2, 3), padding=1, dilation=(1, 2), ceil_mode=True), IMAGES),
     (nn.MaxPool2d(5, 1), LAST),
     (nn.MaxPool3d(2, padding=1), VOLUMES),
+    (nn.MaxPool1d([3]), SIGNALS),
+    (nn.MaxPool2d([3, 2], stride=[2]), IMAGES),
+    (nn.MaxPool2d((17,), 1, padding=8), IMAGES),  # 289 places, and torch's own
+    (nn.AvgPool2d([2, 3], padding=[1, 0]), IMAGES),
+    (nn.AvgPool2d((2,)), IMAGES),
+    (nn.AdaptiveAvgPool2d([3, 2]), IMAGES),
+    (nn.AdaptiveAvgPool2d([1, 1]), IMAGES),
     (nn.AvgPool2d(2), IMAGES),
     (nn.AvgPool2d((3, 2), (2, 1), padding=1, ceil_mode=True, count_include_pad=False), LAST),
     (nn.AvgPool2d(3, divisor_override=2), IMAGES[0]),
@@ -137,6 +144,43 @@ def test_what_needs_no_rounding_is_torchs_bit_for_bit(layer, x):
     for a, b in zip([expected, *gradients], [output, *found], strict=True):
         assert torch.equal(bits_of(a), bits_of(b))
         assert a.stride() == b.stride()
+
+
+REFUSED = [
+    (nn.Conv2d(8, 16, 3), IMAGES[0, 0]),
+    (nn.Conv2d(8, 16, 3), IMAGES[:, :4]),
+    (nn.Conv2d(8, 16, 3), IMAGES.double()),
+    (nn.Conv2d(8, 16, 13), IMAGES),
+    (nn.Conv2d(8, 16, 3, padding=12, padding_mode="reflect"), IMAGES),
+    (nn.ConvTranspose2d(8, 16, 3, output_padding=1), IMAGES),
+    (nn.Linear(64, 16), IMAGES),
+    (nn.Linear(12, 16), IMAGES.double()),
+    (nn.BatchNorm2d(4), IMAGES),
+    (nn.BatchNorm2d(8), SIGNALS),
+    (nn.BatchNorm1d(8), normal(1, 8)),
+    (nn.LayerNorm(10), IMAGES),
+    (nn.GroupNorm(2, 4), IMAGES),
+    (nn.RMSNorm(10), IMAGES),
+    (nn.MaxPool2d(2, padding=2), IMAGES),
+    (nn.MaxPool2d(13), IMAGES),
+    (nn.MaxPool2d((2, 2, 2)), IMAGES),
+    (nn.MaxPool1d(3), IMAGES),
+    (nn.AvgPool2d(2, padding=2), IMAGES),
+    (nn.AvgPool2d(13), IMAGES),
+    (nn.AvgPool2d((2, 2, 2)), IMAGES),
+    (nn.AdaptiveAvgPool2d((3,)), IMAGES),
+    (nn.AdaptiveAvgPool2d(3), normal(3, 4)),
+    (nn.Embedding(5, 3), torch.arange(9)),
+]
+
+
+@pytest.mark.parametrize(("layer", "x"), REFUSED, ids=map(name, REFUSED))
+def test_what_torch_refuses_is_refused_in_torchs_words(layer, x):
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # torch's choice
+        step(layer, x)
+    with pytest.raises(expected.type) as found:
+        step(q_layer(layer), x)
+    assert str(found.value) == str(expected.value)
 
 
 ALL = [*LINEAR[::4], *NORMS[::3], *SMOOTH, *EXACT[::3], (nn.Dropout(0.4), IMAGES)]
