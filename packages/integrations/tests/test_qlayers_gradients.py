@@ -146,6 +146,35 @@ def test_what_needs_no_rounding_is_torchs_bit_for_bit(layer, x):
         assert a.stride() == b.stride()
 
 
+@pytest.mark.parametrize("level", ["L2", "L3", "swap"])
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.Linear(64, 4, dtype=torch.complex64), normal(8, 64, dtype=torch.complex64)),
+        (nn.Conv2d(8, 4, 3, dtype=torch.complex64), normal(2, 8, 12, 12, dtype=torch.complex64)),
+    ],
+    ids=["linear", "conv"],
+)
+def test_complex_layers_are_torchs(layer, x, level):
+    found = []
+    for module in (layer, q_layer(layer, LEVELS[level])):
+        given = x.clone().requires_grad_()
+        output = module(given)
+        gradients = torch.autograd.grad(output.real.sum() + output.imag.square().sum(), [given, *module.parameters()])
+        found.append([output, *gradients])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("shape", [(0, 5), (4, 0), (2, 0, 5), (2, 3, 0)])
+@pytest.mark.parametrize("features", [0, 3])
+def test_linear_layers_without_samples_or_features(shape, features):
+    layer, x = nn.Linear(shape[-1], features), normal(*shape)
+    (expected, gradients), (output, found) = step(layer, x), step(q_layer(layer), x)
+    assert torch.equal(output, expected)
+    assert all(map(torch.equal, gradients, found))
+
+
 REFUSED = [
     (nn.Conv2d(8, 16, 3), IMAGES[0, 0]),
     (nn.Conv2d(8, 16, 3), IMAGES[:, :4]),

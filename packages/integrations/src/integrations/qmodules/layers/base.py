@@ -20,8 +20,8 @@ class QLayer(nn.Module):
     It is a subclass of its counterpart in ``torch.nn``, with the same arguments, parameters, buffers and keys in
     ``state_dict``. Its forward computes what the counterpart's does; in training, where a gradient is asked for, it
     saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
-    for inputs with which nothing else is safe: subclasses of tensors, sparse ones, those inside ``torch.func`` and
-    forward-mode differentiation.
+    for inputs with which nothing else is safe: subclasses of tensors, sparse and complex ones, those inside
+    ``torch.func`` and forward-mode differentiation.
 
     Attributes:
         precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
@@ -82,6 +82,7 @@ class QLayer(nn.Module):
             and type(x) in (Tensor, nn.Parameter)
             and x.layout is torch.strided
             and not x.is_nested
+            and not x.is_complex()
             and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
             and (torch.compiler.is_compiling() or not _transformed())
         )
