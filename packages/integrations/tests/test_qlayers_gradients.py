@@ -242,7 +242,7 @@ def test_other_dtypes(layer, x, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_rms_norms_default_eps_is_that_of_the_dtype_torch_computes_in(dtype):
-    """The mean square is below every eps, that of bfloat16 is 65,536 times float32's. Tolerances: test_other_dtypes'."""
+    """The mean square is below every eps; that of bfloat16 is 65,536 times float32's. See test_other_dtypes."""
     layer, x = nn.RMSNorm(64, dtype=dtype), (normal(16, 64) * 1e-4).to(dtype)
     (expected, gradients), (output, found) = step(layer, x), step(q_layer(layer), x)
     assert torch.equal(output, expected)

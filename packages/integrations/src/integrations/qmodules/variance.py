@@ -155,10 +155,11 @@ def get_var(model: nn.Module, closure: Callable[[], Any], repeats: int = 10) -> 
 
 
 def _rounds(module: nn.Module) -> bool:
-    """Whether a layer quantises its input and has parameters whose gradient that changes."""
+    """Whether a layer quantises its input and has a weight whose gradient that changes."""
     if not isinstance(module, QLayer) or isinstance(module, QEmbedding):
         return False
-    return module.precision.level.compress and any(parameter.requires_grad for parameter in module.parameters())
+    weight = getattr(module, "weight", None)
+    return module.precision.level.compress and weight is not None and weight.requires_grad
 
 
 class _Probe:

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+import actcore
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.levels import QLevel
@@ -87,8 +88,16 @@ class QLayer(nn.Module):
             and (torch.compiler.is_compiling() or not _transformed())
         )
 
-    def _saving(self, x: Tensor) -> Saving | None:
-        """How this forward stores ``x``; ``None`` keeps it exactly: torch's own forward."""
+    def _saving(self, x: Tensor, weight: Tensor | None = None) -> Saving | None:
+        """How this forward stores ``x``; ``None`` keeps it exactly: torch's own forward.
+
+        Args:
+            x: the layer's input.
+            weight: the one whose gradient alone asks for ``x``. A frozen one has none: nothing is stored, and the
+                layer takes no part in the allocation of bits.
+        """
+        if weight is not None and not weight.requires_grad:
+            return Saving(actcore.Raw(), self.precision)
         codec = self.precision.codec(x)
         if codec is None:
             return None
