@@ -202,8 +202,10 @@ class _Probe:
             parameters = [parameter for parameter in self.layer.parameters() if parameter.requires_grad]
             spreads = [Spread() for _ in parameters]
             for _ in range(self.repeats):
-                output = self.layer.forward(x, *others)
-                found = torch.autograd.grad(output, parameters, gradient, allow_unused=True)
+                # An alias: what is stored of x itself would be shared, and its noise with it. A weight that a hook
+                # computed, such as weight_norm's, has a graph that the model's own backward has yet to go through.
+                output = self.layer.forward(x.detach(), *others)
+                found = torch.autograd.grad(output, parameters, gradient, retain_graph=True, allow_unused=True)
                 for spread, own in zip(spreads, found, strict=True):
                     spread.add(own, None)
         self.spread += spreads
