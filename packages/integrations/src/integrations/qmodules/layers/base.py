@@ -68,6 +68,10 @@ class QLayer(nn.Module):
         """Makes the layer one of a model's, which shares its precision among them; ``path`` is its place there."""
         self.precision.name, self.precision.model = path, model
 
+    def leave(self) -> None:
+        """Undoes ``join``: the level decides alone again, and the noise is the layer's own."""
+        self._begin(self.precision.level, self.precision.group)
+
     def _begin(self, level: QLevel | None, group: int) -> None:
         self.precision = self._new_precision(config.level() if level is None else level, group)
 
