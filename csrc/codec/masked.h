@@ -7,6 +7,7 @@
 
 #include "codec/arguments.h"
 #include "codec/group_affine.h"
+#include "codec/pattern.h"
 #include "codec/philox.h"
 
 namespace actcore {
@@ -42,30 +43,6 @@ struct MaskBackward {
   void* output;  // gradient * scale where the mask is 1, and 0 elsewhere
 };
 
-// An element as its bit pattern.
-template <class E>
-struct Pattern;
-template <>
-struct Pattern<float> {
-  using Word = uint32_t;
-  static constexpr Word sign = 0x80000000u, infinity = 0x7F800000u;
-};
-template <>
-struct Pattern<double> {
-  using Word = uint64_t;
-  static constexpr Word sign = 0x8000000000000000ull, infinity = 0x7FF0000000000000ull;
-};
-template <>
-struct Pattern<Half> {
-  using Word = uint16_t;
-  static constexpr Word sign = 0x8000u, infinity = 0x7C00u;
-};
-template <>
-struct Pattern<BFloat16> {
-  using Word = uint16_t;
-  static constexpr Word sign = 0x8000u, infinity = 0x7F80u;
-};
-
 // Whether an element is below zero: neither a negative zero, which ReLU keeps as torch does, nor NaN.
 template <class E>
 ACTCORE_FN bool is_negative(typename Pattern<E>::Word word) {
@@ -78,22 +55,13 @@ ACTCORE_FN bool lets_gradient_through(typename Pattern<E>::Word word) {
   return !(is_negative<E>(word) || static_cast<typename Pattern<E>::Word>(word << 1) == 0);
 }
 
-// Dropout's noise: 16 bits an element, so that eight elements share a Philox block.
-constexpr int kDropoutSteps = 65536;
-constexpr int kDropoutBlock = 8;
-
-// The noise of element `lane` (0..7) of a block: an integer 0..65535.
-ACTCORE_FN uint32_t noise_half(const PhiloxBlock& block, int lane) {
-  return (block.word[lane >> 1] >> (16 * (lane & 1))) & 0xFFFFu;
-}
-
 // `p` as the nearest multiple of 2^-16. What is kept is scaled by the inverse of the rate at which it is kept, so that
 // the mean is the input's exactly.
-ACTCORE_FN uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(rint(p * kDropoutSteps)); }
+ACTCORE_FN uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(rint(p * kHalfSteps)); }
 
 ACTCORE_FN double dropout_scale(uint32_t threshold) {
-  const double kept = static_cast<double>(kDropoutSteps) - static_cast<double>(threshold);
-  return kept > 0 ? static_cast<double>(kDropoutSteps) / kept : 0.0;
+  const double kept = static_cast<double>(kHalfSteps) - static_cast<double>(threshold);
+  return kept > 0 ? static_cast<double>(kHalfSteps) / kept : 0.0;
 }
 
 }  // namespace actcore
