@@ -147,12 +147,6 @@ def test_revert_gives_back_what_was_there():
     qmodules.QModule(model, "L1")  # and again
 
 
-def test_revert_leaves_layers_built_by_hand():
-    model = qmodules.QModule(nn.Sequential(nn.Linear(4, 4), qmodules.QLinear(4, 4)))
-    qmodules.revert(model)
-    assert [type(layer) for layer in model] == [nn.Linear, qmodules.QLinear]
-
-
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_are_converted_and_share_nothing(copier):
     model = qmodules.QModule(Net(), "L3")
@@ -215,16 +209,6 @@ def test_the_level_is_the_models():
     assert (second.conv.precision.level.bits, second.conv.precision.level.per_layer) == ((3,), False)
     third = qmodules.QModule(Net(), QLevel(seed=7))
     assert third.conv.precision.level.seed == 7
-
-
-def test_layers_built_by_hand_take_the_level_that_is_set():
-    qmodules.set_optimization_level("L2")
-    qmodules.config.activation_compression_bits = [4, 6]
-    layer = qmodules.QConv2d(3, 8, 3, group=1)
-    assert layer.precision.level.bits == (4, 6)
-    assert layer.precision.group == 1
-    with pytest.raises(ValueError, match=r"group must be a place in the level's bits \(4, 6\), from 0 to 1, got 2"):
-        qmodules.QLinear(3, 4, group=2)
 
 
 def test_errors():

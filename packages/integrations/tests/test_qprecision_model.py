@@ -85,6 +85,20 @@ def test_a_backward_gives_each_layer_its_bits_within_the_bytes():
     assert sum(after[name] * size for name, size in sizes.items()) > 1.8 * sum(sizes.values())
 
 
+def test_a_frozen_layer_is_no_item_of_the_budget():
+    """It stores nothing: with it frozen the others share what is theirs."""
+    model = qmodules.QModule(convolutions(4, 16, 8, 32), "L3")
+    model[3].weight.requires_grad_(False)
+    step(model, batch())
+    after = bits(model)
+    assert after["3"] == 2.0
+    sizes = {"0": 4, "1": 16, "4": 8, "6": 8, "7": 32}
+    assert len({after[name] for name in sizes}) > 1
+    assert sum(after[name] * size for name, size in sizes.items()) <= 2 * sum(sizes.values())
+    found = qmodules.get_var(model, lambda: step(model, batch()), repeats=2)
+    assert [layer.name for layer in found.layers] == list(sizes)
+
+
 def test_bits_are_used_by_the_next_forward():
     model = qmodules.QModule(convolutions(4, 16, 8), "L3")
     step(model, batch())

@@ -139,6 +139,20 @@ def test_nested_backwards_of_reentrant_checkpoints():
     assert not model[0].precision.model._observed
 
 
+def test_a_checkpoint_stores_the_same_bytes_again():
+    """The backward of the first forward allocates bits before the second's recomputation, which checkpointing compares
+    with what that forward stored."""
+    model = qmodules.QModule(convolutions(4, 16, 8), "L3")
+    step(model, batch())
+    before = bits(model)
+    assert len(set(before.values())) > 1
+    outputs = [checkpoint(model, batch().requires_grad_(), use_reentrant=False) for _ in range(2)]
+    step(model, batch() * torch.tensor([100.0, 1, 1, 1]).view(1, 4, 1, 1))
+    for output in outputs:
+        output.square().mean().backward()
+    assert bits(model) != before  # of the step in between, which is none of the checkpoint's
+
+
 def test_replicas_in_threads_keep_their_tokens_apart():
     """``nn.DataParallel`` runs copies of a layer that share its precision."""
     precision = LayerPrecision(resolve_level("L3", {"use_gradient": False}), "linear")

@@ -246,3 +246,16 @@ def test_spread_of_small_variances():
         spread.add(gradient, base.double())
     assert spread.variance == pytest.approx(torch.stack(drawn).var(0).sum().item(), rel=1e-9)
     assert Spread().variance == Spread().bias == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_weight_that_a_hook_computes():
+    """``weight_norm``'s has a graph between the layer's parameters and the layer, which is gone through again for each
+    repeat, and once more by the model's own backward."""
+    torch.manual_seed(0)
+    layer = torch.nn.utils.weight_norm(nn.Linear(256, 8))
+    model = qmodules.QModule(nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 4)), "L2")
+    x = normal(16, 256)
+    result = get_var(model, lambda: model(x).square().sum().backward(), repeats=2)
+    assert [found.name for found in result.layers] == ["0", "2"]
+    assert result.layers[0].measured > 0

@@ -39,6 +39,7 @@ class _Record:
     level: QLevel
     converted: tuple[tuple[str, str, str], ...]  # path, torch's class, Q-layer
     kept: tuple[tuple[str, str], ...]  # path, reason
+    precision: ModelPrecision
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
 
     A Q-layer has the very parameters and buffers of the layer that it replaces, its hooks and its mode, so names,
     ``state_dict`` and optimizers stay as they are, on any device. Only layers of exactly a class of torch are replaced:
-    a subclass may do something else. A layer that is used in several places stays one layer. The level belongs to the
+    a subclass may do something else. A layer that is used in several places stays one layer. Q-layers that were built
+    by hand keep their level, and share the average bits of it with the others from now on. The level belongs to the
     model: another model, and a later ``set_optimization_level``, change nothing here.
 
     Args:
@@ -100,6 +102,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
     precision = ModelPrecision(chosen)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
+        if isinstance(module, QLayer) and module.precision.model is None:
+            module.join(path or type(module).__name__, precision)
         if reason := _reason(module, chosen):
             if _is_layer(module):
                 kept.append((path, reason))
@@ -111,14 +115,14 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         return layer
 
     root = _exchange(model, replacement)
-    root.__dict__[_RECORD] = _Record(chosen, tuple(converted), tuple(kept))
+    root.__dict__[_RECORD] = _Record(chosen, tuple(converted), tuple(kept), precision)
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
 
 def revert(model: Model) -> Model:
     """Undoes ``QModule``: torch's own layers, with the parameters, buffers and hooks as they are now.
 
-    Q-layers that were built by hand stay.
+    Q-layers that were built by hand stay, and have bits of their own again.
 
     Returns:
         The same object, or, for a model that is itself a Q-layer, the layer of torch.
@@ -127,10 +131,16 @@ def revert(model: Model) -> Model:
         TypeError: ``model`` is not a module.
         ValueError: the model is not converted.
     """
-    _record_of(model)
+    record = _record_of(model)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
-        return module.to_module() if isinstance(module, QLayer) and _RECORD in module.__dict__ else module
+        if not isinstance(module, QLayer):
+            return module
+        if _was_converted(module):
+            return module.to_module()
+        if module.precision.model is record.precision:
+            module.leave()
+        return module
 
     root = _exchange(model, replacement)
     for module in (root, *root.modules()):
@@ -185,6 +195,14 @@ def _reason(module: nn.Module, level: QLevel) -> str:
     if not level.norms and not level.off and _Q_LAYERS[kind].norm:
         return "norms are exact at this level"
     return ""
+
+
+def _was_converted(layer: QLayer) -> bool:
+    """Whether a Q-layer was made by ``QModule``, and not by hand."""
+    record = layer.__dict__.get(_RECORD)
+    if isinstance(record, _Record):  # the root of a model
+        return any(not path for path, _, _ in record.converted)
+    return record is not None
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ class Forward:
         samples: the size of the batch dimension.
         positions: places of the input, pixels or tokens: its elements over samples and channels.
         indices: the samples' places in the data set, where they count.
-        source: the same object for all forwards that were given the same tensor: it is stored once.
+        source: the same object for all forwards that were given the same tensor: it is stored once. ``None`` for one
+            that takes no part in the allocation among layers.
     """
 
     energies: Tensor
@@ -31,7 +32,7 @@ class Forward:
     samples: int
     positions: float
     indices: Tensor | None = None
-    source: object = field(default_factory=object)
+    source: object = None
 
 
 # By the tensor itself; its version, and the source that stands for both.

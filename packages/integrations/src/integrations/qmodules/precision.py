@@ -21,6 +21,7 @@ from integrations.qmodules.gradient_table import GradientTable
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import group_means, range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme
+from integrations.qmodules.sharing import packed
 
 Kind = Literal["linear", "norm", "other"]
 
@@ -138,7 +139,7 @@ class LayerPrecision:
         known = token.indices is not None and squares.numel() == token.samples
         if known and token.indices is not None:
             self._table().update(token.indices, squares)
-        if self._allocated and self.model is not None:
+        if token.source is not None and self.model is not None:
             # Without a table the next forward, too, knows nothing of its samples' gradients.
             squares = squares if known and token.energies.numel() == token.samples else squares.mean()
             sensitivities = token.energies * squares * self.gain(token, gradient)
@@ -190,29 +191,38 @@ class LayerPrecision:
 
     @property
     def _allocated(self) -> bool:
-        """Whether the model decides about the average."""
-        return self.level.per_layer and self.model is not None and self.kind != "other"
+        """Whether the model decides about the average in this forward.
+
+        Not where hooks pack: those of checkpointing compare what the recomputation saves with what forward saved, and
+        another forward's backward may have allocated other bits in between.
+        """
+        if not self.level.per_layer or self.model is None or self.kind == "other":
+            return False
+        return not torch.compiler.is_compiling() and not packed()
 
     def _quantiser(self, x: Tensor) -> actcore.Codec:
-        level = self.level
-        if self._allocated and self.model is not None and self._watched and not torch.compiler.is_compiling():
+        level, allocated = self.level, self._allocated
+        if allocated and self.model is not None and self._watched:
             self.model.settle()
-        uniform = actcore.GroupAffine(min(int(self.bits), level.initial_bits), level.group_size)
+        average = min(self.bits if allocated else level.bits[self.group], level.initial_bits)
+        uniform = actcore.GroupAffine(int(average), level.group_size)
         if self.kind == "other" or torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
             return uniform
         samples = x.shape[0]
         adaptive = level.norm_adaptive if self.kind == "norm" else level.per_sample
         # Rows shorter than a group are stored together: bounds for each would take more bytes than their bits save.
         own = adaptive and samples > 1 and x.numel() // samples >= level.group_size
-        if not own and not self._allocated:
+        if not own and not allocated:
             return uniform
         forward = self.describe(x, own)
         indices = self._indices(samples, x.device) if level.use_gradient and own else None
-        self._tokens[threading.get_ident()] = replace(forward, indices=indices, source=source_of(x))
+        self._tokens[threading.get_ident()] = replace(
+            forward, indices=indices, source=source_of(x) if allocated else None
+        )
         if not own:
             return uniform
         energies = forward.energies if indices is None else forward.energies * self._table().lookup(indices)
-        total = math.floor(min(self.bits, level.initial_bits) * samples + 1e-6)  # of a mean of whole numbers
+        total = math.floor(average * samples + 1e-6)  # of a mean of whole numbers
         bits = sample_bits(energies, forward.profile, max(total, samples), level.initial_bits)
         return DeviceRows(max(total, samples), level.group_size, bits)
 

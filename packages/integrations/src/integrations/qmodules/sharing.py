@@ -87,9 +87,12 @@ def once(codec: actcore.Codec, x: Tensor) -> actcore.Codec:
     Where hooks pack what is saved, checkpointing's among them, each layer stores its own: such a hook may drop what the
     first layer stored or not, and a segment that is computed again has to save the same.
     """
-    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return codec
-    return Once(codec, x)
+    return codec if torch.compiler.is_compiling() or packed() else Once(codec, x)
+
+
+def packed() -> bool:
+    """Whether saved-tensor hooks pack what is saved now."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _serves(stored: actcore.Codec, wanted: actcore.Codec, rows: int) -> bool:

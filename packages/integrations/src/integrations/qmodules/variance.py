@@ -155,10 +155,11 @@ def get_var(model: nn.Module, closure: Callable[[], Any], repeats: int = 10) -> 
 
 
 def _rounds(module: nn.Module) -> bool:
-    """Whether a layer quantises its input and has parameters whose gradient that changes."""
+    """Whether a layer quantises its input and has a weight whose gradient that changes."""
     if not isinstance(module, QLayer) or isinstance(module, QEmbedding):
         return False
-    return module.precision.level.compress and any(parameter.requires_grad for parameter in module.parameters())
+    weight = getattr(module, "weight", None)
+    return module.precision.level.compress and weight is not None and weight.requires_grad
 
 
 class _Probe:
@@ -201,8 +202,10 @@ class _Probe:
             parameters = [parameter for parameter in self.layer.parameters() if parameter.requires_grad]
             spreads = [Spread() for _ in parameters]
             for _ in range(self.repeats):
-                output = self.layer.forward(x, *others)
-                found = torch.autograd.grad(output, parameters, gradient, allow_unused=True)
+                # An alias: what is stored of x itself would be shared, and its noise with it. A weight that a hook
+                # computed, such as weight_norm's, has a graph that the model's own backward has yet to go through.
+                output = self.layer.forward(x.detach(), *others)
+                found = torch.autograd.grad(output, parameters, gradient, retain_graph=True, allow_unused=True)
                 for spread, own in zip(spreads, found, strict=True):
                     spread.add(own, None)
         self.spread += spreads

@@ -25,8 +25,10 @@ class _Placed(Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, output: Tensor) -> Tensor:
         ctx.mark_dirty(input)
+        ctx.view = input._is_view()
         return input.copy_(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, gradients[0]
+        # Of a view autograd puts the gradient into that of the whole tensor, and None there would drop the whole.
+        return torch.zeros_like(gradients[0]) if ctx.view else None, gradients[0]

@@ -27,11 +27,11 @@ class Linear(Function):
         x, weight = actcore.saved_tensors_of(ctx)
         ctx.saving.observe(gradient)
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
-        rows = gradient.reshape(-1, gradient.shape[-1])
+        rows = _matrix(gradient)
         with torch.autocast(gradient.device.type, enabled=False):  # in forward's dtypes, wherever backward is called
             return (
                 gradient.matmul(weight) if to_x and weight is not None else None,
-                rows.t().mm(x.reshape(-1, x.shape[-1])) if to_weight and x is not None else None,
+                rows.t().mm(_matrix(x)) if to_weight and x is not None else None,
                 rows.sum(0) if to_bias else None,
                 None,
             )
@@ -59,3 +59,8 @@ class Embedding(Function):
         (gradient,) = gradients
         (indices,) = actcore.saved_tensors_of(ctx)
         return None, torch.ops.aten.embedding_backward(gradient, indices, ctx.rows, *ctx.options), None, None, None
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """All but the last dimension as one; a reshape to -1 would refuse what has no elements."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]

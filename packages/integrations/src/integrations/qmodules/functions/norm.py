@@ -150,7 +150,9 @@ class RMSNorm(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, normalized_shape: Sequence[int], eps: float | None, saving: Saving
     ) -> Tensor:
-        ctx.dims, ctx.eps = len(normalized_shape), torch.finfo(x.dtype).eps if eps is None else eps
+        # torch's default is that of the dtype it computes in, which for 16 bits is float32.
+        default = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        ctx.dims, ctx.eps = len(normalized_shape), default if eps is None else eps
         saving.save(ctx, x, weight)
         return F.rms_norm(x, normalized_shape, weight, eps)
 

@@ -66,7 +66,7 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
     def project(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``F.linear`` that stores ``x``."""
         x, weight, bias = as_matmul(x, weight, bias)  # type: ignore[assignment]  # None stays None
-        saving = self._saving(x) if torch.is_grad_enabled() else None
+        saving = self._saving(x, weight) if torch.is_grad_enabled() else None
         output: Tensor = F.linear(x, weight, bias) if saving is None else Linear.apply(x, weight, bias, saving)
         return output
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+import actcore
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.levels import QLevel
@@ -20,8 +21,8 @@ class QLayer(nn.Module):
     It is a subclass of its counterpart in ``torch.nn``, with the same arguments, parameters, buffers and keys in
     ``state_dict``. Its forward computes what the counterpart's does; in training, where a gradient is asked for, it
     saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
-    for inputs with which nothing else is safe: subclasses of tensors, sparse ones, those inside ``torch.func`` and
-    forward-mode differentiation.
+    for inputs with which nothing else is safe: subclasses of tensors, sparse and complex ones, those inside
+    ``torch.func`` and forward-mode differentiation.
 
     Attributes:
         precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
@@ -67,6 +68,10 @@ class QLayer(nn.Module):
         """Makes the layer one of a model's, which shares its precision among them; ``path`` is its place there."""
         self.precision.name, self.precision.model = path, model
 
+    def leave(self) -> None:
+        """Undoes ``join``: the level decides alone again, and the noise is the layer's own."""
+        self._begin(self.precision.level, self.precision.group)
+
     def _begin(self, level: QLevel | None, group: int) -> None:
         self.precision = self._new_precision(config.level() if level is None else level, group)
 
@@ -82,12 +87,21 @@ class QLayer(nn.Module):
             and type(x) in (Tensor, nn.Parameter)
             and x.layout is torch.strided
             and not x.is_nested
+            and not x.is_complex()
             and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
             and (torch.compiler.is_compiling() or not _transformed())
         )
 
-    def _saving(self, x: Tensor) -> Saving | None:
-        """How this forward stores ``x``; ``None`` keeps it exactly: torch's own forward."""
+    def _saving(self, x: Tensor, weight: Tensor | None = None) -> Saving | None:
+        """How this forward stores ``x``; ``None`` keeps it exactly: torch's own forward.
+
+        Args:
+            x: the layer's input.
+            weight: the one whose gradient alone asks for ``x``. A frozen one has none: nothing is stored, and the
+                layer takes no part in the allocation of bits.
+        """
+        if weight is not None and not weight.requires_grad:
+            return Saving(actcore.Raw(), self.precision)
         codec = self.precision.codec(x)
         if codec is None:
             return None

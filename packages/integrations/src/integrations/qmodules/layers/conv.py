@@ -48,7 +48,7 @@ class _AnyConv(QLayer):
             return None
         batched = x.dim() == len(self.kernel_size) + 2
         x = x if batched else x.unsqueeze(0)
-        saving = self._saving(x)
+        saving = self._saving(x, weight)
         if saving is None:
             return None
         output: Tensor = Convolution.apply(x, weight, bias, geometry, saving)

@@ -33,7 +33,7 @@ class QLinear(QLayer, nn.Linear):
         if self._stores(input, self.weight, self.bias) and input.dim():
             x, weight, bias = as_matmul(input, self.weight, self.bias)
             assert x is not None
-            saving = self._saving(x)
+            saving = self._saving(x, weight)
             if saving is not None:
                 output: Tensor = Linear.apply(x, weight, bias, saving)
                 return output

@@ -35,12 +35,15 @@ class _MaxPool(_Pool):
     return_indices: bool
 
     def forward(self, input: Tensor) -> Any:
-        window = math.prod(self.kernel_size) if isinstance(self.kernel_size, tuple) else self.kernel_size**self.dims
         # torch's own where it gives indices away, or an index in the window takes more than 8 bits.
-        if self.return_indices or window > 256 or not self._takes(input):
+        if self.return_indices or math.prod(_each(self.kernel_size, self.dims)) > 256 or not self._takes(input):
             return super().forward(input)
         options = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return type(self).pool(input, *options)
+        try:
+            return type(self).pool(input, *options)
+        except ValueError:
+            super().forward(input)  # what torch refuses, torch shall refuse
+            raise
 
 
 class QMaxPool1d(_MaxPool, nn.MaxPool1d):
@@ -75,10 +78,7 @@ class QAvgPool2d(_Pool, nn.AvgPool2d):
     def forward(self, input: Tensor) -> Tensor:
         if not self._takes(input) or input.dim() not in (3, 4):
             return super().forward(input)
-        kernel, stride, padding = (
-            list(value) if isinstance(value, tuple) else [value, value]
-            for value in (self.kernel_size, self.stride, self.padding)
-        )
+        kernel, stride, padding = (_each(value, 2) for value in (self.kernel_size, self.stride, self.padding))
         arguments = (kernel, stride, padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
         aten = torch.ops.aten
         output: Tensor = AveragePool.apply(input, aten.avg_pool2d, aten.avg_pool2d_backward, arguments, arguments)
@@ -91,12 +91,20 @@ class QAdaptiveAvgPool2d(_Pool, nn.AdaptiveAvgPool2d):
     counterpart = nn.AdaptiveAvgPool2d
 
     def forward(self, input: Tensor) -> Tensor:
-        given = self.output_size if isinstance(self.output_size, tuple) else (self.output_size, self.output_size)
-        if not self._takes(input) or input.dim() not in (3, 4) or given == (1, 1):  # of which torch takes the mean
+        size = self.output_size
+        given = list(size) if isinstance(size, (tuple, list)) else [size, size]
+        # Of 1 x 1 torch takes the mean, and other lengths than 2 it refuses.
+        if not self._takes(input) or input.dim() not in (3, 4) or given == [1, 1] or len(given) != 2:
             return super().forward(input)
-        size = [input.shape[d - 2] if number is None else number for d, number in enumerate(given)]
+        given = [input.shape[d - 2] if number is None else number for d, number in enumerate(given)]
         aten = torch.ops.aten
         output: Tensor = AveragePool.apply(
-            input, aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, (size,), ()
+            input, aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, (given,), ()
         )
         return output
+
+
+def _each(value: Any, dims: int) -> list[Any]:
+    """An argument of a pool, once for every dimension: torch takes a number, a tuple or a list."""
+    given = list(value) if isinstance(value, (tuple, list)) else [value]
+    return given * dims if len(given) == 1 else given
