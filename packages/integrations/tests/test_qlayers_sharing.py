@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import pytest
+import torch
 from torch import nn
 
 import actcore
@@ -29,6 +30,16 @@ def test_a_tensor_changed_in_place_is_stored_anew():
     (a.sum() + second(x).sum()).backward()
     expected = x.detach().sum(0).expand(4, 64)
     assert max(errors([-expected / 2, expected], [first.weight.grad, second.weight.grad])) <= EIGHT_BITS
+
+
+def test_a_tensor_that_was_given_other_data_is_stored_anew():
+    """``x.data = y`` leaves the version as it was."""
+    layer, x = q_layer(nn.Linear(64, 4)), normal(32, 64)
+    first = layer(x)
+    x.data = normal(32, 64, seed=1)
+    found = [torch.autograd.grad(output.sum(), layer.weight)[0] for output in (layer(x), first)]
+    expected = [data.sum(0).expand(4, 64) for data in (x, normal(32, 64))]
+    assert max(errors(expected, found)) <= EIGHT_BITS
 
 
 def test_fewer_bits_than_are_asked_for_are_not_shared():

@@ -1,6 +1,7 @@
 """Levels, ``config`` and the loader of indices."""
 
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -147,3 +148,11 @@ def test_the_loader_refuses_streams():
 
     with pytest.raises(TypeError, match=r"dataset must have places, dataset\[i\]"):
         DataLoader(Stream())
+
+
+def test_the_loaders_data_set_has_its_own_attributes():
+    loader = DataLoader(DATA, batch_size=4)
+    assert loader.dataset.tensors is DATA.tensors
+    assert not hasattr(loader.dataset, "classes")
+    copied = pickle.loads(pickle.dumps(loader.dataset))  # as to a worker
+    assert len(copied) == len(DATA)

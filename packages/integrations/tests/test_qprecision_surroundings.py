@@ -139,6 +139,13 @@ def test_nested_backwards_of_reentrant_checkpoints():
     assert not model[0].precision.model._observed
 
 
+def test_on_the_meta_device_there_is_nothing_to_allocate_by():
+    model = qmodules.QModule(convolutions(4, 16, 8).to("meta"), "L3")
+    step(model, batch().to("meta"))
+    assert set(bits(model).values()) == {2.0}
+    assert model[0].weight.grad.is_meta
+
+
 def test_a_checkpoint_stores_the_same_bytes_again():
     """The backward of the first forward allocates bits before the second's recomputation, which checkpointing compares
     with what that forward stored."""

@@ -38,10 +38,15 @@ class DataLoader(data.DataLoader[Any]):
 
 
 class _Numbered(data.Dataset[tuple[int, Sample]], Generic[Sample]):
-    """Samples with their places."""
+    """Samples with their places; other attributes are the data set's own, such as its ``classes``."""
 
     def __init__(self, dataset: data.Dataset[Sample]) -> None:
         self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # which a copy does not have yet
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]  # DataLoader needs it only for some samplers

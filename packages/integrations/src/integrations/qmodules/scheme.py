@@ -175,6 +175,8 @@ class ModelPrecision:
 
     def observe(self, observation: Observation) -> None:
         """Takes note of a layer, inside of a backward; when that ends, bits are allocated."""
+        if observation.sensitivities.is_meta:
+            return
         if observation.sensitivities.is_cuda:
             if _capturing():
                 return  # what Python does now, no replay does again

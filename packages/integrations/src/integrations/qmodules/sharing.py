@@ -18,6 +18,7 @@ class _Stored:
     """A stored form that autograd keeps for some layer. It holds no memory: when backward has freed it, it is gone."""
 
     version: int
+    memory: weakref.ref[torch.UntypedStorage]  # of the tensor that was stored: ``x.data = y`` changes no version
     codec: actcore.Codec  # as it was asked for
     form: actcore.Codec  # as it is stored
     layout: actcore.Layout
@@ -57,6 +58,7 @@ class Once:
         if (
             found is not None
             and found.version == version
+            and found.memory() is tensor.untyped_storage()
             and _serves(found.codec, self.codec, len(tensor) if tensor.dim() else 1)
         ):
             compressed = found.compressed(tensor.device)
@@ -65,6 +67,7 @@ class Once:
         compressed = self.codec.compress(tensor, seed=seed, stream=stream)
         _stored[self.tensor] = _Stored(
             version,
+            weakref.ref(tensor.untyped_storage()),
             self.codec,
             compressed.codec,
             compressed.layout,
