@@ -17,6 +17,7 @@ from integrations.qmodules.config import config
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
+from integrations.warn import warn
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -83,7 +84,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
 
     Args:
         model: any module. Only modules are replaced, not calls such as ``F.relu``.
-        level: a name of ``LEVELS`` or a ``QLevel``; ``None`` takes what ``set_optimization_level`` and ``config`` say.
+        level: a name of ``LEVELS`` or a ``QLevel``; ``None`` takes what ``set_optimization_level`` and ``config`` say
+            now. Of a name nothing else of ``config`` is taken, and a warning says what would have been other.
         options: fields of the level to replace; see ``QLevel``.
 
     Returns:
@@ -99,6 +101,11 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
             f"{type(model).__name__} is converted already; call qmodules.revert(model) first to choose another level"
         )
     chosen = resolve_level(config.level() if level is None else level, options)
+    if isinstance(level, str) and (ignored := [name for name in config.unlike(chosen) if name not in options]):
+        warn(
+            f"QModule was given level={level!r}, so it does not read what was set on config: {', '.join(ignored)}; "
+            f"leave the level out, after set_optimization_level({level!r}), or give them to QModule as options"
+        )
     converted: list[tuple[str, str, str]] = []
     kept: list[tuple[str, str]] = []
     precision = ModelPrecision(chosen)
