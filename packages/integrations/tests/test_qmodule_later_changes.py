@@ -19,7 +19,7 @@ def test_revert_refuses_a_layer_that_was_parametrized_since():
     """It left a Linear without a weight."""
     model = qmodules.QModule(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Linear(4, 4)), "L2")
     parametrizations.spectral_norm(model[1])
-    with pytest.raises(ValueError, match="after QModule, got 1 with weight; call torch.*remove_parametrizations"):
+    with pytest.raises(ValueError, match=r"after QModule, got 1 with weight; call torch.*remove_parametrizations"):
         qmodules.revert(model)
     assert type(model[0]) is qmodules.QConv2d  # nothing has changed
     step(model[1], normal(2, 4))

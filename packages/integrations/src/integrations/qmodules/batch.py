@@ -31,8 +31,8 @@ class Batch:
         if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype is torch.bool):
             raise TypeError(f"batch must hold the samples' places in the data set, integers, got {given.dtype}")
         self.indices = given.detach().to(torch.int64).flatten()
-        self._asked = before is not None and before._asked
-        self._told = before is not None and before._told
+        self._asked: bool = before is not None and before._asked
+        self._told: bool = before is not None and before._told
         self._fits = False
         self._sizes: set[int] = set()  # of inputs that it did not fit
         self._checked = 0
@@ -43,7 +43,7 @@ class Batch:
 
     def of(self, samples: int, device: torch.device, num_samples: int) -> Tensor | None:
         """``on`` for an input of so many samples; ``None`` where it has another number of them, as a head's may."""
-        self._asked = True
+        self._asked: bool = True
         if samples != len(self):
             self._sizes.add(samples)
             return None
@@ -64,8 +64,8 @@ class Batch:
         elif not self._asked and config.use_gradient:
             self._told = True
             warn(
-                "batch was set and no layer asked for it, though config.use_gradient is on: config is read when QModule "
-                "converts a model, and only where it is given no level; set it before, or say "
+                "batch was set and no layer asked for it, though config.use_gradient is on: config is read when "
+                "QModule converts a model, and only where it is given no level; set it before, or say "
                 "QModule(model, level, use_gradient=True)"
             )
 

@@ -22,7 +22,7 @@ class QLayer(nn.Module):
     ``state_dict``. Its forward computes what the counterpart's does; in training, where a gradient is asked for, it
     saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
     for inputs with which nothing else is safe: subclasses of tensors, sparse and complex ones, those inside
-    ``torch.func`` and forward-mode differentiation.
+    ``torch.func`` and forward-mode differentiation, and those that inference mode made, which torch refuses.
 
     Attributes:
         precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
@@ -89,7 +89,7 @@ class QLayer(nn.Module):
             and not x.is_nested
             and not x.is_complex()
             and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
-            and (torch.compiler.is_compiling() or not _transformed())
+            and (torch.compiler.is_compiling() or not (_transformed() or x.is_inference()))
         )
 
     def _saving(self, x: Tensor, weight: Tensor | None = None) -> Saving | None:
