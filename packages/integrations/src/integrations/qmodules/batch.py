@@ -43,7 +43,7 @@ class Batch:
 
     def of(self, samples: int, device: torch.device, num_samples: int) -> Tensor | None:
         """``on`` for an input of so many samples; ``None`` where it has another number of them, as a head's may."""
-        self._asked: bool = True
+        self._asked = True
         if samples != len(self):
             self._sizes.add(samples)
             return None
