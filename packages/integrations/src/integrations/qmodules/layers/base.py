@@ -118,8 +118,8 @@ class QLayer(nn.Module):
 
 
 def _transformed() -> bool:
-    """Whether ``torch.func``, forward-mode differentiation or ``torch.jit.trace`` is on, for which our Functions have no
-    rules."""
+    """Whether ``torch.func``, forward-mode differentiation or ``torch.jit.trace`` is on: our Functions have no rules
+    for these."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
