@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 //
+// A length or a shape that follows from a tensor's is a SymInt: of an int each value would compile a graph of its own.
 // The overloads named `tensor` take the key of the noise as int64 tensors of one element on the input's device.
 STABLE_TORCH_LIBRARY(actcore, m) {
   // codes: uint8 (ceil(bits * numel / 8)); bounds: (groups, 2) in input's dtype.
@@ -13,20 +14,20 @@ STABLE_TORCH_LIBRARY(actcore, m) {
       "group_affine_compress.tensor(Tensor input, int bits, int group_size, bool stochastic, Tensor seed,"
       " Tensor stream) -> (Tensor codes, Tensor bounds)");
   // (numel) in the dtype of bounds.
-  m.def("group_affine_decompress(Tensor codes, Tensor bounds, int numel, int bits, int group_size) -> Tensor");
+  m.def("group_affine_decompress(Tensor codes, Tensor bounds, SymInt numel, int bits, int group_size) -> Tensor");
 
   // A width of 1 to 8 for each row; `bits`: uint8, int32 or int64 (rows), where a row is numel / rows elements. Groups
   // end with their row, and each row's codes begin on a byte. codes: uint8 (nbytes), zeros behind the last row;
   // bounds: (rows * groups of a row, 2). misfit: int32 (1), not 0 where a row was not stored, because its width is out
   // of 1..8 or its codes end beyond nbytes; such a row decompresses to NaN.
   m.def(
-      "group_affine_rows_compress(Tensor input, Tensor bits, int nbytes, int group_size, bool stochastic, int seed,"
+      "group_affine_rows_compress(Tensor input, Tensor bits, SymInt nbytes, int group_size, bool stochastic, int seed,"
       " int stream) -> (Tensor codes, Tensor bounds, Tensor misfit)");
   m.def(
-      "group_affine_rows_compress.tensor(Tensor input, Tensor bits, int nbytes, int group_size, bool stochastic,"
+      "group_affine_rows_compress.tensor(Tensor input, Tensor bits, SymInt nbytes, int group_size, bool stochastic,"
       " Tensor seed, Tensor stream) -> (Tensor codes, Tensor bounds, Tensor misfit)");
   m.def(
-      "group_affine_rows_decompress(Tensor codes, Tensor bounds, Tensor bits, int numel, int group_size)"
+      "group_affine_rows_decompress(Tensor codes, Tensor bounds, Tensor bits, SymInt numel, int group_size)"
       " -> (Tensor output, Tensor misfit)");
 
   // format: float8_e4m3fn or float8_e5m2; codes: uint8 (numel), of that format; bounds: (groups) in input's dtype.
@@ -41,16 +42,16 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   // Integers from low to high; packed: uint8 (ceil(bits * numel / 8)), bits the length of high - low; misfit: int32
   // (1), not 0 where an element was out of the range.
   m.def("narrow_compress(Tensor input, int low, int high) -> (Tensor packed, Tensor misfit)");
-  m.def("narrow_decompress(Tensor packed, int numel, ScalarType dtype, int low, int high) -> Tensor");
+  m.def("narrow_decompress(Tensor packed, SymInt numel, ScalarType dtype, int low, int high) -> Tensor");
 
   // uint8 codes below 2^bits, end to end; misfit: int32 (1), not 0 where a code was too large.
   m.def("pack_bits(Tensor codes, int bits) -> (Tensor packed, Tensor misfit)");
-  m.def("unpack_bits(Tensor packed, int bits, int numel) -> Tensor");
+  m.def("unpack_bits(Tensor packed, int bits, SymInt numel) -> Tensor");
 
   // One bit an element, 1 for `high`; misfit: int32 (1), not 0 where an element was neither low nor high. Every byte of a
   // bool tensor but 0 is true.
   m.def("bit_mask_compress(Tensor input, float low, float high) -> (Tensor mask, Tensor misfit)");
-  m.def("bit_mask_decompress(Tensor mask, int numel, ScalarType dtype, float low, float high) -> Tensor");
+  m.def("bit_mask_decompress(Tensor mask, SymInt numel, ScalarType dtype, float low, float high) -> Tensor");
 
   // One bit an element, 1 where it is positive or NaN.
   m.def("positive_mask(Tensor input) -> Tensor");
@@ -83,14 +84,14 @@ STABLE_TORCH_LIBRARY(actcore, m) {
       "max_pool(Tensor input, int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode)"
       " -> (Tensor output, Tensor packed)");
   m.def(
-      "max_pool_backward(Tensor gradient, Tensor packed, int[] input_shape, int[] kernel, int[] stride, int[] padding,"
-      " int[] dilation, bool ceil_mode) -> Tensor");
+      "max_pool_backward(Tensor gradient, Tensor packed, SymInt[] input_shape, int[] kernel, int[] stride,"
+      " int[] padding, int[] dilation, bool ceil_mode) -> Tensor");
   // From and to the int64 indices of torch's max_pool; misfit: int32 (1), not 0 where one is not in its window. Of
   // a window that covers no element the index is -1.
   m.def(
-      "window_index_pack(Tensor indices, int[] input_shape, int[] kernel, int[] stride, int[] padding, int[] dilation,"
-      " bool ceil_mode) -> (Tensor packed, Tensor misfit)");
+      "window_index_pack(Tensor indices, SymInt[] input_shape, int[] kernel, int[] stride, int[] padding,"
+      " int[] dilation, bool ceil_mode) -> (Tensor packed, Tensor misfit)");
   m.def(
-      "window_index_unpack(Tensor packed, int[] input_shape, int[] kernel, int[] stride, int[] padding, int[] dilation,"
-      " bool ceil_mode) -> Tensor");
+      "window_index_unpack(Tensor packed, SymInt[] input_shape, int[] kernel, int[] stride, int[] padding,"
+      " int[] dilation, bool ceil_mode) -> Tensor");
 }

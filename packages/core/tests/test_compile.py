@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import actcore
 
@@ -121,3 +122,18 @@ def test_a_compressed_crosses_the_border_of_a_compiled_region():
     expected = actcore.compress(x, actcore.GroupAffine(4), seed=1)
     assert (c.codec, c.layout, c.dtype) == (expected.codec, expected.layout, expected.dtype)
     assert same_bits(compiled(actcore.decompress)(c), expected.decompress())
+
+
+@pytest.mark.parametrize("codec", [*CODECS, actcore.Narrow(-4, 3000)], ids=repr)
+def test_a_size_that_changes_is_compiled_once(codec):
+    """The operators that undo a stored form took its length as a number of the graph: each size compiled anew."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def round_trip(x):
+        return actcore.decompress(actcore.compress(x, codec))
+
+    function = torch.compile(round_trip, fullgraph=True, dynamic=True, backend=counter)
+    for size in (512, 768, 1280):
+        x = torch.randint(2, (size, 4)) if isinstance(codec, actcore.Narrow) else torch.randn(size, 4)
+        assert function(x).shape == (size, 4)
+    assert counter.frame_count == 1

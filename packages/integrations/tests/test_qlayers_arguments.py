@@ -105,3 +105,12 @@ def test_what_torch_refuses_is_refused_in_torchs_words(layer, x):
     with pytest.raises(expected.type) as found:
         step(q_layer(layer), x)
     assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(12, 4), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)])
+def test_tensors_of_inference_mode_get_torchs_own_answer(layer):
+    """They have no version counter, which was all that our error said."""
+    with torch.inference_mode():
+        x = IMAGES * 1
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        q_layer(layer)(x)

@@ -100,3 +100,17 @@ def test_what_attention_stores(need_weights, monkeypatch):
     expected = [n // 2] * 2 + [n] * 3 + ([scores, scores, scores // 8] if need_weights else [])
     elements = 5 * n + (3 * scores if need_weights else 0)
     assert sum(made) == sum(expected) + 8 * elements // 256
+
+
+def test_memory_that_is_not_torchs_is_stored_each_time():
+    """Such as a NumPy array's, whose writes leave the version counter as it is: as long as an older output was kept,
+    its stored form was used."""
+    buffer = bytearray(32 * 64 * 4)
+    x, owner = (torch.frombuffer(buffer, dtype=torch.float32).view(32, 64) for _ in range(2))
+    layer, kept = q_layer(nn.Linear(64, 4)), []
+    for seed in range(2):
+        owner.copy_(normal(32, 64, seed=seed))
+        kept.append(layer(x))
+    assert x._version == 0
+    kept[-1].sum().backward()
+    assert errors([x.sum(0).expand(4, 64)], [layer.weight.grad])[0] <= EIGHT_BITS

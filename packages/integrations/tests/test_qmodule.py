@@ -116,7 +116,7 @@ def test_a_weight_that_hooks_compute_stays_computed():
 
 def test_parametrized_layers_stay():
     model = qmodules.QModule(nn.Sequential(parametrizations.weight_norm(nn.Linear(16, 16))))
-    assert "ParametrizedLinear is a subclass of Linear" in qmodules.summary(model).kept["0"]
+    assert "ParametrizedLinear is a subclass of torch.nn.Linear" in qmodules.summary(model).kept["0"]
     step(model, normal(8, 16))
 
 
@@ -168,13 +168,13 @@ def test_summary():
     assert list(found.converted) == ["conv", "norm", "relu", "blocks.0.0", "head"]
     assert found.converted["norm"] == ("BatchNorm2d", "QBatchNorm2d")
     assert dict(found.kept) == {
-        "own": "Own is a subclass of Conv2d",
+        "own": "Own is a subclass of torch.nn.Conv2d",
         "softmax": "there is no Q-layer of Softmax",
     }
     text = str(found)
     assert "5 layers converted, 2 kept" in text
     assert "2 x Conv2d -> QConv2d" in text
-    assert "own: Own is a subclass of Conv2d" in text
+    assert "own: Own is a subclass of torch.nn.Conv2d" in text
 
 
 def test_norms_stay_at_l1_and_the_summary_says_why():

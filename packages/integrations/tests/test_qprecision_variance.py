@@ -187,6 +187,10 @@ def test_bad_calls():
         get_var(model, closure, 1)
     with pytest.raises(TypeError, match=r"repeats must be an int, got 2\.5"):
         get_var(model, closure, 2.5)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got NoneType"):
+        get_var(None, closure)
+    with pytest.raises(TypeError, match="closure must run the model's forward and backward when it is called"):
+        get_var(model, None)
     with pytest.raises(ValueError, match="model must have layers that round their input"):
         get_var(conv_net(), closure)
     with pytest.raises(ValueError, match="model must have layers that round their input"):
@@ -194,8 +198,9 @@ def test_bad_calls():
     with pytest.raises(RuntimeError, match="closure must run a forward of the model"):
         get_var(model, lambda: None)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(RuntimeError, match="leave the parameters alone"):
+    with pytest.raises(RuntimeError, match="leave the parameters alone") as stepped:
         get_var(model, lambda: (closure(), optimizer.step()))
+    assert "handle" not in str(stepped.value)  # which compress_model returns, and not QModule
     model.eval()
     with pytest.raises(RuntimeError, match=r"in train\(\) mode"):
         get_var(model, closure)
@@ -212,6 +217,10 @@ def test_as_a_table_and_as_a_plot(tmp_path):
     assert "<svg" in drawn
     with pytest.raises(ValueError, match="nonsense"):
         plot_variance(result, tmp_path / "variance.nonsense")
+    with pytest.raises(ValueError, match=r"path must have an ending that names the type, \.png"):
+        plot_variance(result, tmp_path / "variance")
+    with pytest.raises(TypeError, match=r"result must be what qmodules\.get_var returns, got NoneType"):
+        plot_variance(None, tmp_path / "variance.svg")
 
 
 def test_actnns_ablation_has_its_order():

@@ -23,7 +23,7 @@ class ParametersChanged(RuntimeError):
     def __init__(self, how: str) -> None:
         super().__init__(
             f"closure must run the forward and the backward and leave the parameters alone, but {how}; take the "
-            "optimizer's step out of it: handle.adapt(closure), then optimizer.step() in the loop as before"
+            "optimizer's step out of it, and leave optimizer.step() to the loop, after this call"
         )
 
 

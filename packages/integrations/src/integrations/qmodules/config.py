@@ -39,7 +39,8 @@ _GONE = {
 
 
 class Config:
-    """What Q-layers that are built or converted from now on begin with; those that are there keep what they have.
+    """What Q-layers that are built or converted from now on begin with; those that are there keep what they have, and
+    ``QModule(model, level)``, which is given a level, reads nothing of it.
 
     A field of ``QLevel`` is read and set as an attribute, under its own name or ActNN's: ``compress_activation``,
     ``activation_compression_bits``, ``adaptive_conv_scheme``, ``adaptive_bn_scheme``, ``enable_quantized_bn``,
@@ -47,7 +48,7 @@ class Config:
     """
 
     def __init__(self) -> None:
-        vars(self).update(_lock=threading.Lock(), _level=LEVELS["L3"])
+        vars(self).update(_lock=threading.Lock(), _level=LEVELS["L3"], _set=frozenset())
 
     def level(self) -> QLevel:
         """The level as it is set now."""
@@ -59,7 +60,11 @@ class Config:
         if not isinstance(level, str):
             raise TypeError(f"level must be a name, one of {', '.join(LEVELS)}, got {level!r}")
         with vars(self)["_lock"]:
-            vars(self)["_level"] = resolve_level(level)
+            vars(self).update(_level=resolve_level(level), _set=frozenset())
+
+    def unlike(self, level: QLevel) -> list[str]:
+        """Fields that were set since the level was chosen, and that ``level`` has other values of."""
+        return sorted(name for name in vars(self)["_set"] if getattr(self.level(), name) != getattr(level, name))
 
     def __getattr__(self, name: str) -> Any:
         if name == "pergroup":
@@ -76,6 +81,7 @@ class Config:
         field = _field(name)
         with vars(self)["_lock"]:
             vars(self)["_level"] = resolve_level(self.level(), {field: value})
+            vars(self)["_set"] |= {field}
 
     def __repr__(self) -> str:
         return f"Config({self.level()!r})"

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
 
 from integrations.qmodules import layers
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
+from integrations.warn import warn
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -44,12 +46,12 @@ class _Record:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a model's layers.
+    """What became of a model's layers, and what they are now.
 
     Attributes:
         level: of the conversion.
         converted: path -> (torch's layer, Q-layer), by their classes' names.
-        kept: path -> why the layer is as it was.
+        kept: path -> why the layer is none that ``QModule`` made.
     """
 
     level: QLevel
@@ -57,7 +59,8 @@ class Summary:
     kept: Mapping[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.converted)} layers converted, {len(self.kept)} kept; {self.level}"]
+        done = "layers converted, which at this level are torch's own" if self.level.off else "layers converted"
+        lines = [f"{len(self.converted)} {done}, {len(self.kept)} kept; {self.level}"]
         pairs = Counter(f"{before} -> {after}" for before, after in self.converted.values())
         lines += [f"  {count:4} x {pair}" for pair, count in pairs.items()]
         lines += [f"  {path or '(root)'}: {reason}" for path, reason in self.kept.items()]
@@ -81,7 +84,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
 
     Args:
         model: any module. Only modules are replaced, not calls such as ``F.relu``.
-        level: a name of ``LEVELS`` or a ``QLevel``; ``None`` takes what ``set_optimization_level`` and ``config`` say.
+        level: a name of ``LEVELS`` or a ``QLevel``; ``None`` takes what ``set_optimization_level`` and ``config`` say
+            now. Of a name nothing else of ``config`` is taken, and a warning says what would have been other.
         options: fields of the level to replace; see ``QLevel``.
 
     Returns:
@@ -97,6 +101,11 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
             f"{type(model).__name__} is converted already; call qmodules.revert(model) first to choose another level"
         )
     chosen = resolve_level(config.level() if level is None else level, options)
+    if isinstance(level, str) and (ignored := [name for name in config.unlike(chosen) if name not in options]):
+        warn(
+            f"QModule was given level={level!r}, so it does not read what was set on config: {', '.join(ignored)}; "
+            f"leave the level out, after set_optimization_level({level!r}), or give them to QModule as options"
+        )
     converted: list[tuple[str, str, str]] = []
     kept: list[tuple[str, str]] = []
     precision = ModelPrecision(chosen)
@@ -129,9 +138,10 @@ def revert(model: Model) -> Model:
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not converted.
+        ValueError: the model is not converted, or a layer was parametrized since. Nothing has changed then.
     """
     record = _record_of(model)
+    _refuse_parametrized(model)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
         if not isinstance(module, QLayer):
@@ -149,15 +159,33 @@ def revert(model: Model) -> Model:
 
 
 def summary(model: nn.Module) -> Summary:
-    """What ``QModule`` converted in this model, and what it left, with the reasons.
+    """What ``QModule`` converted in this model, and what it left, with the reasons: of the model as it is now.
+
+    A layer that has come since, such as those of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, is none of
+    ``QModule``'s and is named among those kept.
 
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: the model is not converted.
     """
     record = _record_of(model)
-    converted = {path: (before, after) for path, before, after in record.converted}
-    return Summary(record.level, MappingProxyType(converted), MappingProxyType(dict(record.kept)))
+    made = {path: after for path, _, after in record.converted}
+    reasons = dict(record.kept)
+    converted: dict[str, tuple[str, str]] = {}
+    kept: dict[str, str] = {}
+
+    def look(path: str, module: nn.Module) -> nn.Module:
+        if isinstance(module, QLayer) and _was_converted(module):
+            converted[path] = type(module).counterpart.__name__, type(module).__name__
+        elif path in made:
+            kept[path] = f"{type(module).__name__} took the place of {made[path]} after QModule"
+        elif _is_layer(module):
+            came = f"{type(module).__name__} came after QModule"
+            kept[path] = _reason(module, record.level) or reasons.get(path, came)
+        return module
+
+    _exchange(model, look)
+    return Summary(record.level, MappingProxyType(converted), MappingProxyType(kept))
 
 
 def _exchange(root: nn.Module, replacement: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
@@ -170,7 +198,7 @@ def _exchange(root: nn.Module, replacement: Callable[[str, nn.Module], nn.Module
         known[module] = module  # a module may be below itself
         within = {} if isinstance(module, QLayer) or type(module) in _Q_LAYERS else module._modules
         for name, child in within.items():  # attention's parts are attention's to do
-            if child is not None:
+            if child is not None and not (name == "parametrizations" and is_parametrized(module)):
                 new = visit(f"{path}.{name}" if path else name, child)
                 if new is not child:
                     module._modules[name] = new
@@ -188,13 +216,26 @@ def _reason(module: nn.Module, level: QLevel) -> str:
     if isinstance(module, LazyModuleMixin):
         return "its parameters have no shapes yet; call the model once before QModule"
     if kind not in _Q_LAYERS:
-        bases = [base.__name__ for base in kind.__mro__[1:] if base in _Q_LAYERS]
-        return f"{kind.__name__} is a subclass of {bases[0]}" if bases else f"there is no Q-layer of {kind.__name__}"
+        base = next((base for base in kind.__mro__[1:] if base in _Q_LAYERS), None)
+        if base is None:
+            return f"there is no Q-layer of {kind.__name__}"
+        name = kind.__name__ if kind.__name__ != base.__name__ else f"{kind.__module__}.{kind.__qualname__}"
+        return f"{name} is a subclass of torch.nn.{base.__name__}"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     if not level.norms and not level.off and _Q_LAYERS[kind].norm:
         return "norms are exact at this level"
     return ""
+
+
+def _refuse_parametrized(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, QLayer) and _was_converted(module) and is_parametrized(module):
+            raise ValueError(
+                f"model must have no layer that was parametrized after QModule, got {path or 'the root'} with "
+                f"{', '.join(module.parametrizations)}; call "  # type: ignore[arg-type]
+                "torch.nn.utils.parametrize.remove_parametrizations for each first, or leave the model converted"
+            )
 
 
 def _was_converted(layer: QLayer) -> bool:
@@ -206,10 +247,10 @@ def _was_converted(layer: QLayer) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module is more than a container of others, and may save something."""
+    """Whether a module is more than a container of others, and may save something. A container may own parameters."""
     if type(module) in _SAVE_NOTHING:
         return False
-    return not module._modules or bool(module._parameters) or type(module) in _Q_LAYERS
+    return not module._modules or isinstance(module, tuple(_Q_LAYERS))
 
 
 def _require_module(model: object) -> None:

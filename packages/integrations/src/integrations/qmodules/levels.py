@@ -13,6 +13,9 @@ import actcore
 ONE_GROUP = 1 << 40
 """A group size that no tensor exceeds: its two bounds are the whole tensor's (ActNN's ``pergroup=False``)."""
 
+_GROUPS = 3
+"""Groups of layers that a single number of bits is for: as many as ActNN had."""
+
 
 def _require_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
@@ -25,8 +28,8 @@ class QLevel:
 
     Attributes:
         compress: whether anything is stored in fewer bytes.
-        bits: average bits per element, one number for each group of layers (a layer's ``group``): from 1 to 8, whole
-            or not. Where the level is neither per sample nor per layer, a fraction is dropped.
+        bits: average bits per element, one number for each group of layers (a layer's ``group``), or one for all: from
+            1 to 8, whole or not. Where the level is neither per sample nor per layer, a fraction is dropped.
         initial_bits: 1 to 8 bits with which the allocation among samples and layers begins; none gets more.
         group_size: elements that share two bounds, a positive multiple of 32.
         per_sample: whether samples of a batch get bits of their own in convolutions and linear layers.
@@ -61,8 +64,10 @@ class QLevel:
             _require_int(name, getattr(self, name))
         if isinstance(self.bits, list):  # what ActNN's users write
             object.__setattr__(self, "bits", tuple(self.bits))
+        if isinstance(self.bits, (int, float)) and not isinstance(self.bits, bool):
+            object.__setattr__(self, "bits", (self.bits,) * _GROUPS)
         if not isinstance(self.bits, tuple):
-            raise TypeError(f"bits must be numbers, one for each group of layers, got {self.bits!r}; try (2, 8, 8)")
+            raise TypeError(f"bits must be a number, or one for each group of layers, got {self.bits!r}; try (2, 8, 8)")
         if not self.bits:
             raise ValueError("bits must have a number for each group of layers, got none; try (2, 8, 8)")
         for number, bits in enumerate(self.bits):

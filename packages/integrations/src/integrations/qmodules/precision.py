@@ -235,7 +235,7 @@ class LayerPrecision:
                 "batch must be set before each forward where use_gradient is on, got None; set QScheme.batch = indices "
                 "to those that qmodules.DataLoader returns with each batch"
             )
-        return batch.on(device, self._table().num_samples) if len(batch) == samples else None
+        return batch.of(samples, device, self._table().num_samples)
 
     def _table(self) -> GradientTable:
         if self._gradients is None:

@@ -50,7 +50,7 @@ class _Scheme(type):
 
     @batch.setter
     def batch(cls, indices: object) -> None:
-        _Scheme._batch = None if indices is None else Batch(indices)
+        _Scheme._batch = _following(_Scheme._batch, indices)
 
     @property
     def indices(cls) -> Batch | None:
@@ -171,7 +171,7 @@ class ModelPrecision:
 
     @batch.setter
     def batch(self, indices: object) -> None:
-        self.indices = None if indices is None else Batch(indices)
+        self.indices = _following(self.indices, indices)
 
     def observe(self, observation: Observation) -> None:
         """Takes note of a layer, inside of a backward; when that ends, bits are allocated."""
@@ -232,6 +232,13 @@ def model_precision(model: nn.Module) -> ModelPrecision:
         if isinstance(shared, ModelPrecision):
             return shared
     raise ValueError(f"{type(model).__name__} is not converted; call qmodules.QModule(model) first")
+
+
+def _following(before: Batch | None, indices: object) -> Batch | None:
+    """The batch of these indices, after another one."""
+    if before is not None:
+        before.retire()
+    return None if indices is None else Batch(indices, before)
 
 
 def _capturing() -> bool:

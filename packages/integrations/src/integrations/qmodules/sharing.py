@@ -88,9 +88,12 @@ def once(codec: actcore.Codec, x: Tensor) -> actcore.Codec:
     """``codec``, but for ``x`` alone, and once for all layers that save ``x``.
 
     Where hooks pack what is saved, checkpointing's among them, each layer stores its own: such a hook may drop what the
-    first layer stored or not, and a segment that is computed again has to save the same.
+    first layer stored or not, and a segment that is computed again has to save the same. So it is for memory that is
+    not torch's, such as a NumPy array's: what its owner writes there, torch's version counter does not see.
     """
-    return codec if torch.compiler.is_compiling() or packed() else Once(codec, x)
+    if torch.compiler.is_compiling() or packed() or not x.untyped_storage().resizable():
+        return codec
+    return Once(codec, x)
 
 
 def packed() -> bool:

@@ -108,10 +108,14 @@ def get_var(model: nn.Module, closure: Callable[[], Any], repeats: int = 10) -> 
             elements make it, and much less where many do.
 
     Raises:
-        TypeError: ``repeats`` is not an int.
+        TypeError: ``model`` is not a module, ``closure`` cannot be called, or ``repeats`` is not an int.
         ValueError: ``repeats`` is below 2, or the model has no layer that rounds.
         RuntimeError: the closure ran no backward of such a layer, or took an optimizer's step.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not callable(closure):
+        raise TypeError(f"closure must run the model's forward and backward when it is called, got {closure!r}")
     if isinstance(repeats, bool) or not isinstance(repeats, int):
         raise TypeError(f"repeats must be an int, got {repeats!r}")
     if repeats < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from integrations.qmodules.variance import GradientVariance
@@ -19,9 +20,14 @@ def plot_variance(result: GradientVariance, path: str | PathLike[str]) -> None:
         path: the file to write; its ending names the type: ``.png``, ``.svg``, ``.pdf``.
 
     Raises:
+        TypeError: ``result`` is not of ``get_var``.
+        ValueError: the path has no ending, or one that matplotlib does not write.
         ImportError: matplotlib is not there.
-        ValueError: the ending is of no type that matplotlib writes.
     """
+    if not isinstance(result, GradientVariance):
+        raise TypeError(f"result must be what qmodules.get_var returns, got {type(result).__name__}")
+    if not Path(path).suffix:  # where matplotlib would choose one, and another file than was named
+        raise ValueError(f"path must have an ending that names the type, .png, .svg or .pdf, got {str(path)!r}")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

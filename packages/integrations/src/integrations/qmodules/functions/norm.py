@@ -36,9 +36,17 @@ class BatchNorm(Function):
         eps: float,
         saving: Saving,
     ) -> Tensor:
-        output, mean, deviation, reserve, kernel = torch.ops.aten._batch_norm_impl_index(
-            x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
-        )
+        if torch.compiler.is_compiling():
+            # The operator below has a backward that asks for the number of elements, which may be a symbol here.
+            statistics = () if running_mean is None or running_var is None else (running_mean, running_var)
+            native = torch.ops.aten._native_batch_norm_legit
+            operator = native.default if statistics else native.no_stats
+            output, mean, deviation = operator(x, weight, bias, *statistics, True, momentum, eps)
+            reserve = kernel = None
+        else:
+            output, mean, deviation, reserve, kernel = torch.ops.aten._batch_norm_impl_index(
+                x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
+            )
         ctx.kernel, ctx.eps = kernel, eps
         saving.save(ctx, x, weight, mean, deviation, reserve)
         return output  # type: ignore[no-any-return]
@@ -49,20 +57,11 @@ class BatchNorm(Function):
         x, weight, mean, deviation, reserve = actcore.saved_tensors_of(ctx)
         ctx.saving.observe(gradient)
         # The running statistics are for evaluation, whose backward is torch's own.
-        found = torch.ops.aten._batch_norm_impl_index_backward(
-            ctx.kernel,
-            x,
-            gradient,
-            weight,
-            None,
-            None,
-            mean,
-            deviation,
-            True,
-            ctx.eps,
-            ctx.needs_input_grad[:3],
-            reserve,
-        )
+        forward = weight, None, None, mean, deviation, True, ctx.eps, ctx.needs_input_grad[:3]
+        if ctx.kernel is None:
+            found = torch.ops.aten.native_batch_norm_backward(gradient, x, *forward)
+        else:
+            found = torch.ops.aten._batch_norm_impl_index_backward(ctx.kernel, x, gradient, *forward, reserve)
         return *found, None, None, None, None, None
 
 

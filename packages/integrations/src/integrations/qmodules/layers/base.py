@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import actcore
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
+from integrations.qmodules.layers.leaf import leaf
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.scheme import ModelPrecision
@@ -22,7 +23,8 @@ class QLayer(nn.Module):
     ``state_dict``. Its forward computes what the counterpart's does; in training, where a gradient is asked for, it
     saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
     for inputs with which nothing else is safe: subclasses of tensors, sparse and complex ones, those inside
-    ``torch.func`` and forward-mode differentiation.
+    ``torch.func``, forward-mode differentiation and ``torch.jit.trace``, and those that inference mode made, which
+    torch refuses. ``torch.fx`` records it as one call.
 
     Attributes:
         precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
@@ -34,6 +36,11 @@ class QLayer(nn.Module):
     precision: LayerPrecision
     _own: ClassVar[tuple[str, ...]] = ("precision",)
     """What it has beside its counterpart's attributes."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in cls.__dict__:  # the outermost one decides, of a subclass of a Q-layer as well
+            cls.forward = leaf(cls.__dict__["forward"])
 
     @classmethod
     def from_module(cls, module: nn.Module, level: QLevel | None = None, group: int = 0) -> Self:
@@ -89,7 +96,7 @@ class QLayer(nn.Module):
             and not x.is_nested
             and not x.is_complex()
             and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
-            and (torch.compiler.is_compiling() or not _transformed())
+            and (torch.compiler.is_compiling() or not (_transformed() or x.is_inference()))
         )
 
     def _saving(self, x: Tensor, weight: Tensor | None = None) -> Saving | None:
@@ -111,5 +118,10 @@ class QLayer(nn.Module):
 
 
 def _transformed() -> bool:
-    """Whether ``torch.func`` or forward-mode differentiation is on, for which our Functions have no rules."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    """Whether ``torch.func``, forward-mode differentiation or ``torch.jit.trace`` is on: our Functions have no rules
+    for these."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )

@@ -43,7 +43,8 @@ class QLinear(QLayer, nn.Linear):
 class QEmbedding(QLayer, nn.Embedding):
     """``torch.nn.Embedding`` whose indices are stored, exactly, in the bits that their range takes.
 
-    torch keeps 8 bytes an index, this 2 for a table of up to 65,536 rows. The gradient is torch's bit for bit.
+    torch keeps 8 bytes an index, this ``ceil(log2(rows))`` bits: 10 for a table of 1,000 rows. The gradient is torch's
+    bit for bit.
     """
 
     counterpart = nn.Embedding
