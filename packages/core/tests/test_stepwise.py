@@ -177,11 +177,21 @@ def test_derivatives_and_transforms():
     each = torch.func.vmap(torch.func.grad(lambda x: layer(x).sum()))
     assert torch.equal(each(x), level)
     assert torch.equal(each(x.t()[:, :3].contiguous().t().contiguous()), level[:3])
-    # Backward is linear in the gradient: the derivative of grad * level is level, by the gradient.
-    leaf, gradient = x.clone().requires_grad_(), weights.clone().requires_grad_()
-    (first,) = torch.autograd.grad(layer(leaf), leaf, gradient, create_graph=True)
+
+
+def test_second_derivatives():
+    """Those of a piecewise linear function are all there; of a curved one a term would miss, and no graph hides it."""
+    x = normal(35, torch.float64)
+    leaf, gradient = x.clone().requires_grad_(), normal(35, torch.float64, seed=1).requires_grad_()
+    output = actcore.stepwise(leaf, "leaky_relu", (0.0,), (0.1, 1.0), parameters=(0.1,))
+    (first,) = torch.autograd.grad(output, leaf, gradient, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), gradient)
-    assert torch.equal(second, level)
+    assert torch.equal(second, torch.where(x < 0, x.new_tensor(0.1), x.new_tensor(1.0)))
+
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(layer(leaf), leaf, gradient, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.func.grad(lambda x: torch.func.grad(lambda x: layer(x).square().sum())(x).sum())(x)
 
 
 def test_compiled():

@@ -38,6 +38,11 @@ FUNCTIONS: dict[str, PointwiseFunction] = {
     "squared_relu": lambda x: torch.relu(x).square(),
 }
 
+PIECEWISE_LINEAR = frozenset(
+    {"relu", "leaky_relu", "threshold", "hardsigmoid", "hardtanh", "relu6", "hardshrink", "softshrink"}
+)
+"""Those whose second derivative is 0, so that steps are the whole of their first."""
+
 _aten = torch.ops.aten
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 

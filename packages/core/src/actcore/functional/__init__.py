@@ -1,9 +1,9 @@
 """Layers whose backward needs few bits an element: ReLU, dropout, max pooling, and functions with stepwise derivatives.
 
 Each computes what its namesake in ``torch.nn.functional`` does and keeps for backward, in place of a tensor, the bits
-that backward needs. They work under ``torch.func.grad``, ``vjp`` and ``vmap`` (not ``jvp``), have second derivatives,
-and ``torch.compile`` makes one graph of them. Channels-last and transposed inputs give outputs of the same memory
-order.
+that backward needs. They work under ``torch.func.grad``, ``vjp`` and ``vmap`` (not ``jvp``), have second derivatives
+(but for the curved functions of ``stepwise``, which refuse them), and ``torch.compile`` makes one graph of them.
+Channels-last and transposed inputs give outputs of the same memory order.
 """
 
 from actcore.functional.levels import round_to_levels

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from actcore.fused.batches import first, require_shared
 from actcore.fused.callables import value_and_derivative
-from actcore.fused.stepwise import StepwiseBackward
+from actcore.fused.stepwise import StepwiseBackward, refuse_curvature
 from actcore.pointwise import PointwiseFunction
 
 _ops = torch.ops.actcore
@@ -47,8 +47,9 @@ class RoundToLevels(Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         if gradients[0] is None:
             return (None,) * 10
+        refuse_curvature()
         codes, levels = ctx.saved_tensors
-        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded)
+        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded, True)
         return gradient, *(None,) * 9
 
     @staticmethod

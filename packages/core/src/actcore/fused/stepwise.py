@@ -12,28 +12,53 @@ from torch.autograd import Function
 
 from actcore.fused.batches import first, map_backward, map_forward, require_shared
 from actcore.fused.callables import value_of
-from actcore.pointwise import PointwiseFunction
+from actcore.pointwise import PIECEWISE_LINEAR, PointwiseFunction
 
 _ops = torch.ops.actcore
 
 
+def refuse_curvature() -> None:
+    """Raises where the backward of a curved function is asked for a graph, in which the second derivative would miss.
+
+    ``torch.func`` always asks for one; there, and where code is compiled, it is ``StepwiseBackward`` that refuses.
+    """
+    if (
+        torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    ):
+        raise RuntimeError(_NO_CURVATURE)
+
+
+_NO_CURVATURE = (
+    "an activation whose derivative is kept in steps has no second derivative, and create_graph=True would lose that "
+    "term silently; use torch's own function where gradients are differentiated"
+)
+
+
 class StepwiseBackward(Function):
-    """``gradient * levels[code]``; its derivative by the gradient is the same operator."""
+    """``gradient * levels[code]``; its derivative by the gradient is the same operator.
+
+    Where the function is curved it is not all of the second derivative, and is refused.
+    """
 
     @staticmethod
-    def forward(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded: bool) -> Any:
+    def forward(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded: bool, curved: bool) -> Any:
         return _ops.stepwise_backward(gradient, codes, levels, bits, guarded)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.bits, ctx.guarded = inputs[3], inputs[4]
+        ctx.bits, ctx.guarded, *curved = inputs[3:]
+        ctx.curved, ctx.inputs = curved == [True], len(inputs)  # the operator itself has no `curved`
         ctx.save_for_backward(inputs[1], inputs[2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if ctx.curved:
+            raise RuntimeError(_NO_CURVATURE)
         codes, levels = ctx.saved_tensors
-        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded)
-        return gradient, None, None, None, None
+        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded, False)
+        return gradient, *(None,) * (ctx.inputs - 1)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -49,11 +74,12 @@ class StepwiseBackward(Function):
         levels: Tensor,
         bits: int,
         guarded: bool = False,
+        *curved: bool,
     ) -> Any:
         require_shared("levels", in_dims[2])
 
         def apply(gradient: Tensor, codes: Tensor) -> Any:
-            return call(gradient, codes, levels, bits, guarded)
+            return call(gradient, codes, levels, bits, guarded, *curved)
 
         size = info.batch_size
         return map_backward(apply, apply, first(gradient, in_dims[0], size), first(codes, in_dims[1], size), guarded)
@@ -82,7 +108,7 @@ class Stepwise(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.bits, ctx.guarded = inputs[5], inputs[7] != "none"
+        ctx.bits, ctx.guarded, ctx.curved = inputs[5], inputs[7] != "none", inputs[1] not in PIECEWISE_LINEAR
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1], inputs[4])
@@ -91,8 +117,10 @@ class Stepwise(Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         if gradients[0] is None:
             return None, None, None, None, None, None, None, None
+        if ctx.curved:
+            refuse_curvature()
         codes, levels = ctx.saved_tensors
-        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded)
+        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded, ctx.curved)
         return gradient, None, None, None, None, None, None, None
 
     @staticmethod

@@ -53,8 +53,8 @@ class QLeakyReLU(_Activation, nn.LeakyReLU):
 
 class _Smooth(_Activation):
     """A smooth activation: its derivative is rounded to one of ``2**bits`` levels ("Few-bit backward", Novikov et al.,
-    ICML 2023), with the bits that the level gives, and 3 at the least. Of such steps the derivative is zero: double
-    backward does not see the activation's curvature."""
+    ICML 2023), with the bits that the level gives, and 3 at the least. Double backward, which would miss the
+    activation's curvature, raises."""
 
     def _approximated(self, input: Tensor, function: str) -> Tensor:
         level = self.precision.level
