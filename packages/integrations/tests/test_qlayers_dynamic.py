@@ -19,10 +19,6 @@ LAYERS = [
     nn.GroupNorm(1, 3),
     nn.RMSNorm(16),
     nn.MaxPool2d(2),
-    nn.AvgPool2d(2),
-    nn.ReLU(),
-    nn.GELU(),
-    nn.Dropout(),
 ]
 
 

@@ -58,11 +58,17 @@ def test_fx_and_a_forward_that_was_replaced():
     assert torch.equal(traced(normal(2, 4)), layer(normal(2, 4)))
 
 
-def test_fx_refuses_hooks_that_it_would_run_twice():
+@pytest.mark.parametrize("register", [nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook])
+def test_fx_refuses_hooks_that_it_would_run_twice(register):
     model = qmodules.QModule(net(), "L2")
-    model[6].register_forward_hook(lambda module, args, output: output * 2)
+    register(model[6], lambda module, args, *output: None)
     with pytest.raises(RuntimeError, match=r"Q-layers without forward hooks, .* got 6 with 1"):
         torch.fx.symbolic_trace(model)
+
+
+def test_fx_and_a_weight_that_a_hook_computes():
+    model = qmodules.QModule(nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(4, 4))), "L2")
+    assert torch.equal(torch.fx.symbolic_trace(model)(normal(2, 4)), model(normal(2, 4)))
 
 
 @pytest.mark.parametrize("level", ["L2", "L3", "L4"])

@@ -26,11 +26,16 @@ def leaf(forward: Forward) -> Forward:
             return forward(self, *args, **kwargs)
         tracer: Any = given.tracer  # of a module, the only one that calls modules
         path = tracer.path_of_module(self)
-        if self._forward_hooks:
+        if hooks := [*self._forward_hooks.values(), *filter(_takes_inputs, self._forward_pre_hooks.values())]:
             raise RuntimeError(
                 "torch.fx must trace Q-layers without forward hooks, which would run in the trace and in its graph, "
-                f"got {path} with {len(self._forward_hooks)}; register them on the traced module's layers"
+                f"got {path} with {len(hooks)}; register them on the traced module's layers"
             )
         return tracer.create_proxy("call_module", path, args, kwargs)
 
     return call
+
+
+def _takes_inputs(hook: object) -> bool:
+    """Whether a hook may change a layer's inputs; torch's own (spectral_norm, pruning) compute its weight."""
+    return not type(hook).__module__.startswith("torch.nn.utils")
