@@ -3,6 +3,7 @@
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
 from integrations.fewbit.fit import approximate, estimate_error
 from integrations.fewbit.steps import LevelTable, StepTable
+from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.tables import level_table, table
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "FewBitFunction",
     "LevelTable",
     "StepTable",
+    "StepwiseStore",
     "approximate",
     "estimate_error",
     "level_table",
