@@ -61,7 +61,8 @@ def _passes(x: Tensor, function: str, parameters: tuple[float, ...]) -> Tensor:
         below = parameters[0]
         return ~(x <= (_largest_up_to(below, x.dtype) if x.device.type == "cpu" else below))
     low, high = (0.0, 6.0) if function == "relu6" else parameters
-    return ~((x <= _largest_up_to(low, x.dtype)) | (x >= -_largest_up_to(-high, x.dtype)))
+    outside: Tensor = (x <= _largest_up_to(low, x.dtype)) | (x >= -_largest_up_to(-high, x.dtype))
+    return ~outside
 
 
 @torch.compiler.assume_constant_result

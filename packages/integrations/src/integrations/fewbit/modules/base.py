@@ -21,11 +21,10 @@ class FewBitActivation(nn.Module):
         """Gives the class the signature of its layer of torch, with the keywords."""
         super().__init_subclass__(**kwargs)
         own = inspect.signature(cls).parameters.values()
+        torchs = next((base for base in cls.__mro__ if base.__module__.startswith("torch.nn")), nn.Module)
         theirs = [
             parameter
-            for base in cls.__mro__
-            if base.__module__.startswith("torch.nn") and base is not nn.Module
-            for parameter in inspect.signature(base).parameters.values()
+            for parameter in inspect.signature(torchs).parameters.values()
             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
         keywords = [parameter for parameter in own if parameter.kind is parameter.KEYWORD_ONLY]
