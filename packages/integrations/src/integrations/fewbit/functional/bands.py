@@ -54,7 +54,27 @@ class _Band(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (mask,) = ctx.saved_tensors
-        return _ops.mask_backward(gradients[0].contiguous(), mask, ctx.slope), None, None, None, None
+        return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None, None, None
+
+
+class _Passed(Function):
+    """``gradient * slope`` where the bit is 1, and 0 elsewhere; its derivative is the same."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, mask: Tensor, slope: float) -> Any:
+        return _ops.mask_backward(gradient, mask, slope)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, mask, ctx.slope = inputs
+        ctx.save_for_backward(mask)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (mask,) = ctx.saved_tensors
+        return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None
 
 
 @torch.compiler.assume_constant_result
