@@ -35,6 +35,7 @@ from integrations.fewbit.modules import (
     Threshold,
 )
 from integrations.fewbit.steps import LevelTable, StepTable
+from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.tables import level_table, table
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "SquaredReLU",
     "StepTable",
     "Stepwise",
+    "StepwiseStore",
     "SwiGLU",
     "Tanh",
     "Tanhshrink",
