@@ -8,9 +8,11 @@ from integrations.fewbit.cli import main
 
 
 def test_it_measures_the_errors_that_the_tables_have():
-    """For inputs of N(0, 1), which the normal weight stands for, the mean of 16,384 squares. No error e is above 1/2, the
-    largest step's half, so a square's variance is at most 1/4 of its mean m, and the mean's standard error at most
-    sqrt(m / 4 / 16,384): a tenth of m takes 5 of them at m = 0.008. The stochastic variance has 256 draws for each."""
+    """For inputs of N(0, 1), which the normal weight stands for, the mean of 16,384 squares.
+
+    No error is above 1/2, so a square's variance is at most 1/4 of its mean m, and the mean's standard error at most
+    sqrt(m / 4 / 16,384): at m = 0.008, a tenth of m is more than 2 of these, and the inputs are always the same.
+    """
     errors = {(error.rounding, error.weight): error for error in roundings.compare("gelu", bits=(2,))}
     for weight in ("uniform", "normal"):
         steps, levels = fewbit.table("gelu", 2, (), weight), fewbit.level_table("gelu", 2, (), weight)

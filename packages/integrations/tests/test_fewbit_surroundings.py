@@ -45,6 +45,14 @@ def test_after_inference_mode_its_tables_can_be_saved(name):
     few_bits(name)(normal(10).requires_grad_(), *EVERY[name]).sum().backward()
 
 
+def test_a_step_function_that_inference_mode_saw_first_can_be_trained():
+    """Its values need the tables there, too."""
+    layer = fewbit.Stepwise((0.123,), (0.5, 1.0))
+    with torch.inference_mode():
+        layer(normal(10))
+    layer(normal(10).requires_grad_()).sum().backward()
+
+
 @pytest.mark.parametrize("name", ["relu", "relu6", "gelu", "tanh", "softplus"])
 def test_other_tensors_get_what_torch_gives_them(name):
     def outcome(function, x):
