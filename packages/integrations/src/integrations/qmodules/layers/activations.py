@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import actcore
 from integrations.fewbit.tables import table
-from integrations.qmodules.functions.in_place import placed
+from integrations.in_place import placed
 from integrations.qmodules.layers.base import QLayer
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
