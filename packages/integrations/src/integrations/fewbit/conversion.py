@@ -89,7 +89,7 @@ class Calls:
         if place is None:
             return False
         path, skipped = place
-        reason = "skipped" if skipped else "" if function in self.functions else "not among functions"
+        reason = "skipped" if skipped else "" if function in self.functions else not_chosen(function)
         self.seen[path, function] = reason
         return not reason
 
@@ -138,6 +138,11 @@ def calls_of(key: str) -> Calls | None:
     return _calls.get(key)
 
 
+def not_chosen(function: str) -> str:
+    """Why a function that could be converted is not."""
+    return f"{function} is not among functions"
+
+
 def places(model: nn.Module, skip: Skip) -> dict[nn.Module, tuple[str, bool]]:
     """Each module's first path, and whether it is skipped: it or one that it is in fits, by any of its paths.
 
@@ -145,7 +150,7 @@ def places(model: nn.Module, skip: Skip) -> dict[nn.Module, tuple[str, bool]]:
     """
     found = paths_of(model, opens=lambda module: module is model or RECORD not in module.__dict__)
     by_path = {path: module for module, paths in found.items() for path in paths}
-    skipped = {path for path, module in by_path.items() if _fits(path, module, skip)}
+    skipped = {path for path, module in by_path.items() if fits(path, module, skip)}
 
     def within(path: str) -> Iterable[str]:
         parts = path.split(".") if path else []
@@ -158,7 +163,8 @@ def places(model: nn.Module, skip: Skip) -> dict[nn.Module, tuple[str, bool]]:
     }
 
 
-def _fits(path: str, module: nn.Module, skip: Skip) -> bool:
+def fits(path: str, module: nn.Module, skip: Skip) -> bool:
+    """Whether an entry of ``skip`` names this module."""
     return any(
         fnmatch.fnmatchcase(path, entry) if isinstance(entry, str) else isinstance(module, entry) for entry in skip
     )

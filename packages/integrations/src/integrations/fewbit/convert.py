@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from integrations.compiling import compiled_module
 from integrations.fewbit import functional, modules
 from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.conversion import RECORD, Calls, Conversion, Skip, Summary, places
+from integrations.fewbit.conversion import RECORD, Calls, Conversion, Skip, Summary, fits, not_chosen, places
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.registry import CALLS, Activation, likeness, recognised
@@ -25,7 +25,7 @@ from integrations.module_tree import exchange
 Model = TypeVar("Model", bound=nn.Module)
 
 _NAMES = (*FUNCTIONS, "glu")
-_RESULT = ("sigmoid", "tanh")
+_SAVED_ANYWAY = ("sigmoid", "tanh")
 """Functions for which torch saves their result, which what comes next saves mostly anyway: a product, as in every gate,
 or a linear layer. A code beside it is more memory, not less. (ReLU is the same and yet converted: its gradients stay
 exact, one bit is the most that it can cost, and with dropout behind it 31 are saved.)"""
@@ -58,9 +58,9 @@ def convert(
     Args:
         model: any module. Calls are exchanged in its forward: convert the module that you call, not one around it.
         bits: 1 to 8 an element, for smooth functions; piecewise linear ones take 1 and stay exact.
-        functions: names in ``FUNCTIONS``, or ``"glu"``, of those to convert; ``"all"``; or ``None`` for all but
-            ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer behind them saves
-            anyway, so there is nothing to be had.
+        functions: names in ``FUNCTIONS``, or ``"glu"``, of those to convert; ``"all"``; or ``None`` for those of
+            ``FUNCTIONS`` but ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer
+            behind them saves anyway, so that there is nothing to be had.
         rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean.
         weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
         linear: exchanges linear layers for ``RandomizedLinear``, too: the share of the input's rows that its sketch
@@ -190,7 +190,7 @@ class _Plan:
                 return "its parameters have no shapes yet; call the model once before convert"
             return "" if type(module) is nn.Linear else f"{type(module).__name__} is a subclass of Linear"
         if activation.name not in self._functions:
-            return f"{activation.name} is not among functions"
+            return not_chosen(activation.name)
         if not activation.layer and getattr(module, "inplace", False):
             return f"{type(module).__name__} works in place"
         return ""
@@ -212,7 +212,8 @@ class _Plan:
 def _accepted(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the settings that a function takes: a piecewise linear one takes none."""
     names = inspect.signature(function).parameters
-    return {name: value for name, value in settings.items() if name in names}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+    return {name: value for name, value in settings.items() if takes_all or name in names}
 
 
 def _plain(name: str) -> str:
@@ -221,7 +222,7 @@ def _plain(name: str) -> str:
 
 def _chosen(functions: str | Iterable[str] | None) -> frozenset[str]:
     if functions is None:
-        return frozenset(_NAMES).difference(_RESULT)
+        return frozenset(FUNCTIONS).difference(_SAVED_ANYWAY)
     names = [functions] if isinstance(functions, str) else list(functions)
     if names == ["all"]:
         return frozenset(_NAMES)
@@ -241,7 +242,7 @@ def _skip(skip: Any) -> Skip:
 
 def _require_found(skip: Skip, where: Mapping[nn.Module, tuple[str, bool]]) -> None:
     for entry in skip:
-        if not any(is_skipped for _, is_skipped in where.values()):
+        if not any(fits(path, module, (entry,)) for module, (path, _) in where.items()):
             raise ValueError(f"skip must name modules of the model, got {entry!r}, which fits none")
 
 

@@ -85,7 +85,6 @@ _OTHERS: Mapping[str, Mapping[str, Activation]] = MappingProxyType(
             "Sigmoid": Activation("sigmoid", "Sigmoid"),
             "Tanh": Activation("tanh", "Tanh"),
             "HardSwish": Activation("hardswish"),
-            "HardSigmoid": Activation("hardsigmoid"),
             "GELU": _GELU,
             "GELUTanh": _GELU_TANH,
             "QuickGELU": Activation("quick_gelu"),
@@ -93,7 +92,6 @@ _OTHERS: Mapping[str, Mapping[str, Activation]] = MappingProxyType(
         "timm.layers.activations_me": {
             "SwishMe": Activation("silu"),
             "MishMe": Activation("mish"),
-            "HardSigmoidMe": Activation("hardsigmoid"),
             "HardSwishMe": Activation("hardswish"),
         },
     }
@@ -175,5 +173,6 @@ _ALIASES: Mapping[Any, str] = MappingProxyType(
     }
 )
 
-CALLS: Mapping[Any, str] = MappingProxyType({**{getattr(F, name): name for name in _FUNCTIONALS}, **_ALIASES})
+# A plain dictionary, which dynamo can look something up in.
+CALLS: Mapping[Any, str] = {**{getattr(F, name): name for name in _FUNCTIONALS}, **_ALIASES}
 """torch's functions -> the name in ``fewbit.functional``."""

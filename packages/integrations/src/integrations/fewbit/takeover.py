@@ -33,7 +33,7 @@ def remember(layer: nn.Module, module: nn.Module) -> None:
 
 def remembered(layer: nn.Module) -> nn.Module | None:
     """The module for which a layer stands."""
-    module = vars(layer).get(_ORIGINAL)
+    module = layer.__dict__.get(_ORIGINAL)
     return module if isinstance(module, nn.Module) else None
 
 
