@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
@@ -46,10 +45,10 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Steps:
-    """A step function as ``actcore.stepwise`` takes it; numbers or tensors."""
+    """A step function as ``actcore.stepwise`` takes it."""
 
-    boundaries: Any
-    levels: Any
+    boundaries: Tensor
+    levels: Tensor
     bits: int
     even: bool = False
 
@@ -90,36 +89,44 @@ def check_options(
 
 def user_steps(borders: Any, values: Any, x: Tensor) -> Steps:
     """Steps of FewBit's form, where ``borders`` may hold the two ends of the domain."""
-    count, levels = len(borders), len(values)
-    if count == levels + 1:
+    inner, levels = trimmed(borders, values)
+    if not isinstance(inner, Tensor) and not isinstance(levels, Tensor):
+        return steps_of(StepTable(tuple(map(float, inner)), tuple(map(float, levels))), x)
+    return Steps(inner, levels, max(1, (len(levels) - 1).bit_length()))
+
+
+def trimmed(borders: Any, levels: Any) -> tuple[Any, Any]:
+    """The borders without the ends of the domain, where they have them, and the levels.
+
+    Raises:
+        ValueError: their numbers do not fit together.
+    """
+    if len(borders) == len(levels) + 1:
         borders = borders[1:-1]
-    elif count != levels - 1:
+    elif len(borders) != len(levels) - 1:
         raise ValueError(
-            "borders must be one fewer than values, or one more with the two ends of the domain, got "
-            f"{count} borders and {levels} values"
+            "borders must be one fewer than the levels, or one more with the two ends of the domain, got "
+            f"{len(borders)} borders and {len(levels)} levels"
         )
-    if levels > 256 or levels < 1:
-        raise ValueError(f"values must be 1 to 256 levels, got {levels}")
-    if not isinstance(borders, Tensor) and not isinstance(values, Tensor):
-        return steps_of(StepTable(tuple(map(float, borders)), tuple(map(float, values))), x)
-    return Steps(borders, values, max(1, (levels - 1).bit_length()))
+    if len(levels) > 256:
+        raise ValueError(f"levels must be at most 256, which 8 bits tell apart, got {len(levels)}")
+    return borders, levels
 
 
 def steps_of(table: StepTable, x: Tensor) -> Steps:
-    """A table's numbers as tensors on the device of ``x``, made once: a copy to a device waits for it."""
-    if torch.compiler.is_compiling():
-        return Steps(table.boundaries, table.levels, table.bits, table.even)
+    """A table on the device of ``x``."""
+    return Steps(constant(table.boundaries, x), constant(table.levels, x), table.bits, table.even)
+
+
+def constant(numbers: tuple[float, ...], x: Tensor) -> Tensor:
+    """The numbers on the device of ``x``, in the dtype that it is computed in; made once: a copy to a device waits."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    boundaries, levels = _on_device(table, dtype, x.device)
-    return Steps(boundaries, levels, table.bits, table.even)
+    if torch.compiler.is_compiling():
+        return torch.tensor(numbers, dtype=dtype, device=x.device)
+    return _made(numbers, dtype, x.device)
 
 
-def _tensors(table: StepTable, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=1024)
+def _made(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # whose tensors autograd does not save
-        return (
-            torch.tensor(table.boundaries, dtype=dtype, device=device),
-            torch.tensor(table.levels, dtype=dtype, device=device),
-        )
-
-
-_on_device: Callable[[StepTable, torch.dtype, torch.device], tuple[Tensor, Tensor]] = lru_cache(maxsize=1024)(_tensors)
+        return torch.tensor(numbers, dtype=dtype, device=device)

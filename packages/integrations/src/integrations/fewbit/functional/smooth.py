@@ -15,8 +15,8 @@ from torch import Tensor
 import actcore
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional.conditions import as_autocast, keeps_few_bits, numbers
-from integrations.fewbit.functional.options import DEFAULT_BITS, Options, Steps, check_options, steps_of, user_steps
-from integrations.fewbit.tables import table
+from integrations.fewbit.functional.options import DEFAULT_BITS, Options, Steps, check_options, constant, steps_of, user_steps
+from integrations.fewbit.tables import level_table, table
 from integrations.in_place import placed
 
 
@@ -136,3 +136,19 @@ def _steps(name: str, x: Tensor, parameters: tuple[float, ...], options: Options
     if (borders := options.get("borders")) is not None:
         return user_steps(borders, options["values"], x)
     return steps_of(table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")), x)
+
+
+def _at_random(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Tensor:
+    codebook = level_table(
+        name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")
+    )
+    return actcore.round_to_levels(
+        x,
+        name,
+        constant(codebook.levels, x),
+        bits=codebook.bits,
+        parameters=parameters,
+        seed=options.get("seed"),
+        stream=options.get("stream", 0),
+        guard="nonfinite",
+    )

@@ -1,17 +1,16 @@
-"""Functions that the user gives: any scalar one with fitted steps, and one that is given by its steps."""
+"""``activation``: any scalar function that the user gives, with fitted steps for its derivative."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 import actcore
 from integrations.fewbit.fit import approximate
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding, check_options, codebook_on, steps_of
+from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
 from integrations.fewbit.steps import LevelTable, StepTable
 
 ScalarFunction = Callable[[Tensor], Tensor]
@@ -62,7 +61,7 @@ def activation(
         if not isinstance(levels, LevelTable):
             raise TypeError("table must be a LevelTable for rounding='stochastic', got a StepTable")
         return actcore.round_to_levels(
-            input, function, codebook_on(levels, input), bits=levels.bits, seed=seed, stream=stream, guard="nonfinite"
+            input, function, constant(levels.levels, input), bits=levels.bits, seed=seed, stream=stream, guard="nonfinite"
         )
     chosen = fitted_steps(function, bits or DEFAULT_BITS, weight) if table is None else table
     if not isinstance(chosen, StepTable):
@@ -89,13 +88,3 @@ def fitted_steps(function: ScalarFunction, bits: int, weight: str | Callable[[Te
 def fitted_levels(function: ScalarFunction, bits: int, weight: str | Callable[[Tensor], Tensor]) -> LevelTable:
     """The levels for rounding the derivative of a user's function at random."""
     return approximate(function, bits, weight=weight, rounding="stochastic")
-
-
-def stepwise(input: Tensor, table: StepTable) -> Tensor:
-    """The function whose derivative *is* the steps, and that is 0 at 0: linear between the boundaries, continuous.
-
-    Its gradient is exact. ReLU is ``StepTable((0.0,), (0.0, 1.0))``.
-    """
-    if table.even:  # the function is odd: its values follow from the positive half
-        return _odd(input, table)
-    return _piecewise(input, table)
