@@ -52,7 +52,10 @@ class FewBitCalls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = CALLS.get(func)
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            # To dynamo, a checkpoint is a call, too, and what is traced for it, inside of it, would be without the mode.
+            args = tuple([self._entered(value) if callable(value) else value for value in args])
+        else:
             self._follow_checkpoints(name is not None)
         if name is None or "out" in kwargs:
             return func(*args, **kwargs)
@@ -67,6 +70,13 @@ class FewBitCalls(TorchFunctionMode):
         if not self._takes(kind):
             return func(*args, **kwargs)
         return getattr(functional, name)(*given, **options, **self.calls.options[name])
+
+    def _entered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def body(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return body
 
     def _takes(self, kind: str) -> bool:
         if torch.compiler.is_compiling():
