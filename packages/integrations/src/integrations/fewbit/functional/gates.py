@@ -14,7 +14,7 @@ import actcore
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional import piecewise, smooth
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.fewbit.functional.options import check_options
+from integrations.fewbit.functional.options import check_approximate, check_options
 
 _FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
     "sigmoid": smooth.sigmoid,
@@ -39,15 +39,15 @@ def swiglu(
 ) -> Tensor:
     """``silu(gate) * value`` ("GLU variants improve Transformer", Shazeer, 2020), keeping two tensors or 3 x ``bits``.
 
-    The gradient of the value is ``g * silu(gate)`` and that of the gate ``g * value * silu'(gate)``: plain PyTorch keeps
-    the gate, ``silu(gate)`` and the value. The bits of a derivative alone save nothing here, for ``silu(gate)`` is needed
-    as well. So there are two ways:
+    The gradient of the value is ``g * silu(gate)`` and that of the gate ``g * value * silu'(gate)``: plain PyTorch
+    keeps the gate, ``silu(gate)`` and the value. The bits of a derivative alone save nothing here, for ``silu(gate)``
+    is needed as well. So there are two ways:
 
     * ``bits=None``: exact. The gate and the value are kept, as they are, and the activation is computed again in
       backward: two tensors of three, and none at all where they are kept by somebody else anyway.
-    * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The two
-      are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
-      has the error of the steps. 4 bits keep an eighth of what PyTorch does.
+    * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The
+      two are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
+      has the error of the steps. 4 bits keep an eighth of what PyTorch does, and some bounds of groups.
 
     Args:
         input: the two halves along ``dim``, or one of the two.
@@ -72,8 +72,7 @@ def geglu(
     gate_first: bool = True,
 ) -> Tensor:
     """``gelu(gate) * value``; see ``swiglu``."""
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    check_approximate(approximate)
     return _gated("gelu" if approximate == "none" else "gelu_tanh", input, other, dim, bits, gate_first)
 
 
@@ -135,6 +134,9 @@ class _Gate(Function):
 def _backward(name: str, gradient: Tensor, gate: Tensor) -> Tensor:
     """torch's own gradient of the activation."""
     aten = torch.ops.aten
+    if name == "silu" and torch.is_grad_enabled():  # as torch does: silu_backward has no derivative
+        opened = torch.sigmoid(gate)
+        return gradient * opened * (1 + gate * (1 - opened))
     if name == "silu":
         return aten.silu_backward(gradient, gate)
     if name == "relu":

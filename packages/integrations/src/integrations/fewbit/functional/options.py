@@ -87,6 +87,12 @@ def check_options(
         )
 
 
+def check_approximate(approximate: str) -> None:
+    """Raises ``ValueError`` for a form of GELU that torch does not have."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+
+
 def user_steps(borders: Any, values: Any, x: Tensor) -> Steps:
     """Steps of FewBit's form, where ``borders`` may hold the two ends of the domain."""
     inner, levels = trimmed(borders, values)

@@ -15,7 +15,16 @@ from torch import Tensor
 import actcore
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional.conditions import as_autocast, keeps_few_bits, numbers
-from integrations.fewbit.functional.options import DEFAULT_BITS, Options, Steps, check_options, constant, steps_of, user_steps
+from integrations.fewbit.functional.options import (
+    DEFAULT_BITS,
+    Options,
+    Steps,
+    check_approximate,
+    check_options,
+    constant,
+    steps_of,
+    user_steps,
+)
 from integrations.fewbit.tables import level_table, table
 from integrations.in_place import placed
 
@@ -32,8 +41,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, **options: Unp
 
 def gelu(input: Tensor, approximate: str = "none", **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.gelu``, keeping few bits; ``approximate`` is ``"none"`` or ``"tanh"``."""
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    check_approximate(approximate)
     return _smooth("gelu" if approximate == "none" else "gelu_tanh", input, (), False, options)
 
 
@@ -139,9 +147,7 @@ def _steps(name: str, x: Tensor, parameters: tuple[float, ...], options: Options
 
 
 def _at_random(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Tensor:
-    codebook = level_table(
-        name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")
-    )
+    codebook = level_table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform"))
     return actcore.round_to_levels(
         x,
         name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from integrations.fewbit.functional import gates
-from integrations.fewbit.functional.options import check_options
+from integrations.fewbit.functional.options import check_approximate, check_options
 from integrations.fewbit.modules.base import FewBitActivation
 
 
@@ -71,6 +71,7 @@ class GEGLU(Gate):
         self, dim: int = -1, approximate: str = "none", *, bits: int | None = None, gate_first: bool = True
     ) -> None:
         super().__init__(dim, bits=bits, gate_first=gate_first)
+        check_approximate(approximate)
         self.approximate = approximate
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
