@@ -53,7 +53,7 @@ class FewBitCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         name = CALLS.get(func)
         if torch.compiler.is_compiling():
-            # To dynamo, a checkpoint is a call, too, and what is traced for it, inside of it, would be without the mode.
+            # To dynamo a checkpoint is a call, too: what it traces for that, inside of this, would be without the mode.
             args = tuple([self._entered(value) if callable(value) else value for value in args])
         else:
             self._follow_checkpoints(name is not None)

@@ -17,7 +17,7 @@ from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.conversion import RECORD, Calls, Conversion, Skip, Summary, fits, not_chosen, places
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.modules.approximated import Approximated
-from integrations.fewbit.registry import CALLS, Activation, likeness, recognised
+from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
 from integrations.fewbit.takeover import give_back, remember, remembered, take_over
 from integrations.fewbit.util import convert_linear
 from integrations.module_tree import exchange
@@ -50,7 +50,7 @@ def convert(
         ...train as before...
         print(fewbit.summary(model))
 
-    Activation layers of torch, transformers and timm become few-bit ones; calls such as ``F.gelu(x)`` or
+    Recognised layers of torch, transformers and timm become few-bit ones; calls such as ``F.gelu(x)`` or
     ``x.sigmoid()`` that the model's own forward makes in training are exchanged as they are made, also in what a
     checkpoint computes again and under ``torch.compile``. Forward values are the same bit for bit. Names, parameters,
     buffers, ``state_dict`` keys, hooks, dtype, device and mode stay; ``restore_model`` undoes it.
@@ -181,7 +181,7 @@ class _Plan:
         self.layers[module] = layer
         self.converted.append((path, type(module).__name__, type(layer).__name__))
 
-    def _reason(self, module: nn.Module, activation: Activation | None) -> str:
+    def _reason(self, module: nn.Module, activation: Recognised | None) -> str:
         """Why a module is not exchanged; empty for one that is."""
         if "forward" in module.__dict__:
             return "its forward was replaced"
@@ -195,7 +195,7 @@ class _Plan:
             return f"{type(module).__name__} works in place"
         return ""
 
-    def _layer(self, module: nn.Module, activation: Activation) -> nn.Module:
+    def _layer(self, module: nn.Module, activation: Recognised) -> nn.Module:
         if activation.layer:
             kind = getattr(modules, activation.layer)
             layer: nn.Module = kind(**activation.arguments, **_accepted(kind, self._settings))
