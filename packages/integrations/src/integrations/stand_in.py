@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from torch import nn
 from integrations.saved.modules import called_module
 
 
-class ForwardStandIn:
+class ForwardStandIn(ABC):
     """Stands in a model's ``forward``, and calls the original.
 
     An attribute of the instance, so that a ``with`` block ends whatever it began, whatever ends the forward; forward
@@ -34,6 +35,10 @@ class ForwardStandIn:
         functools.update_wrapper(self, forward, updated=())
         self.model, self.forward, self.replaced = model, forward, replaced
 
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output."""
+
     def put(self) -> None:
         """Puts this in its place."""
         self.model.__dict__["forward"] = self
@@ -42,7 +47,7 @@ class ForwardStandIn:
         """Puts the original back, into the model or into the stand-in that came after this one. Where somebody else has
         wrapped this, it stays, and is called from then on."""
         own = self.model.__dict__
-        outer = own.get("forward")
+        outer: Any = own.get("forward")
         if outer is self:
             del own["forward"]
             if self.replaced:

@@ -80,7 +80,8 @@ class FewBitCalls(TorchFunctionMode):
 
     def _takes(self, kind: str) -> bool:
         if torch.compiler.is_compiling():
-            return _takes_when_traced(self.calls.key, kind)
+            taken: bool = _takes_when_traced(self.calls.key, kind)
+            return taken
         module = caller(self)
         return module is not None and self.calls.take(kind, module)
 

@@ -14,7 +14,17 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from integrations.compiling import compiled_module
 from integrations.fewbit import functional, modules
 from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.conversion import RECORD, Calls, Conversion, Skip, Summary, fits, not_chosen, places
+from integrations.fewbit.conversion import (
+    RECORD,
+    SAVED_ANYWAY,
+    Calls,
+    Conversion,
+    Skip,
+    Summary,
+    fits,
+    not_chosen,
+    places,
+)
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
@@ -25,10 +35,6 @@ from integrations.module_tree import exchange
 Model = TypeVar("Model", bound=nn.Module)
 
 _NAMES = (*FUNCTIONS, "glu")
-_SAVED_ANYWAY = ("sigmoid", "tanh")
-"""Functions for which torch saves their result, which what comes next saves mostly anyway: a product, as in every gate,
-or a linear layer. A code beside it is more memory, not less. (ReLU is the same and yet converted: its gradients stay
-exact, one bit is the most that it can cost, and with dropout behind it 31 are saved.)"""
 
 
 def convert(
@@ -81,7 +87,7 @@ def convert(
     inner = compiled_module(model)
     _require_unconverted(inner)
     chosen, skipped = _chosen(functions), _skip(skip)
-    settings = {"bits": bits, "rounding": rounding, "weight": weight}
+    settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
     modules.GELU(**settings)  # which refuses what is wrong
     options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
     where = places(inner, skipped)
@@ -142,14 +148,14 @@ def summary(model: nn.Module) -> Summary:
         ValueError: the model is not converted.
     """
     record = _record_of(compiled_module(model))
+    layers = dict(record.kept)
     calls, kept = ({}, {}) if record.calls is None else (record.calls.by_path(kept) for kept in (False, True))
     return Summary(
         record.bits,
         MappingProxyType({path: (before, after) for path, before, after in record.converted}),
-        MappingProxyType(dict(record.kept)),
+        MappingProxyType(layers),
         MappingProxyType(dict(calls)),
-        MappingProxyType(dict(kept)),
-        record.calls is not None,
+        MappingProxyType({path: names for path, names in kept.items() if path not in layers}),
     )
 
 
@@ -179,7 +185,7 @@ class _Plan:
         layer = self._linear_layer(module) if activation is None else self._layer(module, activation)
         remember(layer, module)
         self.layers[module] = layer
-        self.converted.append((path, type(module).__name__, type(layer).__name__))
+        self.converted.append((path, type(module).__name__, f"fewbit.{type(layer).__name__}"))
 
     def _reason(self, module: nn.Module, activation: Recognised | None) -> str:
         """Why a module is not exchanged; empty for one that is."""
@@ -222,7 +228,7 @@ def _plain(name: str) -> str:
 
 def _chosen(functions: str | Iterable[str] | None) -> frozenset[str]:
     if functions is None:
-        return frozenset(FUNCTIONS).difference(_SAVED_ANYWAY)
+        return frozenset(FUNCTIONS).difference(SAVED_ANYWAY)
     names = [functions] if isinstance(functions, str) else list(functions)
     if names == ["all"]:
         return frozenset(_NAMES)
