@@ -129,7 +129,11 @@ def test_estimator_reports_each_backward():
         (lambda: linear_grad_weight_variance(nn.Linear(2, 2), None, None), TypeError, "layer must be"),
         (lambda: estimate_variance_sgd(torch.ones(3, 2), torch.ones(4, 2)), ValueError, "same dimensions"),
         (lambda: estimate_variance_rmm(torch.ones(3, 2), torch.ones(3, 2), 0), ValueError, "proj_dim must be at least"),
-        (lambda: estimate_variance_rmm(torch.ones(3, 2), torch.ones(3, 2), 2, "fft"), ValueError, "matmul must be one of"),
+        (
+            lambda: estimate_variance_rmm(torch.ones(3, 2), torch.ones(3, 2), 2, "fft"),
+            ValueError,
+            "matmul must be one of",
+        ),
         (lambda: estimate_correlation(torch.ones(()), torch.ones(3)), ValueError, "at least one dimension"),
     ],
 )
