@@ -84,12 +84,6 @@ def test_a_call_is_that_of_fewbit(call, expected):
     assert names_of_nodes(model(X)) - in_place == names_of_nodes(by_hand(X)) != names_of_nodes(plain(X))
 
 
-def test_glu_where_it_is_asked_for():
-    model = fewbit.convert(Calling(lambda x: F.glu(x, 1)), functions="glu")
-    assert torch.equal(model(X), Calling(lambda x: F.glu(x, 1))(X))
-    assert names_of_nodes(model(X)) == names_of_nodes(Calling(lambda x: functional.glu(x, dim=1, bits=3))(X))
-
-
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_settings_reach_calls_and_layers(rounding):
     settings = {"bits": 2, "rounding": rounding, "weight": "normal"}

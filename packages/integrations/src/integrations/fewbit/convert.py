@@ -34,7 +34,6 @@ from integrations.module_tree import exchange
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_NAMES = (*FUNCTIONS, "glu")
 
 
 def convert(
@@ -64,9 +63,9 @@ def convert(
     Args:
         model: any module. Calls are exchanged in its forward: convert the module that you call, not one around it.
         bits: 1 to 8 an element, for smooth functions; piecewise linear ones take 1 and stay exact.
-        functions: names in ``FUNCTIONS``, or ``"glu"``, of those to convert; ``"all"``; or ``None`` for those of
-            ``FUNCTIONS`` but ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer
-            behind them saves anyway, so that there is nothing to be had.
+        functions: names in ``FUNCTIONS`` of those to convert; ``"all"``; or ``None`` for all but ``sigmoid`` and
+            ``tanh``: torch saves their result, which a product or a linear layer behind them saves anyway, so that
+            there is nothing to be had.
         rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean.
         weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
         linear: exchanges linear layers for ``RandomizedLinear``, too: the share of the input's rows that its sketch
@@ -231,10 +230,10 @@ def _chosen(functions: str | Iterable[str] | None) -> frozenset[str]:
         return frozenset(FUNCTIONS).difference(SAVED_ANYWAY)
     names = [functions] if isinstance(functions, str) else list(functions)
     if names == ["all"]:
-        return frozenset(_NAMES)
+        return frozenset(FUNCTIONS)
     for name in names:
-        if name not in _NAMES:
-            raise ValueError(f"functions must be 'all' or names of {', '.join(_NAMES)}; got {name!r}")
+        if name not in FUNCTIONS:
+            raise ValueError(f"functions must be 'all' or names of {', '.join(FUNCTIONS)}; got {name!r}")
     return frozenset(names)
 
 
