@@ -279,7 +279,7 @@ def test_converting_twice_says_how_to_go_on():
 
 
 WRONG = {
-    "model": (TypeError, r"model must be a torch.nn.Module, got function", {}),
+    "model": (TypeError, r"model must be a torch.nn.Module, got builtin_function", {}),
     "bits": (ValueError, "bits must be from 1 to 8", {"bits": 9}),
     "bits, of another type": (TypeError, "bits must be an int", {"bits": 2.5}),
     "rounding": (ValueError, "rounding must be 'nearest' or 'stochastic', got 'up'", {"rounding": "up"}),

@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -34,6 +34,15 @@ class ForwardStandIn(ABC):
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         functools.update_wrapper(self, forward, updated=())
         self.model, self.forward, self.replaced = model, forward, replaced
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self | None:
+        """The model's stand-in of this kind, which others may stand before; ``None`` where somebody else has wrapped
+        it, or there is none."""
+        found: Any = model.__dict__.get("forward")
+        while isinstance(found, ForwardStandIn) and not isinstance(found, cls):
+            found = found.forward
+        return found if isinstance(found, cls) else None
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 
 from integrations.exchanged import exchanged_lines
 from integrations.module_tree import paths_of
+from integrations.stand_in import ForwardStandIn
 
 RECORD = "_fewbit_conversion"
 
@@ -34,6 +35,7 @@ class Conversion:
     converted: tuple[tuple[str, str, str], ...]  # path, class before, class after
     kept: tuple[tuple[str, str], ...]  # path, reason
     calls: Calls | None
+    forward: ForwardStandIn | None  # what stands in the model's forward
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from integrations.fewbit.conversion import (
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
+from integrations.fewbit.tables import table
 from integrations.fewbit.takeover import give_back, remember, remembered, take_over
 from integrations.fewbit.util import convert_linear
 from integrations.module_tree import exchange
@@ -87,7 +88,8 @@ def convert(
     _require_unconverted(inner)
     chosen, skipped = _chosen(functions), _skip(skip)
     settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
-    modules.GELU(**settings)  # which refuses what is wrong
+    modules.GELU(**settings)  # which refuses what is wrong, and so does the table
+    table("gelu", bits, weight=weight)
     options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
     where = places(inner, skipped)
     _require_found(skipped, where)
@@ -98,10 +100,12 @@ def convert(
         raise ValueError(f"a compiled {type(inner).__name__} cannot be exchanged itself; convert it, then compile it")
     # Whatever may be refused has been, and nothing is changed yet.
     root = exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
-    found = Calls(root, chosen, options, skipped) if calls and root is inner else None
-    if found is not None:
-        FewBitForward(root, root.forward, "forward" in root.__dict__, found).put()
-    root.__dict__[RECORD] = Conversion(bits, tuple(plan.converted), tuple(plan.kept), found)
+    found, forward = None, None
+    if calls and root is inner:
+        found = Calls(root, chosen, options, skipped)
+        forward = FewBitForward(root, root.forward, "forward" in root.__dict__, found)
+        forward.put()
+    root.__dict__[RECORD] = Conversion(bits, tuple(plan.converted), tuple(plan.kept), found, forward)
     return model if root is inner else root  # type: ignore[return-value]  # a few-bit layer
 
 
@@ -118,14 +122,10 @@ def restore_model(model: Model) -> Model:
         ValueError: the model is not converted.
     """
     inner = compiled_module(model)
-    _record_of(inner)
-    forward: Any = inner.__dict__.get("forward")
-    while forward is not None:
-        if isinstance(forward, FewBitForward) and forward.model is inner:
-            forward.closed = True
-            forward.take_out()
-            break
-        forward = getattr(forward, "forward", None)
+    forward = _record_of(inner).forward
+    if isinstance(forward, FewBitForward):
+        forward.closed = True  # whoever has wrapped it, calls through it from now on
+        forward.take_out()
     del inner.__dict__[RECORD]
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
