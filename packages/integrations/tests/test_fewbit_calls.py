@@ -10,7 +10,7 @@ from torch import nn
 from integrations import fewbit
 from integrations.fewbit import functional
 
-from .fewbit_nets import X, Block, Net, equal, step
+from .fewbit_nets import Block, Net, X, equal, step
 from .nets import normal
 
 

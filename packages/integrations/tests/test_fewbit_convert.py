@@ -12,7 +12,7 @@ import integrations
 from integrations import fewbit, qmodules
 from integrations.fewbit import FUNCTIONS, RandomizedLinear
 
-from .fewbit_nets import X, Block, Net, equal, kept_bytes, step
+from .fewbit_nets import Block, Net, X, equal, kept_bytes, step
 from .nets import normal
 
 LAYERS = [
@@ -285,7 +285,11 @@ WRONG = {
     "rounding": (ValueError, "rounding must be 'nearest' or 'stochastic', got 'up'", {"rounding": "up"}),
     "weight": (ValueError, "weight must be .*, got 'mine'", {"weight": "mine"}),
     "functions": (ValueError, "functions must be 'all' or names of relu, .*; got 'gleu'", {"functions": ["gleu"]}),
-    "skip": (ValueError, "skip must name modules of the model, got 'blok', which fits none", {"skip": ["block", "blok"]}),
+    "skip": (
+        ValueError,
+        "skip must name modules of the model, got 'blok', which fits none",
+        {"skip": ["block", "blok"]},
+    ),
     "skip, of another type": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": [3]}),
     "linear": (TypeError, "linear must be the share of rows that a sketch keeps, .* got 'few'", {"linear": "few"}),
     "linear, out of range": (ValueError, "proj_dim_ratio", {"linear": 2.0}),
@@ -305,7 +309,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(error, message, options):
 
 def test_errors_of_the_others():
     for function in (fewbit.restore_model, fewbit.summary):
-        with pytest.raises(TypeError, match="model must be a torch.nn.Module, got int"):
+        with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int"):
             function(3)
         with pytest.raises(ValueError, match=r"Block is not converted; call fewbit.convert\(model\) first"):
             function(Block())

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from integrations import fewbit
 
-from .fewbit_nets import X, Net, equal, kept_bytes, step
+from .fewbit_nets import Net, X, equal, kept_bytes, step
 
 
 class Checkpointed(Net):
@@ -26,9 +26,7 @@ class Nested(Net):
     """The outer checkpoint makes no call of its own."""
 
     def forward(self, x):
-        return checkpoint(
-            lambda x: checkpoint(self.tail, x, use_reentrant=False), self.block(x), use_reentrant=False
-        )
+        return checkpoint(lambda x: checkpoint(self.tail, x, use_reentrant=False), self.block(x), use_reentrant=False)
 
 
 class Broken(Net):
@@ -68,9 +66,7 @@ def test_a_segment_is_computed_again_as_it_was_whatever_happened_since():
     twin = fewbit.convert(Net())
     other = X.clone().requires_grad_()
     twin(other).sum().backward()
-    assert torch.equal(x.grad, other.grad) is False  # its layers are torch's again, its calls were exchanged
-    for parameter in model.parameters():
-        assert parameter.grad.isfinite().all()
+    assert torch.equal(x.grad, other.grad)  # torch's layers are back; what they call is exchanged
 
 
 def test_a_checkpoint_around_the_model():
@@ -111,9 +107,7 @@ def test_memory_of_a_checkpoint_is_freed(no_garbage_collection):
     assert hidden[0]() is None
 
 
-@pytest.mark.parametrize(
-    "make", [Net, lambda: Checkpointed(**NON_REENTRANT)], ids=["plain", "checkpointed"]
-)
+@pytest.mark.parametrize("make", [Net, lambda: Checkpointed(**NON_REENTRANT)], ids=["plain", "checkpointed"])
 def test_a_compiled_model_is_one_graph(make, fresh_compiler):
     model = fewbit.convert(make(), skip="blocks.0")
     expected = step(fewbit.convert(Net(), skip="blocks.0"))
@@ -171,21 +165,17 @@ def test_distributed_data_parallel(tmp_path):
 
 
 def test_saved_bytes_fall_to_what_the_codes_take():
-    """A linear input and what three smooth activations and two calls save: 4 bytes an element each, and 3 bits and a
-    byte a stretch of 1024 after. What a layer's input is to another is counted once."""
-    model, x = Net(), X
-    before = kept_bytes(model, x)
-    after = kept_bytes(fewbit.convert(model), x)
-    elements = x.numel()
-    # gelu, silu, gelu, silu's twin mish and softplus save their inputs; the blocks' linear inputs stay (x is the
-    # caller's, and the second's is silu's output).
-    assert before == 4 * elements * 6
-    assert after == 4 * elements + 5 * (elements * 3 // 8 + 1)
+    """Torch keeps the inputs of three calls and three layers, all of them smooth functions, and that of the second
+    linear layer (the first one's is the caller's). In place of the six, 3 bits an element are kept, a byte a stretch
+    of 1024 elements, and the 8 levels of each of the four functions."""
+    model, elements = Net(), X.numel()
+    assert kept_bytes(model, X) == 4 * elements * 7
+    assert kept_bytes(fewbit.convert(model), X) == 4 * elements + 6 * (elements * 3 // 8 + 1) + 4 * (4 * 8)
 
 
 def test_traced_by_jit_it_runs_as_it_is():
     model = fewbit.convert(Net()).eval()
     traced = torch.jit.trace(model, X)
     assert torch.equal(traced(X), model(X))
-    with pytest.raises(Exception, match="script it after fewbit.restore_model"):
+    with pytest.raises(Exception, match=r"script it after fewbit.restore_model"):
         torch.jit.script(fewbit.convert(nn.Sequential(nn.ReLU())))

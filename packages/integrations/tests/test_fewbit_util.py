@@ -108,9 +108,9 @@ def test_modules_below_themselves_are_no_trouble():
 def test_errors_of_map_module():
     with pytest.raises(ValueError, match=r"func must return a module, .* got NoneType for the Linear at '/first'"):
         map_module(Tree(), lambda module: None)
-    with pytest.raises(TypeError, match="root must be a torch.nn.Module, got int"):
+    with pytest.raises(TypeError, match=r"root must be a torch.nn.Module, got int"):
         map_module(3, lambda module: module)
-    with pytest.raises(TypeError, match="func must be a function of a module, .* got 3"):
+    with pytest.raises(TypeError, match=r"func must be a function of a module, .* got 3"):
         map_module(Tree(), 3)
 
 
@@ -178,7 +178,7 @@ def test_a_layer_with_tensors_of_its_own_has_them_on_the_device():
 
 
 def test_errors_of_convert_linear():
-    with pytest.raises(TypeError, match="module must be a torch.nn.Module, got str"):
+    with pytest.raises(TypeError, match=r"module must be a torch.nn.Module, got str"):
         convert_linear("linear", RandomizedLinear)
     with pytest.raises(ValueError, match=r"a weight of shape \(4, 8\), got \(8, 4\) of Linear"):
         convert_linear(nn.Linear(8, 4), lambda i, o, **kwargs: nn.Linear(o, i))

@@ -83,6 +83,7 @@ class Calls:
         self, model: nn.Module, functions: frozenset[str], options: Mapping[str, Mapping[str, Any]], skip: Skip
     ) -> None:
         self.model, self.functions, self.options, self.skip = model, functions, options, skip
+        self.texts = {name: {key: str(value) for key, value in given.items()} for name, given in options.items()}
         self.seen: dict[tuple[str, str], str] = {}  # path and function -> why the call stays, if it does
         self._begin()
 

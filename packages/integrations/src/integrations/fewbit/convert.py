@@ -36,7 +36,6 @@ from integrations.module_tree import exchange
 Model = TypeVar("Model", bound=nn.Module)
 
 
-
 def convert(
     model: Model,
     bits: int = 3,
