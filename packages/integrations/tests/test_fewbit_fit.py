@@ -89,9 +89,18 @@ def test_parity_of_a_users_function():
         approximate("gelu", 3, parity="odd")
 
 
-@pytest.mark.parametrize("name", ["gelu", "selu", "softsign", "hardswish", "squared_relu"])
-def test_refinement_never_makes_it_worse(name):
-    objective = Objective(Slope(name), (-10.0, 10.0), "uniform")
+def fast_wave(x):
+    return torch.sin(20 * x)
+
+
+def chirp(x):
+    return torch.sin(3 * x * x)
+
+
+@pytest.mark.parametrize("function", ["gelu", "selu", "hardswish", fast_wave, chirp])
+def test_refinement_never_makes_it_worse(function):
+    """Not where it cannot know better, either: the waves are shorter than the 40 cells that errors are summed over."""
+    objective = Objective(Slope(function), (-10.0, 10.0), "uniform")
     edges = objective.cells(40)
     draw = torch.Generator().manual_seed(0)
     for pieces in (2, 4, 16):
@@ -106,15 +115,15 @@ def test_refinement_never_makes_it_worse(name):
 
 
 def test_the_result_is_not_tied_to_the_grid():
-    """50 cells are as good as 2,000, where the nearest boundaries on the grid itself are a hundredth worse."""
+    """100 cells are as good as 2,000, though the nearest boundaries on the grid itself are 0.4 % worse."""
     fine = estimate_error("gelu", approximate("gelu", 4))
-    coarse = estimate_error("gelu", approximate("gelu", 4, cells=50))
+    coarse = estimate_error("gelu", approximate("gelu", 4, cells=100))
     objective = Objective(Slope("gelu"), (-10.0, 10.0), "uniform")
-    edges = objective.cells(50)
+    edges = objective.cells(100)
     boundaries = torch.tensor(approximate("gelu", 4).boundaries, dtype=torch.float64)
     nearest = edges[(edges[:, None] - boundaries).abs().argmin(dim=0)].unique()
     assert coarse <= 1.001 * fine
-    assert score(objective, edges, nearest)[1] > 1.01 * fine
+    assert score(objective, edges, nearest)[1] > 1.003 * fine
 
 
 def test_widths_share_a_run():

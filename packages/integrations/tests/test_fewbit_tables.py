@@ -106,12 +106,12 @@ def test_tables_are_what_they_should_be(name):
             assert (len(found.levels), found.bits, found.even) == (2**bits, bits, name in EVEN)
             assert list(found.boundaries) == sorted(set(found.boundaries))
             codebook = level_table(name, bits, weight=weight)
-            # -10 and 10 are points, and so are -3 and 3, where hardswish's derivative jumps.
             slope = slope_of(name, torch.arange(-10_000, 10_001, dtype=torch.float64) / 1000)
             assert len(codebook.levels) == 2**bits
-            # Levels have 7 digits; the greatest value may lie between two points, a thousandth apart.
-            assert codebook.levels[0] == pytest.approx(slope.min().item(), rel=1e-6, abs=1e-6)
-            assert codebook.levels[-1] == pytest.approx(slope.max().item(), rel=1e-6, abs=1e-6)
+            # hardswish's extremes are where it jumps, and torch's value is that of the other side: it changes a third
+            # of 0.001 up to the next point.
+            assert codebook.levels[0] == pytest.approx(slope.min().item(), rel=1e-6, abs=4e-4)
+            assert codebook.levels[-1] == pytest.approx(slope.max().item(), rel=1e-6, abs=4e-4)
 
 
 def test_the_published_table_is_found():

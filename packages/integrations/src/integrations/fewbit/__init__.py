@@ -40,6 +40,7 @@ from integrations.fewbit.modules import (
     Threshold,
 )
 from integrations.fewbit.steps import LevelTable, StepTable
+from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.tables import level_table, table
 from integrations.fewbit.util import convert_linear, map_module
 from integrations.fewbit.variance import VarianceEstimator
@@ -77,6 +78,7 @@ __all__ = [
     "SquaredReLU",
     "StepTable",
     "Stepwise",
+    "StepwiseStore",
     "Summary",
     "SwiGLU",
     "Tanh",
