@@ -213,8 +213,8 @@ def test_compiles_without_a_break(kind, fresh_compiler):
 
 
 def test_a_compiled_layers_backward_has_forwards_sketch(fresh_compiler):
-    """Inductor's, too, which decides what is kept and what is computed again; in 8 bits, whose rounding has the sketch's
-    key. A number that inductor computes a last bit otherwise may be rounded otherwise, by a 255th of its group's range."""
+    """Inductor's, too, which decides what is kept and what is computed again; in 8 bits, rounded by the sketch's key. What
+    inductor computes a last bit otherwise may be rounded otherwise, by a 255th of its group's range."""
     module = made("gaussian", bits=8)
     compiled = torch.compile(module, fullgraph=True)
     torch.manual_seed(1)
