@@ -216,7 +216,7 @@ def test_compiles_without_a_break(kind, fresh_compiler):
 def test_compiles_for_all_numbers_of_tokens(kind, fresh_compiler):
     module = RandomizedLinear(12, 6, matmul=kind, proj_dim_ratio=0.25) if kind != "crs" else made(kind)
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    for tokens in (16, 24, 40):
+    for tokens in (16, 40):
         x, y = normal(2, tokens, 12).requires_grad_(), normal(2, tokens, 6)
         torch.manual_seed(1)
         expected = torch.autograd.grad(module(x), [x, module.weight], y)
