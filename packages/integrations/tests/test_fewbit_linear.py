@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import actcore
 from integrations.fewbit import LinearCRS, LinearGRP, RandomizedLinear, functional
-from integrations.fewbit.sketches import KINDS
+from integrations.fewbit.sketches import KINDS, storage
 from integrations.fewbit.variance import linear_grad_weight_variance
 
 from .nets import normal
@@ -199,6 +200,21 @@ def test_what_is_not_finite_shows_in_the_weights_gradient(kind, value, where):
     found = gradient(module, x, y)
     assert not found[~exact.isfinite()].isfinite().any()
     torch.testing.assert_close(module(x), plain_of(module)(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_rows_show_what_is_not_finite_beside_zeros_alone():
+    """No token has a finite norm above 0 to be sampled by."""
+    x = torch.zeros(40, 12)
+    x[3, 4] = float("nan")
+    assert gradient(layer("rows"), x, normal(40, 6)).isnan().all()
+
+
+def test_rounding_draws_from_another_stream_than_the_sketch():
+    sketch, key = normal(20, 64), torch.tensor([3, 4])
+    codes, bounds = storage(torch.float32, 4, key).compress(sketch, seed=9, stream=9).payload
+    expected = actcore.GroupAffine(4).compress(sketch, seed=3, stream=5).payload
+    assert torch.equal(codes, expected[0])
+    assert torch.equal(bounds, expected[1])
 
 
 def test_transposed_and_expanded_inputs():

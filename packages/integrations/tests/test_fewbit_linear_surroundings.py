@@ -212,9 +212,21 @@ def test_compiles_without_a_break(kind, fresh_compiler):
     assert not torch.equal(torch.autograd.grad(compiled(x), module.weight, Y)[0], found[1])  # new noise each time
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "rows", "crs"])
+def test_compiles_for_all_numbers_of_tokens(kind, fresh_compiler):
+    module = RandomizedLinear(12, 6, matmul=kind, proj_dim_ratio=0.25) if kind != "crs" else made(kind)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (16, 40):
+        x, y = normal(2, tokens, 12).requires_grad_(), normal(2, tokens, 6)
+        torch.manual_seed(1)
+        expected = torch.autograd.grad(module(x), [x, module.weight], y)
+        torch.manual_seed(1)
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), [x, module.weight], y), expected)
+
+
 def test_a_compiled_layers_backward_has_forwards_sketch(fresh_compiler):
-    """Inductor's, too, which decides what is kept and what is computed again; in 8 bits, whose rounding has the sketch's
-    key. A number that inductor computes a last bit otherwise may be rounded otherwise, by a 255th of its group's range."""
+    """Inductor's, too, which decides what is kept and what is computed again; in 8 bits, rounded by the sketch's key.
+    What inductor computes a last bit otherwise may be rounded otherwise, by a 255th of its group's range."""
     module = made("gaussian", bits=8)
     compiled = torch.compile(module, fullgraph=True)
     torch.manual_seed(1)

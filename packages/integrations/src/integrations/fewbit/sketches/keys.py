@@ -19,8 +19,8 @@ def drawn_key(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return _draw(like.device, generator)
 
 
-# An operator of the input: in a compiled layer torch's own randint, which has no input, is drawn anew in backward, whose
-# sketch would be another one. The tag: two calls are never one.
+# An operator of the input: in a compiled layer torch's own randint, which has no input, is drawn anew in backward, and
+# the sketch there is another one. The tag: two calls are never one.
 @torch.library.custom_op("integrations::sketch_key", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _drawn(like: Tensor) -> Tensor:
     return _draw(like.device, None)
