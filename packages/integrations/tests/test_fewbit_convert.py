@@ -58,7 +58,6 @@ def test_every_layer_of_torch_becomes_fewbits_of_the_same_arguments(layer):
 def test_forward_is_torchs_bit_for_bit_and_bytes_fall(layer):
     plain = nn.Sequential(nn.Linear(64, 64), layer, nn.Dropout(0.0))
     model = fewbit.convert(copy.deepcopy(plain))
-    assert not isinstance(fewbit.summary(model).converted["1"], str)
     x = normal(64, 64)
     assert torch.equal(model(x), plain(x))
     assert kept_bytes(model, x) < kept_bytes(plain, x)
