@@ -2,6 +2,8 @@
 
 from integrations.fewbit import functional
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
+from integrations.fewbit.conversion import Summary
+from integrations.fewbit.convert import convert, restore_model, summary
 from integrations.fewbit.fit import approximate, estimate_error
 from integrations.fewbit.modules import (
     CELU,
@@ -16,9 +18,12 @@ from integrations.fewbit.modules import (
     Hardswish,
     Hardtanh,
     LeakyReLU,
+    LinearCRS,
+    LinearGRP,
     LogSigmoid,
     Mish,
     QuickGELU,
+    RandomizedLinear,
     ReGLU,
     ReLU,
     ReLU6,
@@ -37,6 +42,8 @@ from integrations.fewbit.modules import (
 from integrations.fewbit.steps import LevelTable, StepTable
 from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.tables import level_table, table
+from integrations.fewbit.util import convert_linear, map_module
+from integrations.fewbit.variance import VarianceEstimator
 
 __all__ = [
     "CELU",
@@ -54,9 +61,12 @@ __all__ = [
     "Hardtanh",
     "LeakyReLU",
     "LevelTable",
+    "LinearCRS",
+    "LinearGRP",
     "LogSigmoid",
     "Mish",
     "QuickGELU",
+    "RandomizedLinear",
     "ReGLU",
     "ReLU",
     "ReLU6",
@@ -69,13 +79,20 @@ __all__ = [
     "StepTable",
     "Stepwise",
     "StepwiseStore",
+    "Summary",
     "SwiGLU",
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "VarianceEstimator",
     "approximate",
+    "convert",
+    "convert_linear",
     "estimate_error",
     "functional",
     "level_table",
+    "map_module",
+    "restore_model",
+    "summary",
     "table",
 ]
