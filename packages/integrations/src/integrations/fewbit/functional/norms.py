@@ -142,7 +142,7 @@ class _SharedNorm(Function):
         eps: float | None,
         keep: int,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        mean, rstd, output = _normalize(x, weight, bias, kind, shape, eps)
+        mean, rstd, output = normalize(x, weight, bias, kind, shape, eps)
         kept = channels = None
         if keep and weight is not None:
             channels = most_lost(weight, bias, output.dtype, keep)
@@ -181,7 +181,7 @@ class _SharedNorm(Function):
         )
 
 
-def _normalize(
+def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, kind: str, shape: tuple[int, ...], eps: float | None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The mean, where there is one, the reciprocal deviation, and the output, bit for bit that of the plain norm."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from integrations.fewbit.functional.channels import (
@@ -16,6 +15,7 @@ from integrations.fewbit.functional.channels import (
     too_many_lost,
 )
 from integrations.fewbit.functional.norms import output_dtype, shared, shares
+from integrations.fewbit.takeover import remembered
 
 _PERIOD = 256
 
@@ -48,10 +48,11 @@ class SharedNorm(nn.Module):
                 f"module must be a torch.nn.{cls.counterpart.__name__} and no subclass, got {type(module).__name__}; "
                 f"build {cls.__name__} by its own arguments and load the weights"
             )
-        return cls._of(module)
+        return cls.in_place_of(module)
 
     @classmethod
-    def _of(cls, module: nn.Module) -> Self:
+    def in_place_of(cls, module: nn.Module) -> Self:
+        """``from_module`` without its check, for a norm that is known to compute the same."""
         layer = cls.__new__(cls)
         # The very dictionaries of parameters and hooks: a hook's handle removes it from the dictionary.
         layer.__dict__.update(module.__dict__)
@@ -134,6 +135,38 @@ class RMSNorm(SharedNorm, nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         output = self._output(x)
         return super().forward(x) if output is None else output
+
+
+class RoundedRMSNorm(SharedNorm):
+    """The RMSNorm of transformers' Llama and its kin, which saves its output. ``convert`` puts it in their place.
+
+    It rounds the normalised input to the input's dtype before it multiplies by the weight, where ``torch.nn.RMSNorm``
+    multiplies first. For parameters of another dtype than the input's it is the layer that was there.
+    """
+
+    _kind = "rounded_rms_norm"
+
+    @property
+    def normalized_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        assert self.weight is not None
+        return tuple(self.weight.shape)
+
+    @property
+    def eps(self) -> float:  # type: ignore[override]
+        return float(next(self.__dict__[name] for name in EPSILONS if name in self.__dict__))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        assert self.weight is not None
+        output = self._output(hidden_states) if hidden_states.dtype == self.weight.dtype else None
+        if output is not None:
+            return output
+        original = remembered(self)
+        assert original is not None
+        return original.forward(hidden_states)  # type: ignore[no-any-return]
+
+
+EPSILONS = ("variance_epsilon", "eps")
+"""How transformers' norms call it."""
 
 
 def _captured(tensor: Tensor) -> bool:
