@@ -205,9 +205,15 @@ def _recovered(
         return output
     flat = output.flatten(-dims)
     scale = divisor(weight, bias, output.dtype, channels)
-    normal = (flat.to(scale.dtype) if bias is None else flat - bias.flatten().to(scale.dtype)) / scale
-    if kept is not None and channels is not None:
-        normal = normal.index_copy(-1, channels, kept.to(normal.dtype))
+    if torch.is_grad_enabled():
+        shifted = flat if bias is None else flat - bias.flatten().to(scale.dtype)
+        normal = shifted / scale
+        if kept is not None and channels is not None:
+            normal = normal.index_copy(-1, channels, kept.to(normal.dtype))
+    else:
+        normal = flat / scale if bias is None else torch.sub(flat, bias.flatten().to(scale.dtype)).div_(scale)
+        if kept is not None and channels is not None:
+            normal.index_copy_(-1, channels, kept.to(normal.dtype))
     return normal.view(output.shape)
 
 
