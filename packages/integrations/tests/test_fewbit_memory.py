@@ -22,12 +22,12 @@ def nets():
 def test_leaves_and_saved_tensors_of_a_net():
     x = torch.randn(3, 8, requires_grad=True)
     assert estimate_memory_usage(nets()[0](x)) == 4 * (3 * 8 + 4 * 8 + 4 + 1 * 4 + 1)
-    # Both save the two inputs of linear layers and the two weights. FewBit counts the ReLU's result twice, which the ReLU
-    # and the layer behind it save, and not the first layer's, which nobody does.
+    # Both save the two inputs of linear layers and the two weights. FewBit counts the ReLU's result twice, which the
+    # ReLU and the layer behind it save, and not the first layer's, which nobody does.
     for net in nets():
         assert estimate_memory_usage(net(x), saved_only=True) == 4 * (3 * 8 + 3 * 4 + 4 * 8 + 1 * 4)
         assert len(list(teniter(net(x), False, True))) == 4
-        assert len(list(teniter(net(x), True, True))) == 7  # and the biases; x and the weights are both
+        assert len(list(teniter(net(x), True, True))) == 6  # and two biases; x and the weights are both
         assert len(list(teniter(net(x)))) == 5
         assert list(teniter(net(x), False, False)) == []
 
@@ -104,8 +104,8 @@ def test_what_hooks_store_is_counted_as_it_is_stored():
     w = torch.randn(4096, requires_grad=True)
     codec = actcore.GroupAffine(bits=4)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: actcore.compress(t, codec), unpack):
-        y = (w * 2).sin()
-    assert estimate_memory_usage(y, True) == actcore.compress(w.detach(), codec).nbytes
+        y = (w + 1).sin()
+    assert estimate_memory_usage(y, True) == actcore.compress(w.detach(), codec).nbytes < 4096
     assert unpacked == []
     x = torch.randn(64, 64, requires_grad=True)
     assert estimate_memory_usage(checkpoint(lambda x: x.sin().exp(), x, use_reentrant=False), True) == 0
@@ -116,10 +116,11 @@ def test_a_compressed_models_bytes_are_those_of_its_report(level):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256), nn.Dropout(), nn.Linear(256, 4))
     x = torch.randn(64, 256)
-    handle = integrations.compress_model(model, level)
+    integrations.compress_model(model, level)
     exactly = {tensor.untyped_storage()._cdata for tensor in (x, *model.parameters())}
     saved = [tensor for tensor in teniter(model(x), False, True) if tensor.untyped_storage()._cdata not in exactly]
-    assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == handle.report().stored_bytes
+    stored = integrations.compression(model).report().stored_bytes
+    assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == stored
 
 
 def test_sparse_tensors():
@@ -150,7 +151,8 @@ def test_catch_gradients_copies_the_value_and_its_gradient():
     y = catch_gradients(x, storage)
     assert storage.grad_output is None
     (3 * y + x).sum().backward()
-    assert torch.equal(storage.input, x) and not storage.input.requires_grad
+    assert torch.equal(storage.input, x)
+    assert not storage.input.requires_grad
     assert storage.input.data_ptr() != x.data_ptr()
     assert storage.grad_output.tolist() == [3] * 5  # that through y alone
     assert storage.norm == pytest.approx(3 * 5**0.5)
@@ -171,5 +173,6 @@ def test_catch_gradients_leaves_alone_what_has_no_gradient():
 def test_catch_gradients_of_a_second_derivative():
     storage, x = GradientStorage(), torch.tensor(2.0, requires_grad=True)
     (first,) = torch.autograd.grad(catch_gradients(x, storage) ** 3, x, create_graph=True)
-    assert storage.grad_output.item() == 12 and not storage.grad_output.requires_grad
+    assert storage.grad_output.item() == 12
+    assert not storage.grad_output.requires_grad
     assert torch.autograd.grad(first, x)[0].item() == 12

@@ -53,8 +53,8 @@ def _is_rounded_rms_norm(module: nn.Module) -> bool:
     if len(inspect.signature(module.forward).parameters) != 1:  # a gate, for one
         return False
     generator = torch.Generator().manual_seed(0)
-    given = torch.randn(2, *weight.shape, generator=generator), torch.randn(weight.shape, generator=generator)
-    return all(_agrees(module, *(tensor.to(dtype) for tensor in given), epsilons[0]) for dtype in _DTYPES)
+    x, other = torch.randn(2, *weight.shape, generator=generator), torch.randn(weight.shape, generator=generator)
+    return all(_agrees(module, x.to(dtype), other.to(dtype), epsilons[0]) for dtype in _DTYPES)
 
 
 def _agrees(module: nn.Module, x: Tensor, weight: Tensor, eps: float) -> bool:

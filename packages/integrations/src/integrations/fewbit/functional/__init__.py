@@ -57,6 +57,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "layer_norm",
     "leaky_relu",
     "linear_crs",
     "linear_grp",

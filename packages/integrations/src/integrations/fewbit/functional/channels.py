@@ -1,14 +1,14 @@
 """Which channels of a norm's input its output still tells, and what the others need.
 
-A norm's output is ``y = w * n + b``, rounded, and backward needs ``n = (y - b) / w``. Half a unit in the last place of y,
+A norm's output is ``y = w * n + b``, rounded, and backward needs ``n = (y - b) / w``. The rounding of y, which is at most
 ``u |y|`` with the unit roundoff u of its dtype, becomes
 
-    |error of n| <= u |y| / |w| <= u (|n| + |b| / |w|),
+    |error of n| <= u |y| / |w| <= u (|n| + |b| / |w|).
 
-and below the smallest normal number t, where y has fewer digits or is flushed to 0, at most ``u (|n| + t / |w|) / u``.
-So a channel's *loss* ``max(|b|, t) / |w|`` says how many digits it has lost. One with more than ``1 / sqrt(u)``, which is
-more than half of its digits, is not read from y: 16 for bfloat16, 45 for float16, 4,096 for float32. A weight of 0 has
-lost all.
+Where y is below the smallest normal number t it may be 0, and the error ``t / |w|``. So a channel's *loss*
+``max(|b|, t / u) / |w|`` times u bounds what it adds to the error. A channel with a loss above ``1 / sqrt(u)``, whose
+error may be above ``sqrt(u)``, half of the digits, is not read from y: 16 for bfloat16, 45 for float16, 4,096 for
+float32. A weight of 0 has lost all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def loss_limit(dtype: torch.dtype) -> float:
 def losses(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """``Float[Tensor, "channels"]``: each channel's loss in an output of this dtype; infinite for a weight of 0."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    smallest = torch.finfo(dtype).tiny
+    smallest = torch.finfo(dtype).tiny / (torch.finfo(dtype).eps / 2)
     scale = weight.detach().to(wide).abs().flatten()
     if bias is None:
         return smallest / scale

@@ -76,9 +76,7 @@ def shared(
     return output
 
 
-def shares(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, kind: str
-) -> bool:
+def shares(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, kind: str) -> bool:
     """Whether autograd will ask for what a norm saves, in the dtype in which a linear layer would save its output, too.
 
     If not, torch's own norm is the right one: it costs nothing more, and its errors are the ones to raise.
@@ -191,9 +189,10 @@ def normalize(
     if kind == "rms_norm":
         output, rstd = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
         return None, rstd, output
+    assert weight is not None
+    assert eps is not None
     wide = x.to(torch.float32)
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    assert weight is not None
     return None, rstd, weight * (wide * rstd).to(x.dtype)
 
 

@@ -51,6 +51,7 @@ __all__ = [
     "LogSigmoid",
     "Mish",
     "QuickGELU",
+    "RMSNorm",
     "RandomizedLinear",
     "ReGLU",
     "ReLU",

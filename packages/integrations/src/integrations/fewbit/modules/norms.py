@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,9 @@ _PERIOD = 256
 class SharedNorm(nn.Module):
     """What norms that save their output have in common: see ``LayerNorm``."""
 
-    counterpart: type[nn.Module]
-    weight: Tensor | None
+    counterpart: ClassVar[type[nn.Module]]
     normalized_shape: tuple[int, ...]
-    eps: float | None
-    _kind: str
+    _kind: ClassVar[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,17 +58,19 @@ class SharedNorm(nn.Module):
         return layer
 
     def _begin(self) -> None:
-        self._changes, self._versions, self._saves_input = 0, None, False
+        self._changes, self._saves_input = 0, False
+        self._versions: tuple[int, int] | None = None
 
     def _output(self, x: Tensor) -> Tensor | None:
         """What the norm makes of ``x``; ``None`` where torch's own norm is to do it."""
-        weight, bias = self.weight, getattr(self, "bias", None)
+        weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
         if not self.training or not shares(x, self.normalized_shape, weight, bias, self._kind):
             return None
         keep = self._channels(output_dtype(x, weight, self._kind), weight, bias)
         if keep is None:
             return None
-        return shared(self._kind, x, self.normalized_shape, weight, bias, self.eps, keep)
+        eps: Any = self.eps
+        return shared(self._kind, x, self.normalized_shape, weight, bias, eps, keep)
 
     def _channels(self, dtype: torch.dtype, weight: Tensor | None, bias: Tensor | None) -> int | None:
         """How many channels are kept beside the output; ``None`` if the input is to be saved."""
@@ -99,17 +99,18 @@ class SharedNorm(nn.Module):
 class LayerNorm(SharedNorm, nn.LayerNorm):
     """``torch.nn.LayerNorm`` that saves its output, which linear layers behind it save anyway, in place of its input.
 
-    It is a subclass of its counterpart in torch, with the same arguments, parameters and keys in ``state_dict``, and the
-    same values bit for bit. In ``eval()``, without gradients, inside ``torch.func``, and where autocast makes the next
-    layer save a copy in another dtype, it *is* the counterpart.
+    It is a subclass of its counterpart in torch, with the same arguments, parameters and keys in ``state_dict``, and
+    the same values bit for bit. In ``eval()``, without gradients, inside ``torch.func``, and where autocast makes the
+    next layer save a copy in another dtype, it *is* the counterpart.
 
-    Backward divides what it reads from the output by the weight, so the output's rounding is in its gradients: in
-    float32 as much as in torch's own, about; in 16 bits as much as one more rounding of the output, and more in channels
-    whose bias is larger than their weight. Those that have lost more than half of their digits, for a weight near 0 or
-    at 0, are kept beside the output, up to 1/32 of the channels. Where that is not enough the layer saves its input, as
-    torch does, and goes on looking. On the CPU it looks at its parameters in every forward. Elsewhere looking means
-    waiting for the device: it keeps 1/32 of the channels always, looks when the parameters have changed for the 1st, 2nd,
-    4th, 8th... time, then every 256 changes, and a channel that is lost nevertheless has gradients that are NaN.
+    Backward divides what it reads from the output by the weight. A rounding of the output, a relative u, so becomes an
+    error of ``u (1 + |bias / weight|)``, about, of the normalised input: in float32 much as torch's own, in 16 bits one
+    rounding more, and in both more where a channel's bias is larger than its weight. Channels that would lose more than
+    half of their digits, such as those with a weight of 0, are kept beside the output, up to 1/32 of them. Where that
+    is not enough the layer saves its input, as torch does, and goes on looking. On the CPU it looks at its parameters in
+    every forward. Elsewhere looking means waiting for the device: it keeps 1/32 of the channels always, looks when the
+    parameters have changed for the 1st, 2nd, 4th, 8th... time, then every 256 changes, and a channel that is lost
+    nevertheless has gradients that are NaN.
 
     What is saved is the tensor that is returned: whoever changes it in place makes backward raise. Which is why nothing
     behind such a norm may work in place.
@@ -148,16 +149,17 @@ class RoundedRMSNorm(SharedNorm):
 
     @property
     def normalized_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        assert self.weight is not None
-        return tuple(self.weight.shape)
+        return tuple(self._parameters["weight"].shape)  # type: ignore[union-attr]
 
     @property
-    def eps(self) -> float:  # type: ignore[override]
+    def eps(self) -> float:
+        """By either of its names."""
         return float(next(self.__dict__[name] for name in EPSILONS if name in self.__dict__))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        assert self.weight is not None
-        output = self._output(hidden_states) if hidden_states.dtype == self.weight.dtype else None
+        weight = self._parameters["weight"]
+        assert weight is not None
+        output = self._output(hidden_states) if hidden_states.dtype == weight.dtype else None
         if output is not None:
             return output
         original = remembered(self)
