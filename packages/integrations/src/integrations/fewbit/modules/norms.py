@@ -107,9 +107,9 @@ class LayerNorm(SharedNorm, nn.LayerNorm):
     error of ``u (1 + |bias / weight|)``, about, of the normalised input: in float32 much as torch's own, in 16 bits one
     rounding more, and in both more where a channel's bias is larger than its weight. Channels that would lose more than
     half of their digits, such as those with a weight of 0, are kept beside the output, up to 1/32 of them. Where that
-    is not enough the layer saves its input, as torch does, and goes on looking. On the CPU it looks at its parameters in
-    every forward. Elsewhere looking means waiting for the device: it keeps 1/32 of the channels always, looks when the
-    parameters have changed for the 1st, 2nd, 4th, 8th... time, then every 256 changes, and a channel that is lost
+    is not enough the layer saves its input, as torch does, and goes on looking. On the CPU it looks at its parameters
+    in every forward. Elsewhere looking means waiting for the device: it keeps 1/32 of the channels always, looks when
+    the parameters have changed for the 1st, 2nd, 4th, 8th... time, then every 256 changes, and a channel that is lost
     nevertheless has gradients that are NaN.
 
     What is saved is the tensor that is returned: whoever changes it in place makes backward raise. Which is why nothing
