@@ -27,6 +27,7 @@ from integrations.fewbit.conversion import (
 )
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.modules.approximated import Approximated
+from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
 from integrations.fewbit.tables import table
 from integrations.fewbit.takeover import give_back, remember, remembered, take_over
@@ -44,6 +45,7 @@ def convert(
     rounding: str = "nearest",
     weight: str = "uniform",
     linear: float | Mapping[str, Any] | None = None,
+    norms: bool = False,
     skip: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
     calls: bool = True,
 ) -> Model:
@@ -70,6 +72,9 @@ def convert(
         weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
         linear: exchanges linear layers for ``RandomizedLinear``, too: the share of the input's rows that its sketch
             keeps, or the layer's keyword arguments.
+        norms: exchanges ``nn.LayerNorm``, ``nn.RMSNorm`` and norms as transformers' Llama has them, too, for those that
+            save their output, which linear layers behind them save anyway; see ``fewbit.LayerNorm``. Nothing behind
+            them may work in place.
         skip: modules that stay as they are, with all that is in them and the calls that they make: paths as in
             ``named_modules``, with ``*`` and ``?`` as in file names, or classes.
         calls: whether calls are exchanged, or layers only.
@@ -85,6 +90,8 @@ def convert(
     """
     inner = compiled_module(model)
     _require_unconverted(inner)
+    if not isinstance(norms, bool):
+        raise TypeError(f"norms must be True or False, got {norms!r}")
     chosen, skipped = _chosen(functions), _skip(skip)
     settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
     modules.GELU(**settings)  # which refuses what is wrong, and so does the table
@@ -92,7 +99,7 @@ def convert(
     options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
     where = places(inner, skipped)
     _require_found(skipped, where)
-    plan = _Plan(chosen, settings, _linear_options(linear))
+    plan = _Plan(chosen, settings, _linear_options(linear), norms)
     for module, (path, is_skipped) in where.items():
         plan.consider(path, module, is_skipped)
     if inner is not model and inner in plan.layers:
@@ -161,15 +168,26 @@ class _Plan:
     """Which module becomes which layer. The layers are built; the model is as it was."""
 
     def __init__(
-        self, functions: frozenset[str], settings: Mapping[str, Any], linear: Mapping[str, Any] | None
+        self,
+        functions: frozenset[str],
+        settings: Mapping[str, Any],
+        linear: Mapping[str, Any] | None,
+        norms: bool,
     ) -> None:
-        self._functions, self._settings, self._linear = functions, settings, linear
+        self._functions, self._settings, self._linear, self._norms = functions, settings, linear, norms
         self.layers: dict[nn.Module, nn.Module] = {}
         self.converted: list[tuple[str, str, str]] = []
         self.kept: list[tuple[str, str]] = []
 
     def consider(self, path: str, module: nn.Module, skipped: bool) -> None:
         """Plans one module."""
+        if self._norms and is_norm(module):
+            kind = "skipped" if skipped else sharing_kind(module)
+            if isinstance(kind, str):
+                self.kept.append((path, kind))
+            else:
+                self._exchange(path, module, kind.in_place_of(module))
+            return
         activation = recognised(module)
         is_linear = self._linear is not None and isinstance(module, nn.Linear)
         if activation is None and not is_linear:
@@ -181,6 +199,9 @@ class _Plan:
             self.kept.append((path, reason))
             return
         layer = self._linear_layer(module) if activation is None else self._layer(module, activation)
+        self._exchange(path, module, layer)
+
+    def _exchange(self, path: str, module: nn.Module, layer: nn.Module) -> None:
         remember(layer, module)
         self.layers[module] = layer
         self.converted.append((path, type(module).__name__, f"fewbit.{type(layer).__name__}"))

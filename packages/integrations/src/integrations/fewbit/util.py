@@ -1,4 +1,4 @@
-"""What FewBit has in ``fewbit.util``: rebuilding a model layer by layer, in place."""
+"""What FewBit has in ``fewbit.util``: rebuilding a model layer by layer, in place, and the bytes that a graph keeps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from integrations.fewbit.memory import (
+    HookedMemoryUsage,
+    estimate_memory_usage,
+    memory_usage_hooks,
+    teniter,
+    traverse,
+)
 from integrations.fewbit.takeover import take_over
 from integrations.module_tree import exchange, paths_of
+
+__all__ = [
+    "HookedMemoryUsage",
+    "convert_linear",
+    "estimate_memory_usage",
+    "map_module",
+    "memory_usage_hooks",
+    "teniter",
+    "traverse",
+]
 
 
 def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.Pattern[str] | None = None) -> nn.Module:

@@ -11,6 +11,7 @@ from integrations.fewbit.functional.activation import activation
 from integrations.fewbit.functional.column_rows import linear_crs
 from integrations.fewbit.functional.gates import geglu, glu, reglu, swiglu
 from integrations.fewbit.functional.linear import linear_grp, linear_randomized
+from integrations.fewbit.functional.norms import layer_norm, rms_norm
 from integrations.fewbit.functional.options import Options
 from integrations.fewbit.functional.piecewise import (
     hardshrink,
@@ -40,10 +41,13 @@ from integrations.fewbit.functional.smooth import (
     tanhshrink,
 )
 from integrations.fewbit.functional.stepwise import stepwise
+from integrations.fewbit.gradients import GradientStorage, catch_gradients
 
 __all__ = [
+    "GradientStorage",
     "Options",
     "activation",
+    "catch_gradients",
     "celu",
     "elu",
     "geglu",
@@ -53,6 +57,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "layer_norm",
     "leaky_relu",
     "linear_crs",
     "linear_grp",
@@ -63,6 +68,7 @@ __all__ = [
     "reglu",
     "relu",
     "relu6",
+    "rms_norm",
     "selu",
     "sigmoid",
     "silu",

@@ -24,6 +24,11 @@ def keeps_few_bits(x: Tensor) -> bool:
     )
 
 
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` or forward-mode differentiation is on."""
+    return _mapped() or _forward_mode()
+
+
 def _mapped() -> bool:
     """Whether a transform of ``torch.func`` is on: inside ``vmap`` no tensor tells that gradients will be asked for."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -2,6 +2,7 @@
 
 from integrations.fewbit.modules.gates import GEGLU, GLU, ReGLU, SwiGLU
 from integrations.fewbit.modules.linear import LinearCRS, LinearGRP, RandomizedLinear
+from integrations.fewbit.modules.norms import LayerNorm, RMSNorm
 from integrations.fewbit.modules.piecewise import (
     Hardshrink,
     Hardsigmoid,
@@ -43,12 +44,14 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "LayerNorm",
     "LeakyReLU",
     "LinearCRS",
     "LinearGRP",
     "LogSigmoid",
     "Mish",
     "QuickGELU",
+    "RMSNorm",
     "RandomizedLinear",
     "ReGLU",
     "ReLU",
