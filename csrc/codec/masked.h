@@ -7,6 +7,7 @@
 
 #include "codec/arguments.h"
 #include "codec/group_affine.h"
+#include "codec/pattern.h"
 #include "codec/philox.h"
 
 namespace actcore {
@@ -40,30 +41,6 @@ struct MaskBackward {
   int64_t numel;
   double scale;
   void* output;  // gradient * scale where the mask is 1, and 0 elsewhere
-};
-
-// An element as its bit pattern.
-template <class E>
-struct Pattern;
-template <>
-struct Pattern<float> {
-  using Word = uint32_t;
-  static constexpr Word sign = 0x80000000u, infinity = 0x7F800000u;
-};
-template <>
-struct Pattern<double> {
-  using Word = uint64_t;
-  static constexpr Word sign = 0x8000000000000000ull, infinity = 0x7FF0000000000000ull;
-};
-template <>
-struct Pattern<Half> {
-  using Word = uint16_t;
-  static constexpr Word sign = 0x8000u, infinity = 0x7C00u;
-};
-template <>
-struct Pattern<BFloat16> {
-  using Word = uint16_t;
-  static constexpr Word sign = 0x8000u, infinity = 0x7F80u;
 };
 
 // Whether an element is below zero: neither a negative zero, which ReLU keeps as torch does, nor NaN.

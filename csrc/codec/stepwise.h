@@ -3,11 +3,13 @@
 // quantized gradients of activation functions for memory footprint reduction", ICML 2023).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "codec/arguments.h"
 #include "codec/bits.h"
 #include "codec/group_affine.h"
+#include "codec/guard.h"
 
 namespace actcore {
 
@@ -98,7 +100,10 @@ struct StepwiseCodes {
   const void* boundaries;
   int boundary_count;  // below 2^bits
   int bits;
+  bool even;       // the boundaries are of the magnitude of x
   uint8_t* codes;  // packed_bytes(numel, bits)
+  Guard guard;
+  uint8_t* guards;  // stretch_count(numel), or null without a guard
 };
 
 struct Stepwise {
@@ -116,8 +121,12 @@ struct StepwiseBackward {
   const void* levels;
   int level_count;  // at most 2^bits
   int bits;
-  void* output;  // gradient * level[code]; NaN for a code that has no level
+  const uint8_t* guards;  // stretch_count(numel), or null without a guard
+  void* output;           // gradient * level[code]; NaN for a code that has no level, and for a guarded stretch
 };
+
+ACTCORE_FN float magnitude(float x) { return fabsf(x); }
+ACTCORE_FN double magnitude(double x) { return fabs(x); }
 
 // The index of x's interval: how many boundaries are not above x. NaN is above all of them, as in torch's ReLU, whose
 // gradient passes there.

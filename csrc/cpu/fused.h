@@ -12,7 +12,7 @@ namespace actcore::cpu {
 struct FusedKernels {
   const char* name;
 
-  // Units: elements; begin is a multiple of 8.
+  // Units: elements; begin is a multiple of 8, and of kStretch where there are guards.
   void (*relu_mask)(const ReluMask& args, int64_t begin, int64_t end);
   void (*dropout_mask)(const DropoutMask& args, int64_t begin, int64_t end);
   void (*mask_backward)(const MaskBackward& args, int64_t begin, int64_t end);

@@ -4,6 +4,7 @@
 
 #include "codec/stepwise.h"
 #include "cpu/bits.h"
+#include "cpu/guard.h"
 #include "cpu/simd.h"
 #include "cpu/table.h"
 
@@ -86,18 +87,28 @@ ACTCORE_FN Vec<int32_t> search(Vec<T> x, const Boundaries<T, bits>& boundaries) 
   return code < last ? code : last;
 }
 
+// Elements without the bits that `kept` lacks: the sign, or none.
+template <class T>
+ACTCORE_FN Vec<T> keep_bits(Vec<T> x, Vec<typename Pattern<T>::Word> kept) {
+  return (Vec<T>)((Vec<typename Pattern<T>::Word>)x & kept);
+}
+
 template <class E, int bits, int known, class T = compute_t<E>>
-ACTCORE_FN void code_tile(const E* x, int64_t count, const Boundaries<T, bits>& boundaries, uint8_t* codes) {
+ACTCORE_FN void code_tile(const E* x, int64_t count, const Boundaries<T, bits>& boundaries, bool even, uint8_t* codes) {
+  using Word = typename Pattern<T>::Word;
+  const Vec<Word> kept = broadcast<Word>(even ? static_cast<Word>(~Pattern<T>::sign) : static_cast<Word>(~Word{0}));
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t j = 0; j < whole; j += kLanes) {
     if constexpr (bits <= kCompareBits) {
-      store_codes(codes + j, compare_all<T, bits, known>(load(x + j), boundaries));
+      store_codes(codes + j, compare_all<T, bits, known>(keep_bits<T>(load(x + j), kept), boundaries));
     } else {
-      store_codes(codes + j, search<T, bits>(load(x + j), boundaries));
+      store_codes(codes + j, search<T, bits>(keep_bits<T>(load(x + j), kept), boundaries));
     }
   }
   for (int64_t j = whole; j < count; ++j) {
-    codes[j] = static_cast<uint8_t>(interval_of(actcore::load(x[j]), boundaries.sorted, boundaries.count));
+    const T value = actcore::load(x[j]);
+    codes[j] = static_cast<uint8_t>(
+        interval_of(even ? actcore::magnitude(value) : value, boundaries.sorted, boundaries.count));
   }
 }
 
@@ -107,12 +118,15 @@ ACTCORE_FN void code_range(const StepwiseCodes& args, int64_t begin, int64_t end
   const E* x = static_cast<const E*>(args.input);
   alignas(64) uint8_t tile[kTile];
   for (int64_t i = begin; i < end; i += kTile) {
+    if (args.guards != nullptr && i % kStretch == 0) {
+      args.guards[i / kStretch] = guard_byte<E>(x, i, end - i < kStretch ? end - i : kStretch, args.guard);
+    }
     const int64_t count = tile_at(i, end);
     if (count == kTile) {
-      code_tile<E, bits, known>(x + i, kTile, boundaries, tile);
+      code_tile<E, bits, known>(x + i, kTile, boundaries, args.even, tile);
       pack_tile<bits>(tile, kTile, args.codes + packed_bytes(i, bits));
     } else {
-      code_tile<E, bits, known>(x + i, count, boundaries, tile);
+      code_tile<E, bits, known>(x + i, count, boundaries, args.even, tile);
       pack_tile<bits>(tile, count, args.codes + packed_bytes(i, bits));
     }
   }
@@ -140,6 +154,10 @@ void stepwise_backward(const StepwiseBackward& args, int64_t begin, int64_t end)
   alignas(64) uint8_t tile[kTile];
   for (int64_t i = begin; i < end; i += kTile) {
     const int64_t count = tile_at(i, end), whole = count / kLanes * kLanes;
+    if (args.guards != nullptr && args.guards[i / kStretch] != 0) {
+      for (int64_t j = 0; j < count; ++j) actcore::store(out + i + j, static_cast<T>(NAN));
+      continue;
+    }
     unpack_tile<bits>(args.codes + packed_bytes(i, bits), count, tile);
     for (int64_t j = 0; j < whole; j += kLanes) {
       store(out + i + j, load(gradient + i + j) * pick<bits>(table, load_codes(tile + j)));

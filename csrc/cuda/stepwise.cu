@@ -4,6 +4,7 @@
 #include "codec/dispatch.h"
 #include "cuda/activations.cuh"
 #include "cuda/fused.h"
+#include "cuda/guard.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/warp_codes.cuh"
 #include "cuda/warp_tile.cuh"
@@ -16,12 +17,13 @@ constexpr int kThreads = kWarps * kWarp;
 constexpr int kMaxTable = 1 << kMaxBits;
 
 template <class E>
-__device__ RowCodes row_codes(const Row<E>& row, const compute_t<E>* boundaries, int boundary_count, int count) {
+__device__ RowCodes row_codes(const Row<E>& row, const compute_t<E>* boundaries, const StepwiseCodes& args, int count) {
   RowCodes codes = {};
   const int left = count - lane_index() * kRow;
 #pragma unroll
   for (int i = 0; i < kRow; ++i) {
-    if (i < left) codes.put(i, interval_of(load(row[i]), boundaries, boundary_count));
+    const compute_t<E> x = load(row[i]);
+    if (i < left) codes.put(i, interval_of(args.even ? magnitude(x) : x, boundaries, args.boundary_count));
   }
   return codes;
 }
@@ -32,6 +34,15 @@ __device__ void load_table(T* table, const void* from, int count, int size) {
     table[i] = i < count ? static_cast<const T*>(from)[i] : static_cast<T>(NAN);
   }
   __syncthreads();
+}
+
+// A row's codes and, where there are guards, its stretch's byte to memory.
+template <class E>
+__device__ void store_coded(WarpTile<E>& tile, const Row<E>& row, const compute_t<E>* boundaries,
+                            const StepwiseCodes& args, int64_t first, int count) {
+  store_guard(row, args.guard, args.guards, first);
+  const RowCodes codes = row_codes(row, boundaries, args, count);
+  store_row_codes(tile, codes, args.bits, args.codes + packed_bytes(first, args.bits), count);
 }
 
 template <class E>
@@ -46,8 +57,7 @@ __global__ void __launch_bounds__(kThreads) codes_kernel(StepwiseCodes args) {
   if (count <= 0) return;
 
   const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
-  const RowCodes codes = row_codes(row, boundaries, args.boundary_count, count);
-  store_row_codes(tile, codes, args.bits, args.codes + packed_bytes(first, args.bits), count);
+  store_coded(tile, row, boundaries, args, first, count);
 }
 
 template <class E, Function function>
@@ -63,8 +73,7 @@ __global__ void __launch_bounds__(kThreads) stepwise_kernel(Stepwise args) {
   if (count <= 0) return;
 
   Row<E> row = load_row(tile, static_cast<const E*>(coded.input) + first, count);
-  const RowCodes codes = row_codes(row, boundaries, coded.boundary_count, count);
-  store_row_codes(tile, codes, coded.bits, coded.codes + packed_bytes(first, coded.bits), count);
+  store_coded(tile, row, boundaries, coded, first, count);
   const T a = static_cast<T>(args.parameters[0]), b = static_cast<T>(args.parameters[1]);
 #pragma unroll
   for (int i = 0; i < kRow; ++i) store(&row[i], value_of<function, E>(load(row[i]), a, b));
@@ -82,10 +91,11 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(StepwiseBackward arg
   const int count = tile_count(args.numel - first);
   if (count <= 0) return;
 
+  const bool lost = args.guards != nullptr && args.guards[first / kStretch] != 0;
   const RowCodes codes = load_row_codes(tile, args.bits, args.codes + packed_bytes(first, args.bits), count);
   Row<E> row = load_row(tile, static_cast<const E*>(args.gradient) + first, count);
 #pragma unroll
-  for (int i = 0; i < kRow; ++i) store(&row[i], load(row[i]) * levels[codes.get(i)]);
+  for (int i = 0; i < kRow; ++i) store(&row[i], lost ? static_cast<T>(NAN) : load(row[i]) * levels[codes.get(i)]);
   store_row(tile, row, static_cast<E*>(args.output) + first, count);
 }
 

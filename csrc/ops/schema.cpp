@@ -62,14 +62,15 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   // gradient * scale where the bit is 1, 0 elsewhere.
   m.def("mask_backward(Tensor gradient, Tensor mask, float scale) -> Tensor");
 
-  // y = function(x), and `bits` bits an element: how many boundaries are not above x. boundaries and levels: sorted,
-  // float32, or float64 for elements of float64.
+  // y = function(x), and `bits` bits an element: how many boundaries are not above x, or above |x| if even. boundaries
+  // and levels: sorted, float32, or float64 for elements of float64. guard: none, nan or nonfinite; with one, behind the
+  // codes lies a byte for each 1024 elements, 1 where one of them is NaN or, for nonfinite, infinite.
   m.def(
-      "stepwise(Tensor input, str function, float[] parameters, Tensor boundaries, int bits)"
-      " -> (Tensor output, Tensor codes)");
-  m.def("stepwise_codes(Tensor input, Tensor boundaries, int bits) -> Tensor");
-  // gradient * levels[code].
-  m.def("stepwise_backward(Tensor gradient, Tensor codes, Tensor levels, int bits) -> Tensor");
+      "stepwise(Tensor input, str function, float[] parameters, Tensor boundaries, int bits, bool even=False,"
+      " str guard=\"none\") -> (Tensor output, Tensor codes)");
+  m.def("stepwise_codes(Tensor input, Tensor boundaries, int bits, bool even=False, str guard=\"none\") -> Tensor");
+  // gradient * levels[code]; guarded: NaN where the byte behind the codes is not 0.
+  m.def("stepwise_backward(Tensor gradient, Tensor codes, Tensor levels, int bits, bool guarded=False) -> Tensor");
 
   // Over the last 1 to 3 dimensions, as many as kernel has numbers; packed: the place of each maximum in its window, in
   // ceil(log2(window)) bits, at least 1.

@@ -22,13 +22,24 @@ inline void require_table(const char* op, const char* name, const Tensor& table,
   require(table.device() == elements.device(), op, name, " must be on the device of the elements");
 }
 
+inline Guard guard_of(const char* op, const std::string& name) {
+  require(name == "none" || name == "nan" || name == "nonfinite", op,
+          "guard must be 'none', 'nan' or 'nonfinite', got '", name, "'");
+  return name == "none" ? Guard::kNone : name == "nan" ? Guard::kNan : Guard::kNonfinite;
+}
+
+// Codes, and behind them the bytes of the guard.
+inline int64_t guarded_bytes(int64_t numel, int bits, bool guarded) {
+  return packed_bytes(numel, bits) + (guarded ? stretch_count(numel) : 0);
+}
+
 struct StepwiseCodesCall {
   StepwiseCodes args;
   Tensor codes;
 };
 
 inline StepwiseCodesCall stepwise_codes_call(const char* op, const Tensor& input, const Tensor& boundaries,
-                                             int64_t bits) {
+                                             int64_t bits, bool even, const std::string& guard) {
   require_bits(op, bits);
   require_contiguous(op, "input", input);
   const ElementType type = element_type(op, "input", input.scalar_type());
@@ -36,11 +47,15 @@ inline StepwiseCodesCall stepwise_codes_call(const char* op, const Tensor& input
   require(boundaries.numel() < (int64_t{1} << bits), op,
           "boundaries must be at most 2**bits - 1 = ", (int64_t{1} << bits) - 1, ", got ", boundaries.numel(),
           "; use more bits");
+  const Guard looked_for = guard_of(op, guard);
+  const bool guarded = looked_for != Guard::kNone;
   const int width = static_cast<int>(bits);
-  Tensor codes = make_bytes(input, packed_bytes(input.numel(), width));
-  return {{input.const_data_ptr(), type, input.numel(), boundaries.const_data_ptr(),
-           static_cast<int>(boundaries.numel()), width, static_cast<uint8_t*>(codes.mutable_data_ptr())},
-          codes};
+  Tensor codes = make_bytes(input, guarded_bytes(input.numel(), width, guarded));
+  auto* bytes = static_cast<uint8_t*>(codes.mutable_data_ptr());
+  return {
+      {input.const_data_ptr(), type, input.numel(), boundaries.const_data_ptr(), static_cast<int>(boundaries.numel()),
+       width, even, bytes, looked_for, guarded ? bytes + packed_bytes(input.numel(), width) : nullptr},
+      codes};
 }
 
 struct FunctionNames {};  // in an error's text, written only where there is one
@@ -61,7 +76,8 @@ struct StepwiseCall {
 };
 
 inline StepwiseCall stepwise_call(const Tensor& input, const std::string& function,
-                                  const std::vector<double>& parameters, const Tensor& boundaries, int64_t bits) {
+                                  const std::vector<double>& parameters, const Tensor& boundaries, int64_t bits,
+                                  bool even, const std::string& guard) {
   const char* op = "stepwise";
   const auto* facts = std::find_if(std::begin(kFunctions), std::end(kFunctions),
                                    [&](const FunctionFacts& known) { return function == known.name; });
@@ -69,7 +85,7 @@ inline StepwiseCall stepwise_call(const Tensor& input, const std::string& functi
           "'. For a function of your own use stepwise_codes");
   require(parameters.empty() || parameters.size() == static_cast<size_t>(facts->parameters), op, "parameters of ",
           function, " must be ", facts->parameters, " numbers, or none for its defaults, got ", parameters.size());
-  const StepwiseCodesCall coded = stepwise_codes_call(op, input, boundaries, bits);
+  const StepwiseCodesCall coded = stepwise_codes_call(op, input, boundaries, bits, even, guard);
   Tensor output = make_like(input);
   StepwiseCall call = {{coded.args, facts->function, {}, output.mutable_data_ptr()}, output, coded.codes};
   for (int i = 0; i < facts->parameters; ++i) {
@@ -84,20 +100,22 @@ struct StepwiseBackwardCall {
 };
 
 inline StepwiseBackwardCall stepwise_backward_call(const Tensor& gradient, const Tensor& codes, const Tensor& levels,
-                                                   int64_t bits) {
+                                                   int64_t bits, bool guarded) {
   const char* op = "stepwise_backward";
   require_bits(op, bits);
   require_contiguous(op, "gradient", gradient);
   const ElementType type = element_type(op, "gradient", gradient.scalar_type());
   const int width = static_cast<int>(bits);
-  require_bytes(op, "codes", codes, packed_bytes(gradient.numel(), width));
+  require_bytes(op, "codes", codes, guarded_bytes(gradient.numel(), width, guarded));
   require(codes.device() == gradient.device(), op, "gradient and codes must be on one device");
   require_table(op, "levels", levels, gradient);
   require(levels.numel() >= 1 && levels.numel() <= (int64_t{1} << bits), op,
           "levels must be from 1 to 2**bits = ", int64_t{1} << bits, ", got ", levels.numel());
   Tensor output = make_like(gradient);
-  return {{gradient.const_data_ptr(), static_cast<const uint8_t*>(codes.const_data_ptr()), type, gradient.numel(),
-           levels.const_data_ptr(), static_cast<int>(levels.numel()), width, output.mutable_data_ptr()},
+  const auto* bytes = static_cast<const uint8_t*>(codes.const_data_ptr());
+  return {{gradient.const_data_ptr(), bytes, type, gradient.numel(), levels.const_data_ptr(),
+           static_cast<int>(levels.numel()), width, guarded ? bytes + packed_bytes(gradient.numel(), width) : nullptr,
+           output.mutable_data_ptr()},
           output};
 }
 

@@ -21,8 +21,10 @@ constexpr int64_t kChunk = 262144;
 // Up to kGrain elements there is one share and no parallel region around it, in which torch would start threads of its own
 // above this number, and cut where it likes.
 constexpr int64_t kLoneChunk = 16384;
-// torch's loops take at most 64 elements at once; what is left over they compute with other instructions.
-constexpr int64_t kVectorUnit = 64;
+// Shares and chunks are whole stretches, so that no byte of the guard belongs to two threads; and whole numbers of torch's
+// vectors, of at most 64 elements, as torch computes what is left over with other instructions.
+constexpr int64_t kUnit = kStretch;
+static_assert(kUnit % 64 == 0 && kLoneChunk % kUnit == 0 && kChunk % kUnit == 0 && kGrain % kUnit == 0);
 
 ScalarType compute_type(ElementType type) {
   return type == ElementType::kFloat64 ? ScalarType::Double : ScalarType::Float;
@@ -127,7 +129,7 @@ template <class Work>
 void share_and_rethrow(int64_t numel, const Work& work) {
   std::exception_ptr first;
   std::mutex guard;
-  share(numel, kVectorUnit, kGrain, [&](int64_t begin, int64_t end) {
+  share(numel, kUnit, kGrain, [&](int64_t begin, int64_t end) {
     try {
       work(begin, end);
     } catch (...) {
@@ -140,9 +142,10 @@ void share_and_rethrow(int64_t numel, const Work& work) {
 
 // Not on other devices, where it would wait for the kernels before.
 void require_sorted(const char* op, const StepwiseCodes& args) {
-  bool sorted = true;
+  bool sorted = true, negative = false;
   const auto check = [&](const auto* boundaries) {
     for (int i = 0; i < args.boundary_count; ++i) sorted &= boundaries[i] >= boundaries[i > 0 ? i - 1 : 0];
+    negative = args.boundary_count > 0 && boundaries[0] < 0;
   };
   if (args.type == ElementType::kFloat64) {
     check(static_cast<const double*>(args.boundaries));
@@ -150,11 +153,12 @@ void require_sorted(const char* op, const StepwiseCodes& args) {
     check(static_cast<const float*>(args.boundaries));
   }
   require(sorted, op, "boundaries must ascend and not be NaN; sort them");
+  require(!(args.even && negative), op, "boundaries of an even table are of |x| and must be at least 0");
 }
 
 std::tuple<Tensor, Tensor> stepwise(const Tensor& input, std::string function, std::vector<double> parameters,
-                                    const Tensor& boundaries, int64_t bits) {
-  const auto call = stepwise_call(input, function, parameters, boundaries, bits);
+                                    const Tensor& boundaries, int64_t bits, bool even, std::string guard) {
+  const auto call = stepwise_call(input, function, parameters, boundaries, bits, even, guard);
   expect_all_written(call.output, input.numel() * static_cast<int64_t>(input.element_size()));
   require_sorted("stepwise", call.args.codes);
   cpu::fused_kernels();
@@ -163,20 +167,22 @@ std::tuple<Tensor, Tensor> stepwise(const Tensor& input, std::string function, s
   return {call.output, call.codes};
 }
 
-Tensor stepwise_codes(const Tensor& input, const Tensor& boundaries, int64_t bits) {
-  const auto call = stepwise_codes_call("stepwise_codes", input, boundaries, bits);
+Tensor stepwise_codes(const Tensor& input, const Tensor& boundaries, int64_t bits, bool even, std::string guard) {
+  const auto call = stepwise_codes_call("stepwise_codes", input, boundaries, bits, even, guard);
   require_sorted("stepwise_codes", call.args);
   const auto& kernels = cpu::fused_kernels();
-  share_elements(call.args.numel, [&](int64_t begin, int64_t end) { kernels.stepwise_codes(call.args, begin, end); });
+  share(call.args.numel, kUnit, kGrain,
+        [&](int64_t begin, int64_t end) { kernels.stepwise_codes(call.args, begin, end); });
   return call.codes;
 }
 
-Tensor stepwise_backward(const Tensor& gradient, const Tensor& codes, const Tensor& levels, int64_t bits) {
-  const auto call = stepwise_backward_call(gradient, codes, levels, bits);
+Tensor stepwise_backward(const Tensor& gradient, const Tensor& codes, const Tensor& levels, int64_t bits,
+                         bool guarded) {
+  const auto call = stepwise_backward_call(gradient, codes, levels, bits, guarded);
   expect_all_written(call.output, gradient.numel() * static_cast<int64_t>(gradient.element_size()));
   const auto& kernels = cpu::fused_kernels();
-  share_elements(call.args.numel,
-                 [&](int64_t begin, int64_t end) { kernels.stepwise_backward(call.args, begin, end); });
+  share(call.args.numel, kUnit, kGrain,
+        [&](int64_t begin, int64_t end) { kernels.stepwise_backward(call.args, begin, end); });
   return call.output;
 }
 

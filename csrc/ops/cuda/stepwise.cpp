@@ -10,20 +10,21 @@ namespace actcore::ops {
 namespace {
 
 std::tuple<Tensor, Tensor> stepwise(const Tensor& input, std::string function, std::vector<double> parameters,
-                                    const Tensor& boundaries, int64_t bits) {
-  const auto call = stepwise_call(input, function, parameters, boundaries, bits);
+                                    const Tensor& boundaries, int64_t bits, bool even, std::string guard) {
+  const auto call = stepwise_call(input, function, parameters, boundaries, bits, even, guard);
   launch_on(input, [&](cudaStream_t s) { return cuda::stepwise(call.args, s); });
   return {call.output, call.codes};
 }
 
-Tensor stepwise_codes(const Tensor& input, const Tensor& boundaries, int64_t bits) {
-  const auto call = stepwise_codes_call("stepwise_codes", input, boundaries, bits);
+Tensor stepwise_codes(const Tensor& input, const Tensor& boundaries, int64_t bits, bool even, std::string guard) {
+  const auto call = stepwise_codes_call("stepwise_codes", input, boundaries, bits, even, guard);
   launch_on(input, [&](cudaStream_t s) { return cuda::stepwise_codes(call.args, s); });
   return call.codes;
 }
 
-Tensor stepwise_backward(const Tensor& gradient, const Tensor& codes, const Tensor& levels, int64_t bits) {
-  const auto call = stepwise_backward_call(gradient, codes, levels, bits);
+Tensor stepwise_backward(const Tensor& gradient, const Tensor& codes, const Tensor& levels, int64_t bits,
+                         bool guarded) {
+  const auto call = stepwise_backward_call(gradient, codes, levels, bits, guarded);
   launch_on(gradient, [&](cudaStream_t s) { return cuda::stepwise_backward(call.args, s); });
   return call.output;
 }

@@ -25,6 +25,7 @@ from actcore.layout import Layout
 from actcore.noise import Streams, current_rank, stream_of
 from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
+from actcore.steps import LevelFit, StepFit, fit_levels, fit_steps
 
 __all__ = [
     "FLOATS",
@@ -38,12 +39,14 @@ __all__ = [
     "GroupAffineRows",
     "Kept",
     "Layout",
+    "LevelFit",
     "Narrow",
     "Offload",
     "Policy",
     "Positive",
     "Raw",
     "SavedTensor",
+    "StepFit",
     "Streams",
     "__version__",
     "allocate",
@@ -53,6 +56,8 @@ __all__ = [
     "current_rank",
     "decompress",
     "dropout",
+    "fit_levels",
+    "fit_steps",
     "graph_hooks",
     "hooks",
     "max_pool1d",

@@ -59,7 +59,7 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
     await_forward(handle)
-    inner.__dict__["forward"] = CompressedForward(handle, inner.forward, "forward" in inner.__dict__)
+    CompressedForward(handle, inner.forward, "forward" in inner.__dict__).put()
     return model
 
 
@@ -100,10 +100,8 @@ def restore_model(model: Model) -> Model:
     outcome.forget(inner)
     del inner.__dict__[_HANDLE]
     forward = inner.__dict__.get("forward")
-    if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it, and calls through it from now on
-        del inner.__dict__["forward"]
-        if forward.replaced:
-            inner.__dict__["forward"] = forward.forward
+    if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it
+        forward.take_out()
     return model
 
 

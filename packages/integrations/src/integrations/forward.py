@@ -9,7 +9,6 @@ with ``fullgraph=True``, where it may not, the model runs uncompressed and says 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -17,7 +16,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 
 from integrations.compiling import (
     compiles_callees,
@@ -30,23 +28,20 @@ from integrations.compiling import (
 from integrations.compression import Compression
 from integrations.handles import handle_of
 from integrations.running import RunningSession
-from integrations.saved.modules import called_module
 from integrations.saved.tensors import tensors_in
+from integrations.stand_in import ForwardStandIn
 from integrations.warn import warn
 
 
-class CompressedForward:
-    """Stands in a model's ``forward``: the original, under compression.
+class CompressedForward(ForwardStandIn):
+    """Stands in a model's ``forward``: the original, under compression."""
 
-    An attribute of the instance, so that a ``with`` block closes the hooks whatever ends the forward; forward hooks are
-    not called for a ``KeyboardInterrupt``. Signature, copies and pickles are those of the original.
-    """
+    what = "compressed"
+    undo = "integrations.restore_model(model)"
 
     def __init__(self, handle: Compression, forward: Callable[..., Any], replaced: bool) -> None:
-        functools.update_wrapper(self, forward, updated=())
+        super().__init__(handle.model, forward, replaced)
         self.handle = handle
-        self.forward = forward
-        self.replaced = replaced  # whether the instance had a forward of its own before
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,42 +59,16 @@ class CompressedForward:
         return self.handle.run(self.forward, args, kwargs)
 
     def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
-        """The plain forward of a shallow copy, such as ``nn.DataParallel``'s replicas, if that was called in ``frame``:
-        it has this object in its dictionary, too, but its own parameters, which the handle does not know."""
-        module = called_module(frame)
-        if module is None or module is self.handle.model or self.replaced or not _is_copy(module, self):
+        """The plain forward of a shallow copy, whose parameters the handle does not know, if that was called in
+        ``frame``."""
+        module = self.shallow_copy(frame)
+        if module is None:
             return None
         warn(
             f"a shallow copy of the compressed {type(module).__name__} (copy.copy, nn.DataParallel) runs uncompressed; "
             "use copy.deepcopy, or DistributedDataParallel"
         )
         return functools.partial(type(module).forward, module)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.forward)
-
-    @property
-    def __code__(self) -> Any:
-        """That of the original, which ``torch.export`` asks for where it comes from."""
-        return self.forward.__code__
-
-    @property
-    def __globals__(self) -> Any:
-        """Only a function that Python calls has them.
-
-        Raises:
-            AttributeError: always; ``torch.jit.script``, which compiles a function's source, asks for them first.
-        """
-        raise AttributeError(
-            f"torch.jit.script cannot compile the forward of a compressed {type(self.handle.model).__name__}: script "
-            "it after integrations.restore_model(model), or use torch.jit.trace or torch.export"
-        )
-
-
-def _is_copy(module: nn.Module, forward: CompressedForward) -> bool:
-    """Whether the module carries this very forward: not so for one that wraps the model and calls its forward."""
-    return module.__dict__.get("forward") is forward
 
 
 # ---- under torch.compile ----

@@ -16,9 +16,11 @@ def first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     return tensor.contiguous()
 
 
-def map_forward(call: Callable[[Tensor], Any], size: int, codes: int, x: Tensor) -> tuple[Any, tuple[int, int]]:
-    """``codes`` is their number in a sample."""
-    if codes % 8 == 0 and codes > 0:
+def map_forward(
+    call: Callable[[Tensor], Any], size: int, codes: int, x: Tensor, guarded: bool = False
+) -> tuple[Any, tuple[int, int]]:
+    """``codes`` is their number in a sample; a guard's bytes lie behind those of each."""
+    if codes % 8 == 0 and codes > 0 and not guarded:
         output, packed = call(x)
         return (output, packed.view(size, -1)), (0, 0)
     outputs, packs = zip(*(call(sample) for sample in x.unbind(0)), strict=True)
@@ -26,11 +28,15 @@ def map_forward(call: Callable[[Tensor], Any], size: int, codes: int, x: Tensor)
 
 
 def map_backward(
-    one: Callable[[Tensor, Tensor], Any], every: Callable[[Tensor, Tensor], Any], gradient: Tensor, packed: Tensor
+    one: Callable[[Tensor, Tensor], Any],
+    every: Callable[[Tensor, Tensor], Any],
+    gradient: Tensor,
+    packed: Tensor,
+    guarded: bool = False,
 ) -> tuple[Any, int]:
     """``one`` takes a sample's gradient and codes, ``every`` all of them."""
     codes = prod(gradient.shape[1:])
-    if codes % 8 == 0 and codes > 0:
+    if codes % 8 == 0 and codes > 0 and not guarded:
         return every(gradient, packed.view(-1)), 0
     return torch.stack([one(*pair) for pair in zip(gradient.unbind(0), packed.unbind(0), strict=True)]), 0
 

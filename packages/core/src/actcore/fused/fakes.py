@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actcore.fused.guards import guarded_bytes
 from actcore.ops import packed_bytes
 from actcore.pooling import pooled_shape, window_bits
 
 
 def _bytes(like: Tensor, numel: int, bits: int) -> Tensor:
     return like.new_empty(packed_bytes(numel, bits), dtype=torch.uint8)
+
+
+def _guarded(like: Tensor, bits: int, guard: str) -> Tensor:
+    return like.new_empty(guarded_bytes(like.numel(), bits, guard != "none"), dtype=torch.uint8)
 
 
 @torch.library.register_fake("actcore::relu_mask")
@@ -33,18 +38,24 @@ def _(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 @torch.library.register_fake("actcore::stepwise")
 def _(
-    input: Tensor, function: str, parameters: Sequence[float], boundaries: Tensor, bits: int
+    input: Tensor,
+    function: str,
+    parameters: Sequence[float],
+    boundaries: Tensor,
+    bits: int,
+    even: bool = False,
+    guard: str = "none",
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(input), _bytes(input, input.numel(), bits)
+    return torch.empty_like(input), _guarded(input, bits, guard)
 
 
 @torch.library.register_fake("actcore::stepwise_codes")
-def _(input: Tensor, boundaries: Tensor, bits: int) -> Tensor:
-    return _bytes(input, input.numel(), bits)
+def _(input: Tensor, boundaries: Tensor, bits: int, even: bool = False, guard: str = "none") -> Tensor:
+    return _guarded(input, bits, guard)
 
 
 @torch.library.register_fake("actcore::stepwise_backward")
-def _(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Tensor:
+def _(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded: bool = False) -> Tensor:
     return torch.empty_like(gradient)
 
 

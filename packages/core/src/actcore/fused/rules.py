@@ -38,17 +38,33 @@ torch.library.register_autograd("actcore::stepwise", _stepwise_without_levels)
 
 
 @torch.library.register_vmap("actcore::stepwise")
-def _(info: Any, in_dims: Any, input: Tensor, function: str, parameters: Any, boundaries: Tensor, bits: int) -> Any:
+def _(
+    info: Any,
+    in_dims: Any,
+    input: Tensor,
+    function: str,
+    parameters: Any,
+    boundaries: Tensor,
+    bits: int,
+    even: bool = False,
+    guard: str = "none",
+) -> Any:
     require_shared("boundaries", in_dims[3])
+
+    def apply(x: Tensor) -> Any:
+        return _ops.stepwise(x, function, parameters, boundaries, bits, even, guard)
+
     x = first(input, in_dims[0], info.batch_size)
-    return map_forward(lambda x: _ops.stepwise(x, function, parameters, boundaries, bits), len(x), prod(x.shape[1:]), x)
+    return map_forward(apply, len(x), prod(x.shape[1:]), x, guard != "none")
 
 
 @torch.library.register_vmap("actcore::stepwise_codes")
-def _(info: Any, in_dims: Any, input: Tensor, boundaries: Tensor, bits: int) -> Any:
+def _(
+    info: Any, in_dims: Any, input: Tensor, boundaries: Tensor, bits: int, even: bool = False, guard: str = "none"
+) -> Any:
     require_shared("boundaries", in_dims[1])
     samples = first(input, in_dims[0], info.batch_size).unbind(0)
-    return torch.stack([_ops.stepwise_codes(sample, boundaries, bits) for sample in samples]), 0
+    return torch.stack([_ops.stepwise_codes(sample, boundaries, bits, even, guard) for sample in samples]), 0
 
 
 @torch.library.register_vmap("actcore::window_index_pack")

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actcore.fused.batches import first, map_backward, map_forward, require_shared
+from actcore.fused.callables import value_of
+from actcore.pointwise import PointwiseFunction
 
 _ops = torch.ops.actcore
 
@@ -19,32 +21,42 @@ class StepwiseBackward(Function):
     """``gradient * levels[code]``; its derivative by the gradient is the same operator."""
 
     @staticmethod
-    def forward(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Any:
-        return _ops.stepwise_backward(gradient, codes, levels, bits)
+    def forward(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded: bool) -> Any:
+        return _ops.stepwise_backward(gradient, codes, levels, bits, guarded)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.bits = inputs[3]
+        ctx.bits, ctx.guarded = inputs[3], inputs[4]
         ctx.save_for_backward(inputs[1], inputs[2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         codes, levels = ctx.saved_tensors
-        return StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits), None, None, None
+        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded)
+        return gradient, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
         return StepwiseBackward.rule(StepwiseBackward.apply, info, in_dims, *arguments)
 
     @staticmethod
-    def rule(call: Any, info: Any, in_dims: Any, gradient: Tensor, codes: Tensor, levels: Tensor, bits: int) -> Any:
+    def rule(
+        call: Any,
+        info: Any,
+        in_dims: Any,
+        gradient: Tensor,
+        codes: Tensor,
+        levels: Tensor,
+        bits: int,
+        guarded: bool = False,
+    ) -> Any:
         require_shared("levels", in_dims[2])
 
         def apply(gradient: Tensor, codes: Tensor) -> Any:
-            return call(gradient, codes, levels, bits)
+            return call(gradient, codes, levels, bits, guarded)
 
         size = info.batch_size
-        return map_backward(apply, apply, first(gradient, in_dims[0], size), first(codes, in_dims[1], size))
+        return map_backward(apply, apply, first(gradient, in_dims[0], size), first(codes, in_dims[1], size), guarded)
 
 
 class Stepwise(Function):
@@ -52,16 +64,25 @@ class Stepwise(Function):
 
     @staticmethod
     def forward(
-        input: Tensor, function: str, parameters: Sequence[float], boundaries: Tensor, levels: Tensor, bits: int
+        input: Tensor,
+        function: str | PointwiseFunction,
+        parameters: Sequence[float],
+        boundaries: Tensor,
+        levels: Tensor,
+        bits: int,
+        even: bool,
+        guard: str,
     ) -> Any:
         if function == "softplus" and input.device.type == "cpu":
             # The operator's exponential and logarithm are not those inside torch's softplus: an ulp apart.
-            return torch.nn.functional.softplus(input, *parameters), _ops.stepwise_codes(input, boundaries, bits)
-        return _ops.stepwise(input, function, parameters, boundaries, bits)
+            function = torch.nn.functional.softplus
+        if isinstance(function, str):
+            return _ops.stepwise(input, function, parameters, boundaries, bits, even, guard)
+        return value_of(function, input, parameters), _ops.stepwise_codes(input, boundaries, bits, even, guard)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.bits = inputs[5]
+        ctx.bits, ctx.guarded = inputs[5], inputs[7] != "none"
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1], inputs[4])
@@ -69,10 +90,10 @@ class Stepwise(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if gradients[0] is None:
-            return None, None, None, None, None, None
+            return None, None, None, None, None, None, None, None
         codes, levels = ctx.saved_tensors
-        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits)
-        return gradient, None, None, None, None, None
+        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded)
+        return gradient, None, None, None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -84,17 +105,19 @@ class Stepwise(Function):
         info: Any,
         in_dims: Any,
         input: Tensor,
-        function: str,
+        function: str | PointwiseFunction,
         parameters: Sequence[float],
         boundaries: Tensor,
         levels: Tensor,
         bits: int,
+        even: bool,
+        guard: str,
     ) -> Any:
         require_shared("boundaries", in_dims[3])
         require_shared("levels", in_dims[4])
 
         def apply(x: Tensor) -> Any:
-            return call(x, function, parameters, boundaries, levels, bits)
+            return call(x, function, parameters, boundaries, levels, bits, even, guard)
 
         x = first(input, in_dims[0], info.batch_size)
-        return map_forward(apply, info.batch_size, prod(x.shape[1:]), x)
+        return map_forward(apply, info.batch_size, prod(x.shape[1:]), x, guard != "none")

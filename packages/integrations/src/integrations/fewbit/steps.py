@@ -38,3 +38,27 @@ class StepTable:
     def bits(self) -> int:
         """The fewest bits that tell the levels apart, 1 at the least."""
         return max(1, len(self.boundaries).bit_length())
+
+
+@dataclass(frozen=True)
+class LevelTable:
+    """A codebook that a derivative is rounded to at random, up or down to a level beside it.
+
+    Attributes:
+        levels: ascending, 2 to 256, from the least value of the derivative to the greatest.
+    """
+
+    levels: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.levels) <= 256:
+            raise ValueError(f"levels must be 2 to 256, got {len(self.levels)}")
+        if not all(map(math.isfinite, self.levels)):
+            raise ValueError("levels must be finite numbers")
+        if any(low > high for low, high in pairwise(self.levels)):
+            raise ValueError("levels must ascend; sort them")
+
+    @property
+    def bits(self) -> int:
+        """The fewest bits that tell the levels apart."""
+        return (len(self.levels) - 1).bit_length()

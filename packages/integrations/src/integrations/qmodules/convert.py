@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from integrations.exchanged import exchanged_lines
+from integrations.module_tree import exchange
 from integrations.qmodules import layers
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.base import QLayer
@@ -57,10 +58,7 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [f"{len(self.converted)} layers converted, {len(self.kept)} kept; {self.level}"]
-        pairs = Counter(f"{before} -> {after}" for before, after in self.converted.values())
-        lines += [f"  {count:4} x {pair}" for pair, count in pairs.items()]
-        lines += [f"  {path or '(root)'}: {reason}" for path, reason in self.kept.items()]
-        return "\n".join(lines)
+        return "\n".join(lines + exchanged_lines(self.converted, self.kept))
 
 
 def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> Model:
@@ -110,7 +108,7 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         converted.append((path, type(module).__name__, type(layer).__name__))
         return layer
 
-    root = _exchange(model, replacement)
+    root = exchange(model, replacement, _opens)
     root.__dict__[_RECORD] = _Record(chosen, tuple(converted), tuple(kept))
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
@@ -132,7 +130,7 @@ def revert(model: Model) -> Model:
     def replacement(path: str, module: nn.Module) -> nn.Module:
         return module.to_module() if isinstance(module, QLayer) and _RECORD in module.__dict__ else module
 
-    root = _exchange(model, replacement)
+    root = exchange(model, replacement, _opens)
     for module in (root, *root.modules()):
         module.__dict__.pop(_RECORD, None)
     return root  # type: ignore[return-value]  # of the class that it had before
@@ -150,24 +148,9 @@ def summary(model: nn.Module) -> Summary:
     return Summary(record.level, MappingProxyType(converted), MappingProxyType(dict(record.kept)))
 
 
-def _exchange(root: nn.Module, replacement: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
-    """Every module exchanged for its replacement, where it has one. Returns the root's."""
-    known: dict[nn.Module, nn.Module] = {}
-
-    def visit(path: str, module: nn.Module) -> nn.Module:
-        if module in known:
-            return known[module]
-        known[module] = module  # a module may be below itself
-        within = {} if isinstance(module, QLayer) or type(module) in _Q_LAYERS else module._modules
-        for name, child in within.items():  # attention's parts are attention's to do
-            if child is not None:
-                new = visit(f"{path}.{name}" if path else name, child)
-                if new is not child:
-                    module._modules[name] = new
-        known[module] = replacement(path, module)
-        return known[module]
-
-    return visit("", root)
+def _opens(module: nn.Module) -> bool:
+    """Not so for attention, whose parts are its own to exchange."""
+    return not isinstance(module, QLayer) and type(module) not in _Q_LAYERS
 
 
 def _reason(module: nn.Module, level: QLevel) -> str:

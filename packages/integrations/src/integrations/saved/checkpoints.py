@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 
 from integrations.saved.calls import Call
+from integrations.saved.checkpoint_frames import checkpoint_of
 from integrations.saved.forms import Packed
 from integrations.saved.held import Again, Found, Packer
 from integrations.saved.masks import may_be_masked
@@ -74,7 +75,7 @@ class Checkpoints:
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
         inside = hooks is not None and hooks[0] is not self._own
         if inside:
-            self._meet(_checkpoint_of(hooks[0]))
+            self._meet(checkpoint_of(hooks[0]))
         # A selective checkpoint counts each operator that runs inside of it: ours must wait.
         if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
             self.settle()
@@ -159,16 +160,6 @@ class Checkpoints:
 
 def _role(tensor: Tensor) -> str:
     return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
-
-
-def _checkpoint_of(hook: Any) -> Any:
-    """The checkpoint whose pack hook this is; ``None`` for other hooks, such as that of a segment's second run."""
-    kind = getattr(torch_checkpoint, "_CheckpointFrame", None)
-    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
-    if kind is None or code is None or "frame" not in code.co_freevars or hook.__module__ != _CHECKPOINT:
-        return None
-    found = cells[code.co_freevars.index("frame")].cell_contents
-    return found if isinstance(found, kind) else None
 
 
 def _owners_of_functions(checkpoint: Any) -> list[tuple[Any, str]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations.qmodules.functions.in_place import placed
+from integrations.in_place import placed
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.tables import table
 

@@ -13,7 +13,7 @@ def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
     """``output``, in the memory of ``input`` if that is asked for."""
     if not inplace:
         return output
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return input.copy_(output)
     result: Tensor = _Placed.apply(input, output)
     return result

@@ -1,0 +1,58 @@
+"""ReLU and dropout that keep one bit an element."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actcore.functional.arguments import check_float, in_memory_order, int64, restored
+from actcore.fused import Dropout, Relu
+
+
+def relu(x: Tensor) -> Tensor:
+    """``max(x, 0)``, like ``torch.relu``, keeping 1 bit an element: ``Float[Tensor, "..."] -> Float[Tensor, "..."]``.
+
+    Values and gradients are torch's bit for bit, those of NaN and of negative zero too.
+
+    Raises:
+        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor.
+    """
+    check_float(x)
+    ordered, order = in_memory_order(x)
+    output: Tensor = Relu.apply(ordered)[0]
+    return restored(output, order)
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None, stream: int = 0) -> Tensor:
+    """Zeroes each element with probability ``p`` and scales the others, keeping 1 bit an element.
+
+    The noise is Philox of (seed, stream, element position) with 16 bits an element, so ``p`` is taken as the nearest
+    multiple of 2**-16; kept elements are multiplied by the inverse of the rate at which elements are kept, so the
+    output's mean is ``x``. What is dropped is 0, NaN and infinity included.
+
+    Args:
+        x: any shape.
+        p: probability of a zero, 0 to 1.
+        training: ``False`` returns ``x`` itself.
+        seed: any int. ``None`` draws one from torch's generator of ``x``'s device, so ``torch.manual_seed`` decides.
+        stream: separates calls with the same seed: equal seeds and streams give equal noise.
+
+    Raises:
+        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``p`` or ``seed`` is not a number.
+        ValueError: ``p`` is not a probability.
+    """
+    check_float(x)
+    if not isinstance(p, (int, float)):
+        raise TypeError(f"p must be a number, got {p!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed must be an int or None, got {seed!r}")
+    if not 0 <= p <= 1:
+        raise ValueError(f"p must be a probability from 0 to 1, got {p}")
+    if not training or p == 0:
+        return x
+    draw = None
+    if seed is None:
+        draw = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=x.device)
+    ordered, order = in_memory_order(x)
+    output: Tensor = Dropout.apply(ordered, float(p), int64(seed or 0), int64(stream), draw)[0]
+    return restored(output, order)

@@ -1,0 +1,94 @@
+"""Which module makes a call, read off the stack: of Python, or of dynamo where that is tracing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils import checkpoint as torch_checkpoint
+
+if TYPE_CHECKING:
+    from integrations.fewbit.calls import FewBitCalls
+
+_CALL = nn.Module._call_impl.__code__  # runs a module's hooks and its forward
+
+
+def caller(mode: FewBitCalls) -> nn.Module | None:
+    """The innermost module whose forward the caller is inside of, as far out as the forward for which ``mode`` is on;
+    ``None`` where it is inside of one that has a mode of its own."""
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_code is _CALL:
+            module: nn.Module = frame.f_locals["self"]
+            return module
+        if _runs(mode, frame):
+            return mode.base if frame.f_locals["self"] is mode else None
+    return None
+
+
+def around_checkpoint(mode: FewBitCalls) -> nn.Module | None:
+    """The module that called the innermost ``torch.utils.checkpoint`` that the caller is inside of."""
+    inside = False
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_globals.get("__name__") == torch_checkpoint.__name__:
+            inside = True
+        elif inside and frame.f_code is _CALL:
+            module: nn.Module = frame.f_locals["self"]
+            return module
+        elif _runs(mode, frame):
+            return None
+    return None
+
+
+def reentrant_checkpoints(mode: FewBitCalls) -> Iterator[Any]:
+    """The contexts of the checkpoints with ``use_reentrant=True`` that the caller is inside of, innermost first."""
+    forward = torch_checkpoint.CheckpointFunction.forward.__code__
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_code is forward:
+            yield frame.f_locals["ctx"]
+        elif _runs(mode, frame):
+            return
+
+
+def _runs(mode: FewBitCalls, frame: FrameType) -> bool:
+    """Whether the frame is one that turns on this mode, or another of its kind."""
+    return frame.f_code is type(mode).run.__code__
+
+
+def caller_when_traced() -> nn.Module | None:
+    """The innermost module one of whose methods dynamo is tracing; ``None`` where it cannot tell."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        tracing: Any = InstructionTranslator.current_tx().output.current_tx
+        while tracing is not None:
+            module = _self_of(tracing)
+            if module is not None:
+                return module
+            tracing = getattr(tracing, "parent", None)
+    except (ImportError, AttributeError):  # none of this is public
+        pass
+    return None
+
+
+def _self_of(tracing: Any) -> nn.Module | None:
+    """The module that is the first argument of the function which dynamo is tracing."""
+    code: CodeType = tracing.f_code
+    if not code.co_argcount:
+        return None
+    variable = tracing.symbolic_locals.get(code.co_varnames[0])
+    if hasattr(variable, "is_realized"):
+        if not variable.is_realized():
+            return None
+        variable = variable.realize()
+    key = getattr(variable, "module_key", None)
+    value = getattr(variable, "value", None) if key is None else tracing.output.get_submodule(key)
+    return value if isinstance(value, nn.Module) else None
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

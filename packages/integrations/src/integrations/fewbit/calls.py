@@ -1,0 +1,112 @@
+"""``FewBitCalls``: calls of activation functions that a model's forward makes, in few bits.
+
+A ``TorchFunctionMode`` that is on while the forward runs, and again while a checkpoint computes part of it again.
+Dynamo traces it with the forward. It changes the calls of the model's own modules, and of no other: the stack tells
+whose a call is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from integrations.fewbit import functional
+from integrations.fewbit.callers import around_checkpoint, caller, caller_when_traced, reentrant_checkpoints
+from integrations.fewbit.functional.conditions import keeps_few_bits
+from integrations.fewbit.registry import CALLS
+from integrations.saved.checkpoint_frames import checkpoint_of
+from integrations.saved.hook_stack import pairs_on_stack
+
+if TYPE_CHECKING:
+    from integrations.fewbit.conversion import Calls
+
+
+class FewBitCalls(TorchFunctionMode):
+    """Exchanges torch's activation functions for those of ``fewbit.functional``. It has no state of its own: threads
+    and nested forwards share it.
+
+    Args:
+        calls: what is exchanged, and where that is noted.
+        base: the module that a call is counted for which is made in no module's forward.
+    """
+
+    def __init__(self, calls: Calls, base: nn.Module) -> None:
+        super().__init__()
+        self.calls, self.base = calls, base
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The function's result, with its calls exchanged."""
+        with self:
+            return function(*args, **kwargs)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = CALLS.get(func)
+        if not torch.compiler.is_compiling():
+            self._follow_checkpoints(name is not None)
+        if name is None or "out" in kwargs:
+            return func(*args, **kwargs)
+        given = args or (kwargs.get("input"),)
+        if not keeps_few_bits(given[0]):
+            return func(*args, **kwargs)
+        options = {key: value for key, value in kwargs.items() if key != "input"}
+        if name.endswith("_"):
+            name = name[:-1]
+            options["inplace"] = True
+        kind = "gelu_tanh" if options.get("approximate") == "tanh" else name
+        if not self._takes(kind):
+            return func(*args, **kwargs)
+        return getattr(functional, name)(*given, **options, **self.calls.options[name])
+
+    def _takes(self, kind: str) -> bool:
+        if torch.compiler.is_compiling():
+            return _takes_when_traced(self.calls.key, kind)
+        module = caller(self)
+        return module is not None and self.calls.take(kind, module)
+
+    def _follow_checkpoints(self, activation: bool) -> None:
+        """Has a checkpoint that this forward has entered compute its segment again under this mode: it would not save
+        the same otherwise."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if hooks is not None:
+            checkpoint = checkpoint_of(hooks[0])
+            if checkpoint is not None and not self._follows(checkpoint.recompute_fn):
+                for pack, _ in pairs_on_stack():  # one may make no call of its own, but for that of another
+                    checkpoint = checkpoint_of(pack)
+                    if checkpoint is not None and not self._follows(checkpoint.recompute_fn):
+                        checkpoint.recompute_fn = self._again(checkpoint.recompute_fn)
+        if activation and not torch.is_grad_enabled():
+            for context in reentrant_checkpoints(self):
+                if not self._follows(context.run_function):
+                    context.run_function = self._again(context.run_function)
+
+    def _follows(self, function: Any) -> bool:
+        return self.calls in getattr(function, "few_bit_calls", ())
+
+    def _again(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        mode = FewBitCalls(self.calls, around_checkpoint(self) or self.base)
+
+        def recompute(*args: Any, **kwargs: Any) -> Any:
+            return mode.run(fn, args, kwargs)
+
+        recompute.few_bit_calls = (*getattr(fn, "few_bit_calls", ()), self.calls)  # type: ignore[attr-defined]
+        return recompute
+
+
+@torch.compiler.assume_constant_result
+def _takes_when_traced(key: str, kind: str) -> bool:
+    """Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
+    from integrations.fewbit.conversion import calls_of
+
+    calls = calls_of(key)
+    return calls is not None and calls.take(kind, caller_when_traced())

@@ -1,0 +1,170 @@
+"""What a conversion is: which calls of a model it exchanges, and what it did."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+from torch import nn
+
+from integrations.exchanged import exchanged_lines
+from integrations.module_tree import paths_of
+
+RECORD = "_fewbit_conversion"
+
+Skip = tuple[str | type[nn.Module], ...]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What ``convert`` did to a model. It lies in the root module's dictionary and is copied with it."""
+
+    bits: int
+    converted: tuple[tuple[str, str, str], ...]  # path, class before, class after
+    kept: tuple[tuple[str, str], ...]  # path, reason
+    calls: Calls | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a model's activations and linear layers.
+
+    Attributes:
+        bits: with which smooth functions are stored.
+        converted: path -> (layer, few-bit layer), by their classes' names.
+        kept: path -> why the layer is as it was.
+        calls: path of a module -> the functions whose calls in its forward are exchanged, as far as a forward in
+            training has come by them.
+        kept_calls: path of a module -> the functions whose calls are not, with the reason.
+        watches_calls: whether calls are exchanged at all.
+    """
+
+    bits: int
+    converted: Mapping[str, tuple[str, str]]
+    kept: Mapping[str, str]
+    calls: Mapping[str, tuple[str, ...]]
+    kept_calls: Mapping[str, tuple[str, ...]]
+    watches_calls: bool
+
+    def __str__(self) -> str:
+        seen = sum(map(len, self.calls.values()))
+        told = f"{seen} calls" if seen or not self.watches_calls else "calls told after a forward in training"
+        lines = [f"{len(self.converted)} layers converted, {len(self.kept)} kept; {told}; {self.bits} bits"]
+        lines += exchanged_lines(self.converted, self.kept)
+        for verb, places in (("calls", self.calls), ("keeps", self.kept_calls)):
+            lines += [f"  {path or '(root)'} {verb} {', '.join(names)}" for path, names in places.items()]
+        return "\n".join(lines)
+
+
+class Calls:
+    """Which calls a model's forward makes in few bits, and which were seen.
+
+    Args:
+        model: whose calls.
+        functions: names of those that are exchanged.
+        options: name in ``fewbit.functional`` -> keyword arguments besides torch's.
+        skip: modules whose calls stay.
+    """
+
+    def __init__(
+        self, model: nn.Module, functions: frozenset[str], options: Mapping[str, Mapping[str, Any]], skip: Skip
+    ) -> None:
+        self.model, self.functions, self.options, self.skip = model, functions, options, skip
+        self.seen: dict[tuple[str, str], str] = {}  # path and function -> why the call stays, if it does
+        self._begin()
+
+    def take(self, function: str, module: nn.Module | None) -> bool:
+        """Whether a call of a function is exchanged; notes it.
+
+        Args:
+            function: its name in ``FUNCTIONS``.
+            module: which makes the call; ``None`` where that cannot be told.
+        """
+        place = ("", False) if module is None else self._place(module)
+        if place is None:
+            return False
+        path, skipped = place
+        reason = "skipped" if skipped else "" if function in self.functions else not_chosen(function)
+        self.seen[path, function] = reason
+        return not reason
+
+    def for_copy(self, model: nn.Module) -> Calls:
+        """The same for a shallow copy of the model."""
+        return Calls(model, self.functions, self.options, self.skip)
+
+    def by_path(self, kept: bool) -> Mapping[str, tuple[str, ...]]:
+        """The functions of calls that were seen, by the path of the module; with the reasons, for those that stay."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for (path, function), reason in list(self.seen.items()):
+            if bool(reason) is kept:
+                found[path].append(f"{function} ({reason})" if reason else function)
+        return {path: tuple(names) for path, names in found.items()}
+
+    def _begin(self) -> None:
+        self.key = str(next(_keys))
+        _calls[self.key] = self
+        self._places: WeakKeyDictionary[nn.Module, tuple[str, bool]] = WeakKeyDictionary()
+        self._foreign: WeakSet[nn.Module] = WeakSet()
+
+    def _place(self, module: nn.Module) -> tuple[str, bool] | None:
+        """A module's path, and whether it is skipped; ``None`` for one that is none of the model's, or of a part of it
+        that has a conversion of its own."""
+        if module not in self._places and module not in self._foreign:
+            self._places.update(places(self.model, self.skip))
+            if module not in self._places:
+                self._foreign.add(module)
+        return self._places.get(module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("key", "_places", "_foreign")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+# What compiled code can hold of a conversion is a constant, its key.
+_keys = itertools.count()
+_calls: WeakValueDictionary[str, Calls] = WeakValueDictionary()
+
+
+def calls_of(key: str) -> Calls | None:
+    """The ``Calls`` with that key, if they are alive."""
+    return _calls.get(key)
+
+
+def not_chosen(function: str) -> str:
+    """Why a function that could be converted is not."""
+    return f"{function} is not among functions"
+
+
+def places(model: nn.Module, skip: Skip) -> dict[nn.Module, tuple[str, bool]]:
+    """Each module's first path, and whether it is skipped: it or one that it is in fits, by any of its paths.
+
+    Modules below one that has a conversion of its own are left out.
+    """
+    found = paths_of(model, opens=lambda module: module is model or RECORD not in module.__dict__)
+    by_path = {path: module for module, paths in found.items() for path in paths}
+    skipped = {path for path, module in by_path.items() if fits(path, module, skip)}
+
+    def within(path: str) -> Iterable[str]:
+        parts = path.split(".") if path else []
+        return (".".join(parts[:length]) for length in range(len(parts) + 1))
+
+    return {
+        module: (paths[0], any(not skipped.isdisjoint(within(path)) for path in paths))
+        for module, paths in found.items()
+        if module is model or RECORD not in module.__dict__
+    }
+
+
+def fits(path: str, module: nn.Module, skip: Skip) -> bool:
+    """Whether an entry of ``skip`` names this module."""
+    return any(
+        fnmatch.fnmatchcase(path, entry) if isinstance(entry, str) else isinstance(module, entry) for entry in skip
+    )

@@ -1,0 +1,280 @@
+"""``convert``, ``restore_model`` and ``summary``: a whole model's activations in few bits, in place, and back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from integrations.compiling import compiled_module
+from integrations.fewbit import functional, modules
+from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.fewbit.conversion import RECORD, Calls, Conversion, Skip, Summary, fits, not_chosen, places
+from integrations.fewbit.forward import FewBitForward
+from integrations.fewbit.modules.approximated import Approximated
+from integrations.fewbit.registry import CALLS, Activation, likeness, recognised
+from integrations.fewbit.takeover import give_back, remember, remembered, take_over
+from integrations.fewbit.util import convert_linear
+from integrations.module_tree import exchange
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_NAMES = (*FUNCTIONS, "glu")
+_SAVED_ANYWAY = ("sigmoid", "tanh")
+"""Functions for which torch saves their result, which what comes next saves mostly anyway: a product, as in every gate,
+or a linear layer. A code beside it is more memory, not less. (ReLU is the same and yet converted: its gradients stay
+exact, one bit is the most that it can cost, and with dropout behind it 31 are saved.)"""
+
+
+def convert(
+    model: Model,
+    bits: int = 3,
+    *,
+    functions: str | Iterable[str] | None = None,
+    rounding: str = "nearest",
+    weight: str = "uniform",
+    linear: float | Mapping[str, Any] | None = None,
+    skip: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
+    calls: bool = True,
+) -> Model:
+    """Stores what a model's activations save for backward in few bits, from now on and in place.
+
+    ::
+
+        model = fewbit.convert(model, bits=3)
+        ...train as before...
+        print(fewbit.summary(model))
+
+    Activation layers of torch, transformers and timm become few-bit ones; calls such as ``F.gelu(x)`` or
+    ``x.sigmoid()`` that the model's own forward makes in training are exchanged as they are made, also in what a
+    checkpoint computes again and under ``torch.compile``. Forward values are the same bit for bit. Names, parameters,
+    buffers, ``state_dict`` keys, hooks, dtype, device and mode stay; ``restore_model`` undoes it.
+
+    Args:
+        model: any module. Calls are exchanged in its forward: convert the module that you call, not one around it.
+        bits: 1 to 8 an element, for smooth functions; piecewise linear ones take 1 and stay exact.
+        functions: names in ``FUNCTIONS``, or ``"glu"``, of those to convert; ``"all"``; or ``None`` for those of
+            ``FUNCTIONS`` but ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer
+            behind them saves anyway, so that there is nothing to be had.
+        rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean.
+        weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
+        linear: exchanges linear layers for ``RandomizedLinear``, too: the share of the input's rows that its sketch
+            keeps, or the layer's keyword arguments.
+        skip: modules that stay as they are, with all that is in them and the calls that they make: paths as in
+            ``named_modules``, with ``*`` and ``?`` as in file names, or classes.
+        calls: whether calls are exchanged, or layers only.
+
+    Returns:
+        The same object; for a model that is itself an activation, its few-bit layer.
+
+    Raises:
+        TypeError: ``model`` is not a module, or another argument has the wrong type.
+        ValueError: the model is converted already, or has few-bit layers of a conversion around it; a function is
+            unknown; nothing fits a path in ``skip``; ``bits``, ``rounding``, ``weight`` or an option of ``linear`` is
+            out of range.
+    """
+    inner = compiled_module(model)
+    _require_unconverted(inner)
+    chosen, skipped = _chosen(functions), _skip(skip)
+    settings = {"bits": bits, "rounding": rounding, "weight": weight}
+    modules.GELU(**settings)  # which refuses what is wrong
+    options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
+    where = places(inner, skipped)
+    _require_found(skipped, where)
+    plan = _Plan(chosen, settings, _linear_options(linear))
+    for module, (path, is_skipped) in where.items():
+        plan.consider(path, module, is_skipped)
+    if inner is not model and inner in plan.layers:
+        raise ValueError(f"a compiled {type(inner).__name__} cannot be exchanged itself; convert it, then compile it")
+    # Whatever may be refused has been, and nothing is changed yet.
+    root = exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
+    found = Calls(root, chosen, options, skipped) if calls and root is inner else None
+    if found is not None:
+        FewBitForward(root, root.forward, "forward" in root.__dict__, found).put()
+    root.__dict__[RECORD] = Conversion(bits, tuple(plan.converted), tuple(plan.kept), found)
+    return model if root is inner else root  # type: ignore[return-value]  # a few-bit layer
+
+
+def restore_model(model: Model) -> Model:
+    """Undoes ``convert`` completely: the very modules that were there, with parameters, hooks and mode as they are now.
+
+    Parts of the model that have a conversion of their own stay converted, as few-bit layers do that were built by hand.
+
+    Returns:
+        The same object; for one that is a few-bit layer itself, the module that it was.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model is not converted.
+    """
+    inner = compiled_module(model)
+    _record_of(inner)
+    forward: Any = inner.__dict__.get("forward")
+    while forward is not None:
+        if isinstance(forward, FewBitForward) and forward.model is inner:
+            forward.closed = True
+            forward.take_out()
+            break
+        forward = getattr(forward, "forward", None)
+    del inner.__dict__[RECORD]
+
+    def replacement(path: str, module: nn.Module) -> nn.Module:
+        if remembered(module) is None or RECORD in module.__dict__:
+            return module
+        return give_back(module)
+
+    root = exchange(inner, replacement, lambda module: RECORD not in module.__dict__)
+    return model if root is inner else root  # type: ignore[return-value]  # of the class that it had before
+
+
+def summary(model: nn.Module) -> Summary:
+    """What ``convert`` converted in this model, and what it left, with the reasons.
+
+    Calls are told as far as a forward in training has made them.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model is not converted.
+    """
+    record = _record_of(compiled_module(model))
+    calls, kept = ({}, {}) if record.calls is None else (record.calls.by_path(kept) for kept in (False, True))
+    return Summary(
+        record.bits,
+        MappingProxyType({path: (before, after) for path, before, after in record.converted}),
+        MappingProxyType(dict(record.kept)),
+        MappingProxyType(dict(calls)),
+        MappingProxyType(dict(kept)),
+        record.calls is not None,
+    )
+
+
+class _Plan:
+    """Which module becomes which layer. The layers are built; the model is as it was."""
+
+    def __init__(
+        self, functions: frozenset[str], settings: Mapping[str, Any], linear: Mapping[str, Any] | None
+    ) -> None:
+        self._functions, self._settings, self._linear = functions, settings, linear
+        self.layers: dict[nn.Module, nn.Module] = {}
+        self.converted: list[tuple[str, str, str]] = []
+        self.kept: list[tuple[str, str]] = []
+
+    def consider(self, path: str, module: nn.Module, skipped: bool) -> None:
+        """Plans one module."""
+        activation = recognised(module)
+        is_linear = self._linear is not None and isinstance(module, nn.Linear)
+        if activation is None and not is_linear:
+            if reason := likeness(module):
+                self.kept.append((path, reason))
+            return
+        reason = "skipped" if skipped else self._reason(module, activation)
+        if reason:
+            self.kept.append((path, reason))
+            return
+        layer = self._linear_layer(module) if activation is None else self._layer(module, activation)
+        remember(layer, module)
+        self.layers[module] = layer
+        self.converted.append((path, type(module).__name__, type(layer).__name__))
+
+    def _reason(self, module: nn.Module, activation: Activation | None) -> str:
+        """Why a module is not exchanged; empty for one that is."""
+        if "forward" in module.__dict__:
+            return "its forward was replaced"
+        if activation is None:
+            if isinstance(module, LazyModuleMixin):
+                return "its parameters have no shapes yet; call the model once before convert"
+            return "" if type(module) is nn.Linear else f"{type(module).__name__} is a subclass of Linear"
+        if activation.name not in self._functions:
+            return not_chosen(activation.name)
+        if not activation.layer and getattr(module, "inplace", False):
+            return f"{type(module).__name__} works in place"
+        return ""
+
+    def _layer(self, module: nn.Module, activation: Activation) -> nn.Module:
+        if activation.layer:
+            kind = getattr(modules, activation.layer)
+            layer: nn.Module = kind(**activation.arguments, **_accepted(kind, self._settings))
+        else:
+            layer = Approximated(activation.name, **self._settings)
+        take_over(layer, module)
+        return layer
+
+    def _linear_layer(self, module: nn.Module) -> nn.Module:
+        assert self._linear is not None
+        return convert_linear(module, modules.RandomizedLinear, **self._linear)
+
+
+def _accepted(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that a function takes: a piecewise linear one takes none."""
+    names = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+    return {name: value for name, value in settings.items() if takes_all or name in names}
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix("_")
+
+
+def _chosen(functions: str | Iterable[str] | None) -> frozenset[str]:
+    if functions is None:
+        return frozenset(FUNCTIONS).difference(_SAVED_ANYWAY)
+    names = [functions] if isinstance(functions, str) else list(functions)
+    if names == ["all"]:
+        return frozenset(_NAMES)
+    for name in names:
+        if name not in _NAMES:
+            raise ValueError(f"functions must be 'all' or names of {', '.join(_NAMES)}; got {name!r}")
+    return frozenset(names)
+
+
+def _skip(skip: Any) -> Skip:
+    entries = (skip,) if isinstance(skip, (str, type)) else tuple(skip)
+    for entry in entries:
+        if not isinstance(entry, str) and not (isinstance(entry, type) and issubclass(entry, nn.Module)):
+            raise TypeError(f"skip must hold paths of modules or classes of modules, got {entry!r}")
+    return entries
+
+
+def _require_found(skip: Skip, where: Mapping[nn.Module, tuple[str, bool]]) -> None:
+    for entry in skip:
+        if not any(fits(path, module, (entry,)) for module, (path, _) in where.items()):
+            raise ValueError(f"skip must name modules of the model, got {entry!r}, which fits none")
+
+
+def _linear_options(linear: Any) -> Mapping[str, Any] | None:
+    if linear is None or isinstance(linear, Mapping):
+        return linear
+    if isinstance(linear, Real) and not isinstance(linear, bool):
+        return {"proj_dim_ratio": float(linear)}
+    raise TypeError(
+        f"linear must be the share of rows that a sketch keeps, such as 0.1, or RandomizedLinear's keyword arguments, "
+        f"got {linear!r}"
+    )
+
+
+def _require_unconverted(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    name = type(model).__name__
+    if RECORD in model.__dict__:
+        raise ValueError(f"{name} is converted already; call fewbit.restore_model(model) first to choose otherwise")
+    for module, (path, _) in places(model, ()).items():
+        if remembered(module) is not None:
+            raise ValueError(
+                f"{name} is part of a converted model, which put a few-bit layer at {path!r}; call "
+                "fewbit.restore_model on that model first, or convert it with skip="
+            )
+
+
+def _record_of(model: nn.Module) -> Conversion:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    record = model.__dict__.get(RECORD)
+    if not isinstance(record, Conversion):
+        raise ValueError(f"{type(model).__name__} is not converted; call fewbit.convert(model) first")
+    return record

@@ -1,0 +1,45 @@
+"""``FewBitForward``: what stands in the place of a converted model's ``forward``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from integrations.fewbit.calls import FewBitCalls
+from integrations.fewbit.conversion import Calls
+from integrations.stand_in import ForwardStandIn
+
+
+class FewBitForward(ForwardStandIn):
+    """Stands in a model's ``forward``: the original, with its calls of activation functions in few bits while the model
+    is in training. Dynamo traces it: a compiled model is one graph."""
+
+    what = "converted"
+    undo = "fewbit.restore_model(model)"
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool, calls: Calls) -> None:
+        super().__init__(model, forward, replaced)
+        self.closed = False
+        self._mode = FewBitCalls(calls, model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if self._is_on(self.model):
+                return self._mode.run(self.forward, args, kwargs)
+            return self.forward(*args, **kwargs)
+        mode, model, forward = self._mode, self.model, self.forward
+        copy = self.shallow_copy(sys._getframe())
+        if copy is not None:
+            mode, model = FewBitCalls(mode.calls.for_copy(copy), copy), copy
+            forward = functools.partial(type(copy).forward, copy)
+        if not self._is_on(model) or torch._C._get_tracing_state() is not None:
+            return forward(*args, **kwargs)
+        return mode.run(forward, args, kwargs)
+
+    def _is_on(self, model: nn.Module) -> bool:
+        return model.training and torch.is_grad_enabled() and not self.closed

@@ -1,0 +1,90 @@
+"""``activation``: any scalar function that the user gives, with fitted steps for its derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from torch import Tensor
+
+import actcore
+from integrations.fewbit.fit import approximate
+from integrations.fewbit.functional.conditions import keeps_few_bits
+from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
+from integrations.fewbit.steps import LevelTable, StepTable
+
+ScalarFunction = Callable[[Tensor], Tensor]
+
+
+def activation(
+    input: Tensor,
+    function: ScalarFunction,
+    bits: int | None = None,
+    *,
+    table: StepTable | LevelTable | None = None,
+    weight: str | Callable[[Tensor], Tensor] = "uniform",
+    rounding: Rounding = "nearest",
+    seed: int | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """``function(input)`` with a derivative of steps, keeping ``bits`` bits an element.
+
+    ::
+
+        y = fewbit.functional.activation(x, torch.sin, bits=4)
+
+    The steps are fitted at the first call, which takes some tenths of a second, and kept for the function: pass the same
+    object each time, not a new lambda. Inside of ``torch.compile`` give ``table=fewbit.approximate(function, bits)``, or
+    use ``fewbit.Activation``, which does so. What else the function uses, such as a parameter, gets no gradient.
+
+    Args:
+        input: any shape.
+        function: a torch function that maps each element by itself and has a derivative.
+        bits: 1 to 8; ``None`` for 3, or for as many as ``table`` needs.
+        table: of ``approximate``; for stochastic rounding a ``LevelTable``.
+        weight: see ``approximate``.
+        rounding, seed, stream: see ``Options``.
+
+    Raises:
+        TypeError: ``function`` is no function.
+        ValueError: ``function`` is not elementwise, has no derivative, or one that is not finite from -10 to 10 (then fit
+            it over another domain and give ``table``); ``bits`` are out of range.
+    """
+    check_function(function)
+    check_options(bits=bits, rounding=rounding)
+    if table is not None and bits is not None:
+        raise ValueError("bits and table each choose the steps: give one of them, got both")
+    if not keeps_few_bits(input):
+        return function(input)
+    if rounding == "stochastic":
+        levels = fitted_levels(function, bits or DEFAULT_BITS, weight) if table is None else table
+        if not isinstance(levels, LevelTable):
+            raise TypeError("table must be a LevelTable for rounding='stochastic', got a StepTable")
+        return actcore.round_to_levels(
+            input, function, constant(levels.levels, input), bits=levels.bits, seed=seed, stream=stream, guard="nonfinite"
+        )
+    chosen = fitted_steps(function, bits or DEFAULT_BITS, weight) if table is None else table
+    if not isinstance(chosen, StepTable):
+        raise TypeError("table must be a StepTable for rounding='nearest', got a LevelTable")
+    steps = steps_of(chosen, input)
+    return actcore.stepwise(
+        input, function, steps.boundaries, steps.levels, bits=steps.bits, even=steps.even, guard="nonfinite"
+    )
+
+
+def check_function(function: object) -> None:
+    """Raises ``TypeError`` for what cannot be called."""
+    if not callable(function):
+        raise TypeError(f"function must be a torch function such as torch.sin, got {function!r}")
+
+
+@lru_cache(maxsize=64)
+def fitted_steps(function: ScalarFunction, bits: int, weight: str | Callable[[Tensor], Tensor]) -> StepTable:
+    """The steps of a user's function."""
+    return approximate(function, bits, weight=weight)
+
+
+@lru_cache(maxsize=64)
+def fitted_levels(function: ScalarFunction, bits: int, weight: str | Callable[[Tensor], Tensor]) -> LevelTable:
+    """The levels for rounding the derivative of a user's function at random."""
+    return approximate(function, bits, weight=weight, rounding="stochastic")

@@ -1,0 +1,51 @@
+"""When a function keeps few bits, and of which input and parameters: there will be a backward, and autocast has its say."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import actcore
+
+
+def keeps_few_bits(x: Tensor) -> bool:
+    """Whether autograd will ask for the gradient of ``x``, a plain tensor of a dtype that the operators take.
+
+    If not, torch's own function is the right one: it costs nothing more, and its errors are the ones to raise.
+    """
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and torch.is_grad_enabled()
+        and (x.requires_grad or _mapped())
+        and x.dtype in actcore.FLOATS
+        and x.layout is torch.strided
+        and not x.is_nested
+        and not _forward_mode()
+    )
+
+
+def _mapped() -> bool:
+    """Whether a transform of ``torch.func`` is on: inside ``vmap`` no tensor tells that gradients will be asked for."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _forward_mode() -> bool:
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
+def as_autocast(operator: str, x: Tensor) -> Tensor:
+    """``x`` as autocast gives it to an operator of torch: in float32 where it knows the operator, which it has on CUDA.
+
+    Args:
+        operator: with its overload, such as ``"aten::softplus"``.
+    """
+    kind = x.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return x
+    known = torch._C._dispatch_has_kernel_for_dispatch_key(operator, f"Autocast{kind.upper()}")
+    return x.float() if known and x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def numbers(*parameters: float) -> tuple[float, ...]:
+    """Parameters as numbers, for which steps can be looked up: ``torch.compile`` may have made symbols of them."""
+    return tuple([float.fromhex(float(parameter).hex()) for parameter in parameters])

@@ -1,0 +1,167 @@
+"""Gated activations: ``act(gate) * value``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+import actcore
+from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.fewbit.functional import piecewise, smooth
+from integrations.fewbit.functional.conditions import keeps_few_bits
+from integrations.fewbit.functional.options import check_options
+
+_FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
+    "sigmoid": smooth.sigmoid,
+    "silu": smooth.silu,
+    "gelu": smooth.gelu,
+    "gelu_tanh": lambda x, **options: smooth.gelu(x, "tanh", **options),
+    "relu": lambda x, **options: piecewise.relu(x),
+}
+
+
+def glu(input: Tensor, other: Tensor | None = None, dim: int = -1, *, bits: int | None = None) -> Tensor:
+    """``torch.nn.functional.glu``: ``value * sigmoid(gate)``, the halves of ``input`` along ``dim`` in this order, or
+    ``input`` and ``other``. See ``swiglu`` for ``bits``; without them this is torch's own, which keeps the input alone.
+    """
+    if other is None and bits is None:
+        return F.glu(input, dim)
+    return _gated("sigmoid", input, other, dim, bits, gate_first=False)
+
+
+def swiglu(
+    input: Tensor, other: Tensor | None = None, dim: int = -1, *, bits: int | None = None, gate_first: bool = True
+) -> Tensor:
+    """``silu(gate) * value`` ("GLU variants improve Transformer", Shazeer, 2020), keeping two tensors or 3 x ``bits``.
+
+    The gradient of the value is ``g * silu(gate)`` and that of the gate ``g * value * silu'(gate)``: plain PyTorch keeps
+    the gate, ``silu(gate)`` and the value. The bits of a derivative alone save nothing here, for ``silu(gate)`` is needed
+    as well. So there are two ways:
+
+    * ``bits=None``: exact. The gate and the value are kept, as they are, and the activation is computed again in
+      backward: two tensors of three, and none at all where they are kept by somebody else anyway.
+    * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The two
+      are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
+      has the error of the steps. 4 bits keep an eighth of what PyTorch does.
+
+    Args:
+        input: the two halves along ``dim``, or one of the two.
+        other: the other one, of the same shape; ``None`` splits ``input``.
+        dim: where ``input`` is split.
+        bits: see above.
+        gate_first: whether ``input``, or the first half of it, is the gate, as in LLaMA; ``nn.GLU`` has it last.
+
+    Raises:
+        ValueError: the dimension's size is odd, the two have different shapes, or ``bits`` is out of range.
+    """
+    return _gated("silu", input, other, dim, bits, gate_first)
+
+
+def geglu(
+    input: Tensor,
+    other: Tensor | None = None,
+    dim: int = -1,
+    approximate: str = "none",
+    *,
+    bits: int | None = None,
+    gate_first: bool = True,
+) -> Tensor:
+    """``gelu(gate) * value``; see ``swiglu``."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    return _gated("gelu" if approximate == "none" else "gelu_tanh", input, other, dim, bits, gate_first)
+
+
+def reglu(
+    input: Tensor, other: Tensor | None = None, dim: int = -1, *, bits: int | None = None, gate_first: bool = True
+) -> Tensor:
+    """``relu(gate) * value``; see ``swiglu``. The derivative takes one bit, exactly."""
+    return _gated("relu", input, other, dim, bits, gate_first)
+
+
+def _gated(name: str, input: Tensor, other: Tensor | None, dim: int, bits: int | None, gate_first: bool) -> Tensor:
+    check_options(bits=bits)
+    if other is None:
+        if input.dim() == 0 or input.size(dim) % 2:
+            raise ValueError(
+                f"input must have an even size along dim {dim}, to be split in half, got shape {tuple(input.shape)}"
+            )
+        input, other = input.chunk(2, dim)
+    elif input.shape != other.shape:
+        raise ValueError(
+            f"input and other must have the same shape, got {tuple(input.shape)} and {tuple(other.shape)}; expand one"
+        )
+    gate, value = (input, other) if gate_first else (other, input)
+    if not keeps_few_bits(gate) and not keeps_few_bits(value):
+        return FUNCTIONS[name].call(gate) * value
+    if bits is None:
+        exact: Tensor = _Gate.apply(gate, value, name)
+        return exact
+    product: Tensor = _Product.apply(_FEW_BITS[name](gate, bits=bits), value, bits)
+    return product
+
+
+class _Gate(Function):
+    """Exact, with the activation computed again in backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gate: Tensor, value: Tensor, name: str) -> Tensor:
+        return FUNCTIONS[name].call(gate) * value
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        gate, value, ctx.name = inputs
+        ctx.save_for_backward(gate, value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        gate, value = ctx.saved_tensors
+        (gradient,) = gradients
+        opened = to_gate = None
+        if ctx.needs_input_grad[0]:
+            to_gate = _backward(ctx.name, gradient * value, gate)
+        if ctx.needs_input_grad[1]:
+            opened = gradient * FUNCTIONS[ctx.name].call(gate)
+        return to_gate, opened, None
+
+
+def _backward(name: str, gradient: Tensor, gate: Tensor) -> Tensor:
+    """torch's own gradient of the activation."""
+    aten = torch.ops.aten
+    if name == "silu":
+        return aten.silu_backward(gradient, gate)
+    if name == "relu":
+        return aten.threshold_backward(gradient, gate, 0)
+    if name == "sigmoid":
+        return aten.sigmoid_backward(gradient, torch.sigmoid(gate))
+    return aten.gelu_backward(gradient, gate, approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+class _Product(Function):
+    """``a * b``, with both stored in few bits, rounded at random."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, bits: int) -> Tensor:
+        return a * b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        a, b, bits = inputs
+        codec = actcore.GroupAffine(bits=bits)
+        needs_a, needs_b = ctx.needs_input_grad[:2]
+        actcore.save_for_backward(ctx, (a if needs_b else None, codec), (b if needs_a else None, codec))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        a, b = actcore.saved_tensors_of(ctx)
+        (gradient,) = gradients
+        return None if b is None else gradient * b, None if a is None else gradient * a, None

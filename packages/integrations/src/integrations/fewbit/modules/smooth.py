@@ -1,0 +1,114 @@
+"""Smooth activations as layers."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.fewbit.functional import smooth
+from integrations.fewbit.modules.base import Smooth
+
+
+class CELU(Smooth, nn.CELU):
+    """``torch.nn.CELU`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.celu(input, self.alpha, self.inplace, **self._options()) if self.training else super().forward(input)
+
+
+class ELU(Smooth, nn.ELU):
+    """``torch.nn.ELU`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.elu(input, self.alpha, self.inplace, **self._options()) if self.training else super().forward(input)
+
+
+class GELU(Smooth, nn.GELU):
+    """``torch.nn.GELU`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.gelu(input, self.approximate, **self._options()) if self.training else super().forward(input)
+
+
+class Hardswish(Smooth, nn.Hardswish):
+    """``torch.nn.Hardswish`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.hardswish(input, self.inplace, **self._options()) if self.training else super().forward(input)
+
+
+class LogSigmoid(Smooth, nn.LogSigmoid):
+    """``torch.nn.LogSigmoid`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.logsigmoid(input, **self._options()) if self.training else super().forward(input)
+
+
+class Mish(Smooth, nn.Mish):
+    """``torch.nn.Mish`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.mish(input, self.inplace, **self._options()) if self.training else super().forward(input)
+
+
+class SELU(Smooth, nn.SELU):
+    """``torch.nn.SELU`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.selu(input, self.inplace, **self._options()) if self.training else super().forward(input)
+
+
+class Sigmoid(Smooth, nn.Sigmoid):
+    """``torch.nn.Sigmoid`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.sigmoid(input, **self._options()) if self.training else super().forward(input)
+
+
+class SiLU(Smooth, nn.SiLU):
+    """``torch.nn.SiLU`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.silu(input, self.inplace, **self._options()) if self.training else super().forward(input)
+
+
+class Softplus(Smooth, nn.Softplus):
+    """``torch.nn.Softplus`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.softplus(input, self.beta, self.threshold, **self._options()) if self.training else super().forward(input)
+
+
+class Softsign(Smooth, nn.Softsign):
+    """``torch.nn.Softsign`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.softsign(input, **self._options()) if self.training else super().forward(input)
+
+
+class Tanh(Smooth, nn.Tanh):
+    """``torch.nn.Tanh`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.tanh(input, **self._options()) if self.training else super().forward(input)
+
+
+class Tanhshrink(Smooth, nn.Tanhshrink):
+    """``torch.nn.Tanhshrink`` that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.tanhshrink(input, **self._options()) if self.training else super().forward(input)
+
+
+class QuickGELU(Smooth):
+    """``x * sigmoid(1.702 x)``, the GELU of CLIP, that keeps few bits an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.quick_gelu(input, **self._options()) if self.training else FUNCTIONS["quick_gelu"].call(input)
+
+
+class SquaredReLU(Smooth):
+    """``relu(x) ** 2`` that keeps few bits an element ("Primer", So et al., NeurIPS 2021)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return smooth.squared_relu(input, **self._options()) if self.training else FUNCTIONS["squared_relu"].call(input)

@@ -1,0 +1,91 @@
+"""Activations that the user defines, as layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from integrations.fewbit.fit import approximate
+from integrations.fewbit.functional.activation import ScalarFunction, activation, check_function
+from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding, check_options
+from integrations.fewbit.functional.stepwise import Numbers, piecewise_linear, step_table
+from integrations.fewbit.steps import LevelTable, StepTable
+
+
+class Activation(nn.Module):
+    """``function(x)`` with a derivative of steps, for any scalar function; they are fitted when the layer is built.
+
+    ::
+
+        fewbit.Activation(lambda x: x * torch.sin(x), bits=4)
+
+    In ``eval()`` it calls the function, and gradients are exact. It has no buffers.
+
+    Args:
+        function, weight, rounding: see ``fewbit.functional.activation``. A layer of a lambda cannot be pickled.
+        bits: 1 to 8; ``None`` for 3, or for as many as ``table`` needs.
+        table: what ``fewbit.approximate`` made of the function, over another domain for one.
+    """
+
+    def __init__(
+        self,
+        function: ScalarFunction,
+        bits: int | None = None,
+        *,
+        rounding: Rounding = "nearest",
+        table: StepTable | LevelTable | None = None,
+        weight: str | Callable[[Tensor], Tensor] = "uniform",
+    ) -> None:
+        check_function(function)
+        check_options(bits=bits, rounding=rounding)
+        if table is not None and bits is not None:
+            raise ValueError("bits and table each choose the steps: give one of them, got both")
+        super().__init__()
+        self.function, self.rounding = function, rounding
+        if table is None:
+            table = _fitted(function, bits or DEFAULT_BITS, weight, rounding)
+        self.table = table
+
+    @property
+    def bits(self) -> int:
+        """Of the derivative."""
+        return self.table.bits
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return self.function(input)
+        return activation(input, self.function, table=self.table, rounding=self.rounding)
+
+    def extra_repr(self) -> str:
+        """The function's name, and the bits."""
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return f"{name}, bits={self.bits}" + ("" if self.rounding == "nearest" else f", rounding={self.rounding!r}")
+
+
+class Stepwise(nn.Module):
+    """The function whose derivative is a given step function: see ``fewbit.functional.stepwise``.
+
+    Args:
+        borders, levels, parity, shift: as there.
+    """
+
+    def __init__(
+        self, borders: Numbers, levels: Numbers, parity: bool | None = None, shift: float | None = None
+    ) -> None:
+        super().__init__()
+        self.table = step_table(borders, levels, parity, shift)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return piecewise_linear(input, self.table)
+
+    def extra_repr(self) -> str:
+        """How many levels, and the bits that they take."""
+        return f"levels={len(self.table.levels)}, bits={self.table.bits}" + (", even=True" if self.table.even else "")
+
+
+def _fitted(function: ScalarFunction, bits: int, weight: Any, rounding: Rounding) -> StepTable | LevelTable:
+    if rounding == "stochastic":
+        return approximate(function, bits, weight=weight, rounding="stochastic")
+    return approximate(function, bits, weight=weight)

@@ -1,0 +1,119 @@
+"""The derivative of a scalar function, evaluated where a fit asks for it, and refused where it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
+
+ScalarFunction = str | Callable[[Tensor], Tensor]
+"""A name of ``FUNCTIONS``, or a torch function that maps each element by itself."""
+
+# A function of the elements gives each of them the same value in any company, but for the last digits: torch computes
+# the last few of a row by other instructions. Such a difference is a few units in the last place of float64; float32
+# inside a user's function makes it 2**-24 of the largest value.
+_ROUNDING = 1e-5
+
+
+class Slope:
+    """``slope(x)`` is the derivative at ``x``: ``Float64["n"] -> Float64["n"]``, on the CPU, without history."""
+
+    def __init__(
+        self,
+        function: ScalarFunction,
+        parameters: Sequence[float] = (),
+        derivative: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.known = _known(function) if isinstance(function, str) else None
+        self.name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
+        if not isinstance(function, str) and not callable(function):
+            raise TypeError(f"function must be a name of FUNCTIONS or a torch function, got {function!r}")
+        if derivative is not None and not callable(derivative):
+            raise TypeError(f"derivative must be a torch function, got {derivative!r}")
+        if self.known and parameters and len(parameters) != len(self.known.defaults):
+            raise ValueError(
+                f"parameters of {self.name} must be {len(self.known.defaults)} numbers "
+                f"({', '.join(self.known.defaults) or 'it has none'}), got {len(parameters)}"
+            )
+        self._call: Callable[..., Tensor] = self.known.call if self.known else function  # type: ignore[assignment]
+        self._parameters = tuple(parameters)
+        self._derivative = derivative
+
+    @property
+    def even(self) -> bool:
+        """Whether the derivative is known to be even: a user's function is not."""
+        return self.known is not None and self.known.even
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._derivative is not None:
+            with torch.no_grad():
+                return self._shaped("derivative", self._derivative(x), x)
+        with torch.inference_mode(False), torch.enable_grad():
+            at = x.clone().requires_grad_()
+            # A copy, which the function may change in place.
+            value = self._shaped("function", self._call(at.clone(), *self._parameters), x)
+            if not value.requires_grad:
+                raise ValueError(
+                    f"function must have a derivative that torch knows, but {self.name} returns a tensor without "
+                    "history; give derivative="
+                )
+            [slope] = torch.autograd.grad(value.sum(), at)
+        return slope.detach()
+
+    def require_elementwise(self, x: Tensor) -> None:
+        """Raises unless the values at half of the points, in reverse, are those among all points."""
+        if self.known:
+            return
+        half = slice(1, None, 2)
+        with torch.no_grad():
+            among_all = self._shaped("function", self._call(x.clone()), x).flip(0)[half]
+            fewer = x.flip(0)[half].clone()
+            among_half = self._shaped("function", self._call(fewer.clone()), fewer)
+        apart = (among_all - among_half).abs().nan_to_num(0.0)
+        if bool((apart > _ROUNDING * among_all[among_all.isfinite()].abs().sum() / max(1, len(fewer))).any()):
+            raise ValueError(
+                f"function must map each element by itself, the same way each time, but the value of {self.name} at "
+                f"{fewer[apart.argmax()]:.6g} depends on the elements beside it or changes from call to call; "
+                "functions of a whole row, such as softmax, and random ones, such as dropout, have no derivative to fit"
+            )
+
+    def require_finite(self, x: Tensor) -> None:
+        """Raises where the derivative is NaN or infinite, with the place."""
+        slope = self(x)
+        if not bool(slope.isfinite().all()):
+            at = int((~slope.isfinite()).nonzero()[0])
+            raise ValueError(
+                f"the derivative of {self.name} must be finite on the domain, got {slope[at].item()} at x={x[at]:.6g}; "
+                "choose a domain without that place, or give derivative="
+            )
+
+    def require_even(self, x: Tensor) -> None:
+        """Raises unless the derivative is the same at ``x`` and ``-x``."""
+        right, left = self(x), self(-x)
+        apart = (right - left).abs()
+        if bool((apart > _ROUNDING * right.abs().amax()).any()):
+            at = int(apart.argmax())
+            raise ValueError(
+                f'parity must be "even" for even derivatives only, but that of {self.name} is {right[at]:.6g} at '
+                f"{x[at]:.6g} and {left[at]:.6g} at {-x[at]:.6g}; leave parity out"
+            )
+
+    def _shaped(self, what: str, value: object, x: Tensor) -> Tensor:
+        if not isinstance(value, Tensor) or value.shape != x.shape:
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"{what} must map a tensor to one of its shape, element by element, but {self.name} makes {found} of "
+                f"shape {tuple(x.shape)}"
+            )
+        if not value.dtype.is_floating_point:
+            raise ValueError(f"{what} must return floating-point numbers, but {self.name} returns {value.dtype}")
+        return value.double()
+
+
+def _known(name: str) -> FewBitFunction:
+    if name not in FUNCTIONS:
+        raise ValueError(f"function must be one of {', '.join(FUNCTIONS)}, or a torch function, got {name!r}")
+    return FUNCTIONS[name]

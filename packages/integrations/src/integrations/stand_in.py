@@ -1,0 +1,86 @@
+"""``ForwardStandIn``: an object in the place of a model's ``forward``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, ClassVar
+
+from torch import nn
+
+from integrations.saved.modules import called_module
+
+
+class ForwardStandIn:
+    """Stands in a model's ``forward``, and calls the original.
+
+    An attribute of the instance, so that a ``with`` block ends whatever it began, whatever ends the forward; forward
+    hooks are not called for a ``KeyboardInterrupt``. Signature, copies and pickles are those of the original.
+
+    Attributes:
+        model: whose forward it is.
+        forward: the original.
+        replaced: whether the instance had a forward of its own before.
+    """
+
+    what: ClassVar[str]
+    """What is said of the model, such as ``"compressed"``."""
+    undo: ClassVar[str]
+    """The call that takes this out of the model again."""
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
+        functools.update_wrapper(self, forward, updated=())
+        self.model, self.forward, self.replaced = model, forward, replaced
+
+    def put(self) -> None:
+        """Puts this in its place."""
+        self.model.__dict__["forward"] = self
+
+    def take_out(self) -> None:
+        """Puts the original back, into the model or into the stand-in that came after this one. Where somebody else has
+        wrapped this, it stays, and is called from then on."""
+        own = self.model.__dict__
+        outer = own.get("forward")
+        if outer is self:
+            del own["forward"]
+            if self.replaced:
+                own["forward"] = self.forward
+            return
+        while isinstance(outer, ForwardStandIn):
+            if outer.forward is self:
+                functools.update_wrapper(outer, self.forward, updated=())
+                outer.forward, outer.replaced = self.forward, self.replaced
+                return
+            outer = outer.forward
+
+    def shallow_copy(self, frame: FrameType) -> nn.Module | None:
+        """The shallow copy of the model, such as ``nn.DataParallel``'s replicas, that was called in ``frame``: it has
+        this object in its dictionary, too, but its own parameters. ``None`` where it was the model, or a module that
+        wraps the model and calls its forward."""
+        module = called_module(frame)
+        if module is None or module is self.model or self.replaced:
+            return None
+        return module if module.__dict__.get("forward") is self else None
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.forward)
+
+    @property
+    def __code__(self) -> Any:
+        """That of the original, which ``torch.export`` asks for where it comes from."""
+        return self.forward.__code__
+
+    @property
+    def __globals__(self) -> Any:
+        """Only a function that Python calls has them.
+
+        Raises:
+            AttributeError: always; ``torch.jit.script``, which compiles a function's source, asks for them first.
+        """
+        raise AttributeError(
+            f"torch.jit.script cannot compile the forward of a {self.what} {type(self.model).__name__}: script it "
+            f"after {self.undo}, or use torch.jit.trace or torch.export"
+        )
