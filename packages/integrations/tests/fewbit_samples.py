@@ -44,9 +44,9 @@ def at_the_borders(dtype):
     """Each place where some piecewise function bends, the two numbers on either side of it, infinities, zeros."""
     places = [0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 3.0, 6.0]
     below = above = torch.tensor(places + [-place for place in places], dtype=torch.float64).to(dtype)
-    found = [below]
+    found, infinity = [below], torch.full_like(below, math.inf)
     for _ in range(2):
-        below, above = (torch.nextafter(x, torch.full_like(x, end)) for x, end in ((below, -math.inf), (above, math.inf)))
+        below, above = torch.nextafter(below, -infinity), torch.nextafter(above, infinity)
         found += [below, above]
     found.append(torch.tensor([math.inf, -math.inf, -0.0], dtype=dtype))
     return torch.cat([*found, 2 * normal(200, dtype=dtype)])
@@ -54,8 +54,10 @@ def at_the_borders(dtype):
 
 def same_bits(a, b):
     """Zeros of different signs are different, NaNs are equal."""
-    return a.dtype == b.dtype and torch.equal(a.nan_to_num(nan=12345.0), b.nan_to_num(nan=12345.0)) and torch.equal(
-        a.isnan() | ~a.signbit(), b.isnan() | ~b.signbit()
+    return (
+        a.dtype == b.dtype
+        and torch.equal(a.nan_to_num(nan=12345.0), b.nan_to_num(nan=12345.0))
+        and torch.equal(a.isnan() | ~a.signbit(), b.isnan() | ~b.signbit())
     )
 
 

@@ -70,7 +70,10 @@ def test_in_place(name):
         assert few_bits(name)(x, *parameters, inplace=True) is x
 
 
-@every_function
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [case for case in PIECEWISE if case[0] != "hardsigmoid"],  # torch has none
+)
 def test_second_derivatives_are_torchs(name, parameters):
     at = normal(64, dtype=torch.float64).requires_grad_()
 

@@ -135,7 +135,9 @@ class TestSteps:
         assert torch.equal(self.slope(table=steps), self.gradient * torch.where(self.x.abs() >= 1, 2.0, 0.5))
 
     def test_weight_chooses_other_steps(self):
-        assert torch.equal(self.slope(weight="normal"), self.gradient * level_at(table("gelu", 3, (), "normal"), self.x))
+        assert torch.equal(
+            self.slope(weight="normal"), self.gradient * level_at(table("gelu", 3, (), "normal"), self.x)
+        )
 
     @pytest.mark.parametrize(
         ("options", "error", "message"),

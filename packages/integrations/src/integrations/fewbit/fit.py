@@ -65,8 +65,8 @@ def approximate(
     With ``rounding="nearest"`` the levels belong to intervals of ``x``, and minimise ``∫ weight(x) (f'(x) - level)²
     dx`` over the domain, the criterion of "Few-bit backward" (Novikov et al., ICML 2023). Its exact dynamic program
     over ``cells`` narrow intervals (``actcore.fit_steps``) finds them, after which each boundary moves between the
-    cells, to where its two levels are equally far from ``f'``. Beyond the domain the last levels hold: for a derivative that grows without
-    bound, squared_relu's for one, choose a domain that covers the inputs.
+    cells, to where its two levels are equally far from ``f'``. Beyond the domain the last levels hold: for a derivative
+    that grows without bound, squared_relu's for one, choose a domain that covers the inputs.
 
     With ``rounding="stochastic"`` the derivative itself is rounded, up or down at random, to a level beside it. From
     the least value of ``f'`` to the greatest, the levels are where the variance, ``∫ weight(x) (above - f'(x)) (f'(x) -

@@ -21,7 +21,6 @@ _Table = TypeVar("_Table", StepTable, LevelTable)
 _lock = Lock()
 
 
-@torch.compiler.assume_constant_result  # a table holds numbers, not tensors
 def table(
     function: str,
     bits: int,
@@ -54,8 +53,9 @@ def table(
     """
     given = _checked(function, bits, parameters, weight)
     even = FUNCTIONS[function].even and parity != "none"
-    if parity not in (None, "none") and not (even and parity == "even"):
-        raise ValueError(f'parity of {function} must be "none" or None, got {parity!r}')
+    if parity not in (None, "none", "even") or (parity == "even" and not even):
+        known = '"even", "none" or None' if even else '"none" or None'
+        raise ValueError(f"parity of {function} must be {known}, got {parity!r}")
     if given == _defaults(function):
         return shipped_table(function, bits, weight, even)
     if weight == "uniform" and function == "celu" and given[0] > 0:
@@ -69,7 +69,6 @@ def table(
     return _apart(_fitted, function, bits, given, weight)
 
 
-@torch.compiler.assume_constant_result
 def level_table(function: str, bits: int, parameters: Sequence[float] = (), weight: str = "uniform") -> LevelTable:
     """The best codebook for rounding the derivative at random, of the functions, parameters and weights of ``table``.
 
@@ -80,6 +79,11 @@ def level_table(function: str, bits: int, parameters: Sequence[float] = (), weig
     if given == _defaults(function):
         return shipped_levels(function, bits, weight)
     return _apart(_fitted_levels, function, bits, given, weight)
+
+
+# A table holds numbers, not tensors. Called rather than written above the functions, which would lose their types.
+torch.compiler.assume_constant_result(table)
+torch.compiler.assume_constant_result(level_table)
 
 
 @lru_cache(maxsize=1024)

@@ -33,9 +33,10 @@ def activation(
 
         y = fewbit.functional.activation(x, torch.sin, bits=4)
 
-    The steps are fitted at the first call, which takes some tenths of a second, and kept for the function: pass the same
-    object each time, not a new lambda. Inside of ``torch.compile`` give ``table=fewbit.approximate(function, bits)``, or
-    use ``fewbit.Activation``, which does so. What else the function uses, such as a parameter, gets no gradient.
+    The steps are fitted at the first call, which takes some tenths of a second, and kept for the function: pass the
+    same object each time, not a new lambda. Inside of ``torch.compile`` give ``table=fewbit.approximate(function,
+    bits)``, or use ``fewbit.Activation``, which does so. What else the function uses, such as a parameter, gets no
+    gradient.
 
     Args:
         input: any shape.
@@ -47,8 +48,8 @@ def activation(
 
     Raises:
         TypeError: ``function`` is no function.
-        ValueError: ``function`` is not elementwise, has no derivative, or one that is not finite from -10 to 10 (then fit
-            it over another domain and give ``table``); ``bits`` are out of range.
+        ValueError: ``function`` is not elementwise, has no derivative, or one that is not finite from -10 to 10 (then
+            fit it over another domain and give ``table``); ``bits`` are out of range.
     """
     check_function(function)
     check_options(bits=bits, rounding=rounding)
@@ -57,11 +58,12 @@ def activation(
     if not keeps_few_bits(input):
         return function(input)
     if rounding == "stochastic":
-        levels = fitted_levels(function, bits or DEFAULT_BITS, weight) if table is None else table
-        if not isinstance(levels, LevelTable):
+        chosen = fitted_levels(function, bits or DEFAULT_BITS, weight) if table is None else table
+        if not isinstance(chosen, LevelTable):
             raise TypeError("table must be a LevelTable for rounding='stochastic', got a StepTable")
+        levels = constant(chosen.levels, input)
         return actcore.round_to_levels(
-            input, function, constant(levels.levels, input), bits=levels.bits, seed=seed, stream=stream, guard="nonfinite"
+            input, function, levels, bits=chosen.bits, seed=seed, stream=stream, guard="nonfinite"
         )
     chosen = fitted_steps(function, bits or DEFAULT_BITS, weight) if table is None else table
     if not isinstance(chosen, StepTable):

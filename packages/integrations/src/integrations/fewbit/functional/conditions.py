@@ -1,4 +1,4 @@
-"""When a function keeps few bits, and of which input and parameters: there will be a backward, and autocast has its say."""
+"""When a function keeps few bits, and of what: input and parameters as torch's own would see them."""
 
 from __future__ import annotations
 

@@ -39,15 +39,15 @@ def swiglu(
 ) -> Tensor:
     """``silu(gate) * value`` ("GLU variants improve Transformer", Shazeer, 2020), keeping two tensors or 3 x ``bits``.
 
-    The gradient of the value is ``g * silu(gate)`` and that of the gate ``g * value * silu'(gate)``: plain PyTorch keeps
-    the gate, ``silu(gate)`` and the value. The bits of a derivative alone save nothing here, for ``silu(gate)`` is needed
-    as well. So there are two ways:
+    The gradient of the value is ``g * silu(gate)`` and that of the gate ``g * value * silu'(gate)``: plain PyTorch
+    keeps the gate, ``silu(gate)`` and the value. The bits of a derivative alone save nothing here, for ``silu(gate)``
+    is needed as well. So there are two ways:
 
     * ``bits=None``: exact. The gate and the value are kept, as they are, and the activation is computed again in
       backward: two tensors of three, and none at all where they are kept by somebody else anyway.
-    * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The two
-      are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
-      has the error of the steps. 4 bits keep an eighth of what PyTorch does.
+    * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The
+      two are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
+      has the error of the steps. 4 bits keep an eighth of what PyTorch does, and some bounds of groups.
 
     Args:
         input: the two halves along ``dim``, or one of the two.

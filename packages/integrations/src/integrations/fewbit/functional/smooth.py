@@ -15,7 +15,15 @@ from torch import Tensor
 import actcore
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional.conditions import as_autocast, keeps_few_bits, numbers
-from integrations.fewbit.functional.options import DEFAULT_BITS, Options, Steps, check_options, constant, steps_of, user_steps
+from integrations.fewbit.functional.options import (
+    DEFAULT_BITS,
+    Options,
+    Steps,
+    check_options,
+    constant,
+    steps_of,
+    user_steps,
+)
 from integrations.fewbit.tables import level_table, table
 from integrations.in_place import placed
 
@@ -139,9 +147,7 @@ def _steps(name: str, x: Tensor, parameters: tuple[float, ...], options: Options
 
 
 def _at_random(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Tensor:
-    codebook = level_table(
-        name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")
-    )
+    codebook = level_table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform"))
     return actcore.round_to_levels(
         x,
         name,

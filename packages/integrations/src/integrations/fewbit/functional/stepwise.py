@@ -36,15 +36,13 @@ def stepwise(
         shift: see ``parity``; ``None`` for 0.
 
     Raises:
-        ValueError: the numbers of borders and levels do not fit together, or the borders do not ascend; ``shift`` without
-            ``parity=False``.
+        ValueError: the numbers of borders and levels do not fit together, or the borders do not ascend; ``shift``
+            without ``parity=False``.
     """
     return piecewise_linear(input, step_table(borders, levels, parity, shift))
 
 
-def step_table(
-    borders: Numbers, levels: Numbers, parity: bool | None = None, shift: float | None = None
-) -> StepTable:
+def step_table(borders: Numbers, levels: Numbers, parity: bool | None = None, shift: float | None = None) -> StepTable:
     """The steps that ``stepwise`` is given, as a table."""
     if shift is not None and parity is not False:
         raise ValueError(f"shift is that of an odd derivative: give parity=False, too, got parity={parity}")

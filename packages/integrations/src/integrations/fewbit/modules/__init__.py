@@ -49,7 +49,6 @@ __all__ = [
     "ReGLU",
     "ReLU",
     "ReLU6",
-    "SELU",
     "SiLU",
     "Sigmoid",
     "Softplus",

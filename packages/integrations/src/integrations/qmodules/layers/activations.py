@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from integrations.fewbit.tables import table
 from integrations.in_place import placed
 from integrations.qmodules.layers.base import QLayer
-from integrations.qmodules.tables import table
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -60,8 +60,8 @@ class _Smooth(_Activation):
         if not self._takes(input):
             return super().forward(input)  # type: ignore[no-any-return]
         if level.compress:
-            boundaries, levels = table(function, max(3, math.ceil(level.bits[0])))
-            return actcore.stepwise(input, function, boundaries, levels)
+            steps = table(function, max(3, math.ceil(level.bits[0])))
+            return actcore.stepwise(input, function, steps.boundaries, steps.levels)
         if torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         with actcore.saved_tensors(_to_host):

@@ -1,0 +1,173 @@
+"""The command line: ``python -m integrations.fewbit fit | quantize | errors | draw | regenerate | version | help``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import NoReturn
+
+from torch import Tensor
+
+from integrations.fewbit import comparison, files, plot, shipped
+from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.fewbit.fit import DOMAIN, approximate, checked_bits, estimate_error
+from integrations.fewbit.objective import WEIGHTS
+from integrations.fewbit.slopes import ScalarFunction
+from integrations.fewbit.steps import StepTable
+from integrations.fewbit.tables import table
+
+_PROGRAM = "python -m integrations.fewbit"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns 0; 1 after one line on stderr that says what is wrong; 130 when interrupted."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], None] = options.command
+    try:
+        command(options)
+    except (ImportError, OSError, TypeError, ValueError, RuntimeError) as error:
+        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=_PROGRAM, description="Step functions in place of derivatives: fit, draw, write and check them."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    fit = commands.add_parser("fit", help="fit a function of the catalogue, or module:function; print, draw, write")
+    fit.set_defaults(command=_fit)
+    fit.add_argument("function", help=f"{', '.join(FUNCTIONS)}, or module:function of a torch function")
+    fit.add_argument("--bits", type=int, default=3, help="1 to 8; default: 3")
+    fit.add_argument("--domain", type=float, nargs=2, default=DOMAIN, metavar=("LOW", "HIGH"), help="default: -10 10")
+    fit.add_argument("--weight", choices=WEIGHTS, default="uniform", help="how much each x counts; default: uniform")
+    fit.add_argument(
+        "--parity", choices=("even", "none"), help="steps of |x|, or of x; default: what the catalogue says"
+    )
+    fit.add_argument(
+        "--parameters", type=float, nargs="+", default=(), metavar="P", help="the function's, in torch's order"
+    )
+    fit.add_argument("--plot", type=Path, metavar="FILE", help="draw derivative, steps and error: .png, .svg or .pdf")
+    fit.add_argument("--output", "-o", type=Path, metavar="FILE", help="write the table: .npz (FewBit's) or .json")
+
+    quantize = commands.add_parser("quantize", help="FewBit's command: fit module:function into an .npz file")
+    quantize.set_defaults(command=_quantize)
+    quantize.add_argument("bits", type=int, metavar="NBITS", help="1 to 8")
+    quantize.add_argument("function", metavar="FUNC", help="module:function, or a name of the catalogue")
+    quantize.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: print the table")
+    for short, name in (("-M", "--max-iters"), ("-b", "--border-error"), ("-l", "--level-error"), ("-s", "--seed")):
+        quantize.add_argument(short, name, help="of no effect: the optimum is computed, not searched for")
+
+    table_of_errors = commands.add_parser("errors", help="errors of the tables, beside FewBit's and the optimum")
+    table_of_errors.set_defaults(command=lambda options: print(comparison.render(options.reference, options.weight)))
+    table_of_errors.add_argument(
+        "--reference", type=Path, metavar="FILE", help="fewbit_errors.json; default: in ACTCORE_DATA"
+    )
+    table_of_errors.add_argument("--weight", choices=WEIGHTS, default="uniform", help="default: uniform")
+
+    draw = commands.add_parser("draw", help="draw the steps of all smooth functions into one figure")
+    draw.set_defaults(command=_draw)
+    draw.add_argument("path", type=Path, metavar="FILE", help=".png, .svg or .pdf")
+    draw.add_argument("--bits", type=int, default=3, help="1 to 8; default: 3")
+
+    regenerate = commands.add_parser("regenerate", help="fit the tables in the package again and write its data files")
+    regenerate.set_defaults(command=_regenerate)
+    regenerate.add_argument("functions", nargs="*", metavar="FUNCTION", help="default: all that are smooth")
+    regenerate.add_argument("--folder", type=Path, metavar="DIR", help="default: the package's own")
+
+    told = commands.add_parser("version", help="print the version")
+    told.set_defaults(command=lambda options: print(version("actcore-integrations")))
+    asked = commands.add_parser("help", help="print this help")
+    asked.set_defaults(command=lambda options: parser.print_help())
+    return parser
+
+
+def _fit(options: argparse.Namespace) -> None:
+    function, name = _function(options.function)
+    if options.output:
+        files.require_type(options.output)
+    start = perf_counter()
+    low, high = options.domain
+    found = approximate(
+        function,
+        options.bits,
+        domain=(low, high),
+        weight=options.weight,
+        parity=options.parity,
+        parameters=options.parameters,
+    )
+    seconds = perf_counter() - start
+    error = estimate_error(function, found, domain=(low, high), weight=options.weight, parameters=options.parameters)
+    print(_listed(found))
+    print(f"squared error {error:.6g} over {low:g} to {high:g}, weight {options.weight}; fitted in {seconds:.2f} s")
+    if options.output:
+        files.save(found, name, options.bits, options.output)
+    if options.plot:
+        plot.plot_table(function, found, options.plot, domain=(low, high), error=error, parameters=options.parameters)
+
+
+def _quantize(options: argparse.Namespace) -> None:
+    function, name = _function(options.function)
+    found = approximate(function, options.bits, parity="none")
+    if not options.output:
+        print(_listed(found))
+        return
+    files.save(found, name, options.bits, options.output)
+    print(f"{name}{options.bits:02d} written to {options.output}")
+
+
+def _draw(options: argparse.Namespace) -> None:
+    bits = checked_bits(options.bits)
+    plot.plot_functions({name: table(name, bits) for name in shipped.SMOOTH}, options.path)
+
+
+def _regenerate(options: argparse.Namespace) -> None:
+    names = options.functions or shipped.SMOOTH
+    if unknown := [name for name in names if name not in shipped.SMOOTH]:
+        raise ValueError(f"functions must be some of {', '.join(shipped.SMOOTH)}, got {', '.join(unknown)}")
+    for path in shipped.regenerate(names, options.folder):
+        print(path, flush=True)
+
+
+def _function(text: str) -> tuple[ScalarFunction, str]:
+    """A function, and the name that its table gets."""
+    module, colon, name = text.rpartition(":")
+    if not colon:
+        if text not in FUNCTIONS:
+            raise ValueError(f"function must be one of {', '.join(FUNCTIONS)}, or module:function, got {text!r}")
+        return text, text
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{module} has no {name!r}; name a function as in torch.nn.functional:gelu")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{text} must be a function, got {found!r}")
+    function: Callable[[Tensor], Tensor] = found
+    return function, name.rpartition(".")[2]
+
+
+def _listed(found: StepTable) -> str:
+    ends = ["0" if found.even else "-inf", *(f"{boundary:.6g}" for boundary in found.boundaries), "inf"]
+    x = "|x|" if found.even else "x"
+    return "\n".join(
+        f"{low:>10} <= {x} < {high:<10} {level:+.6f}"
+        for low, high, level in zip(ends[:-1], ends[1:], found.levels, strict=True)
+    )

@@ -1,0 +1,65 @@
+"""Step tables as files: FewBit's ``.npz``, which several tables share, and ``.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from integrations.fewbit.steps import StepTable
+from integrations.fewbit.store import END
+
+TYPES = (".npz", ".json")
+
+
+def save(table: StepTable, name: str, bits: int, path: Path) -> None:
+    """Writes a table: an ``.npz`` gets it beside what it holds already, a ``.json`` holds one table.
+
+    An ``.npz`` has borders with the ends of FewBit's domain around them; steps of ``|x|`` it cannot hold. Needs NumPy.
+
+    Raises:
+        ImportError: NumPy is not there.
+        OSError: the file cannot be read or written.
+        ValueError: the name ends in neither, the file that is there is no ``.npz``, or an ``.npz`` is to hold steps of
+            ``|x|``.
+    """
+    require_type(path)
+    if path.suffix == ".json":
+        content = {
+            "name": name,
+            "bits": bits,
+            "even": table.even,
+            "boundaries": table.boundaries,
+            "levels": table.levels,
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        return
+    if table.even:
+        raise ValueError(
+            f'an .npz holds steps of x, but those of {name} are of |x|; fit with parity "none", or write a .json'
+        )
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError("an .npz file needs NumPy: pip install numpy") from error
+    arrays: dict[str, Any] = {}
+    if path.exists():
+        try:
+            with numpy.load(path, allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in archive.files}
+        except (ValueError, AttributeError, EOFError) as error:
+            raise ValueError(f"{path} exists and is no .npz file; name another") from error
+    inner = table.boundaries
+    borders = [min((-END, *inner)), *inner, max((END, *inner))]
+    arrays |= {f"{name}{bits:02d}-borders": numpy.array(borders), f"{name}{bits:02d}-levels": numpy.array(table.levels)}
+    # Under another name first: what the file holds stays if writing fails.
+    written = path.with_name(path.name + ".new")
+    with written.open("wb") as file:
+        numpy.savez(file, **arrays)
+    written.replace(path)
+
+
+def require_type(path: Path) -> None:
+    """Raises ``ValueError`` if a file's name ends in none of ``TYPES``."""
+    if path.suffix not in TYPES:
+        raise ValueError(f"a table's file must end in .npz or .json, got {path}")

@@ -1,0 +1,164 @@
+"""``StepwiseStore``: FewBit's collection of step functions by name and bits, and its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from integrations.fewbit.shipped import SMOOTH
+from integrations.fewbit.steps import StepTable
+from integrations.fewbit.tables import table
+
+# FewBit's borders have the ends of its domain around them.
+END = 100.0
+
+_KEY = re.compile(r"(.+?)(\d\d)-(borders|levels)")
+
+Pair = tuple[Tensor, Tensor]
+
+
+class StepwiseStore:
+    """Step functions by ``(name, bits)``: all smooth functions in ``FUNCTIONS`` at 1 to 8 bits, and what is added.
+
+    A step function is FewBit's pair: borders, the two ends of its domain among them, and levels, one fewer; ``2**bits``
+    of these at the most, in intervals of ``x``, for even derivatives, too. Nothing else reads a store: give what it
+    holds to a function of ``fewbit.functional`` (``borders=, values=``).
+    """
+
+    def __init__(self) -> None:
+        self._added: dict[tuple[str, int], StepTable] = {}
+        self._tensors: dict[tuple[str, int, torch.device, torch.dtype], Pair] = {}
+
+    def add(self, name: str, bits: int, steps: StepTable | tuple[Any, Any]) -> None:
+        """Adds a ``StepTable``, or borders with their ends and levels; or replaces the one of this name and bits.
+
+        Raises:
+            TypeError: ``name`` is not a str, or ``bits`` not an int.
+            ValueError: bits not from 1 to 8, more levels than bits can tell apart, borders that do not ascend, or
+                are not one more than levels.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {name!r}")
+        if type(bits) is not int:
+            raise TypeError(f"bits must be an int, got {bits!r}")
+        added = steps if isinstance(steps, StepTable) else _table(*steps)
+        if added.even:
+            added = _unfolded(added)
+        if not 1 <= bits <= 8 or len(added.levels) > 2**bits:
+            raise ValueError(f"bits must be from 1 to 8 and tell {len(added.levels)} levels apart, got {bits}")
+        self._added[name, bits] = added
+        for key in [key for key in self._tensors if key[:2] == (name, bits)]:
+            del self._tensors[key]
+
+    def get(
+        self, name: str, bits: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Pair:
+        """Borders with their ends, and levels: the same tensors for the same device and dtype, by default float32.
+
+        Raises:
+            KeyError: there is none of this name and bits.
+        """
+        key = (name, bits, torch.device(device or "cpu"), dtype or torch.float32)
+        if key not in self._tensors:
+            found = self.table(name, bits)
+            inner = found.boundaries
+            low, high = min((-END, *inner)), max((END, *inner))
+            borders = torch.tensor([low, *inner, high], dtype=key[3], device=key[2])
+            self._tensors[key] = borders, torch.tensor(found.levels, dtype=key[3], device=key[2])
+        return self._tensors[key]
+
+    def table(self, name: str, bits: int) -> StepTable:
+        """The same as a ``StepTable``, whose boundaries leave out the ends.
+
+        Raises:
+            KeyError: there is none of this name and bits.
+        """
+        if (name, bits) in self._added:
+            return self._added[name, bits]
+        if (name, bits) not in _SHIPPED:
+            raise KeyError(f"no steps of {name!r} with {bits} bits; add() or load() them")
+        return table(name, bits, parity="none")
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Adds what a file of FewBit's holds: an ``.npz`` with the arrays ``gelu03-borders``, ``gelu03-levels`` and more.
+
+        Either all of it is added or nothing. Needs NumPy.
+
+        Raises:
+            ImportError: NumPy is not there.
+            OSError: the file cannot be read.
+            ValueError: it is not such a file; the message says why.
+        """
+        try:
+            import numpy
+        except ImportError as error:
+            raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
+        arrays: dict[tuple[str, int], dict[str, Any]] = {}
+        with numpy.load(path, allow_pickle=False) as archive:
+            if not hasattr(archive, "files"):
+                raise ValueError(f"{path} must be an .npz file, got a single array")
+            for key in archive.files:
+                parts = _KEY.fullmatch(key)
+                if not parts:
+                    raise ValueError(f"arrays in {path} must be named like gelu03-borders, got {key!r}")
+                arrays.setdefault((parts[1], int(parts[2])), {})[parts[3]] = archive[key]
+        checked = StepwiseStore()
+        for (name, bits), pair in arrays.items():
+            if len(pair) != 2:
+                raise ValueError(
+                    f"{path} must hold borders and levels of {name}{bits:02d}, got {next(iter(pair))} alone"
+                )
+            try:
+                checked.add(name, bits, (pair["borders"], pair["levels"]))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}{bits:02d} in {path}: {error}") from error
+        for (name, bits), steps in checked._added.items():
+            self.add(name, bits, steps)
+
+    def items(self, cached: bool = False) -> Iterator[tuple[tuple[Any, ...], Pair]]:
+        """``(name, bits)`` and the pair of each; with ``cached``, ``(name, bits, device, dtype)`` of those got so far."""
+        if cached:
+            yield from list(self._tensors.items())
+            return
+        for key in self._keys():
+            yield key, self.get(*key)
+
+    def __len__(self) -> int:
+        return len(self._keys())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._added or key in _SHIPPED
+
+    def __repr__(self) -> str:
+        return f"<StepwiseStore: {len(self)} step functions, {len(self._added)} of them added>"
+
+    def _keys(self) -> tuple[tuple[str, int], ...]:
+        return tuple(dict.fromkeys((*_SHIPPED, *self._added)))
+
+
+_SHIPPED = tuple((name, bits) for name in SMOOTH for bits in range(1, 9))
+
+store = StepwiseStore()
+"""A store to begin with."""
+
+
+def _table(borders: Any, levels: Any) -> StepTable:
+    found = [torch.as_tensor(numbers).double().tolist() for numbers in (borders, levels)]
+    if not all(isinstance(numbers, list) for numbers in found) or len(found[0]) != len(found[1]) + 1:
+        raise ValueError(
+            "borders must be one more than levels, both of one dimension, got shapes "
+            f"{tuple(torch.as_tensor(borders).shape)} and {tuple(torch.as_tensor(levels).shape)}; the ends of the "
+            "domain are borders, too"
+        )
+    return StepTable(tuple(found[0][1:-1]), tuple(found[1]))
+
+
+def _unfolded(even: StepTable) -> StepTable:
+    """The steps of ``x`` that steps of ``|x|`` are."""
+    left = tuple(-boundary for boundary in reversed(even.boundaries))
+    return StepTable(left + even.boundaries, even.levels[:0:-1] + even.levels)
