@@ -2,6 +2,7 @@
 
 from integrations.fewbit import functional
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
+from integrations.fewbit.convert import convert, restore_model, summary
 from integrations.fewbit.fit import approximate, estimate_error
 from integrations.fewbit.modules import (
     CELU,
@@ -16,9 +17,12 @@ from integrations.fewbit.modules import (
     Hardswish,
     Hardtanh,
     LeakyReLU,
+    LinearCRS,
+    LinearGRP,
     LogSigmoid,
     Mish,
     QuickGELU,
+    RandomizedLinear,
     ReGLU,
     ReLU,
     ReLU6,
@@ -36,6 +40,7 @@ from integrations.fewbit.modules import (
 )
 from integrations.fewbit.steps import LevelTable, StepTable
 from integrations.fewbit.tables import level_table, table
+from integrations.fewbit.variance import VarianceEstimator
 
 __all__ = [
     "CELU",
@@ -53,9 +58,12 @@ __all__ = [
     "Hardtanh",
     "LeakyReLU",
     "LevelTable",
+    "LinearCRS",
+    "LinearGRP",
     "LogSigmoid",
     "Mish",
     "QuickGELU",
+    "RandomizedLinear",
     "ReGLU",
     "ReLU",
     "ReLU6",
@@ -71,9 +79,13 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "VarianceEstimator",
     "approximate",
+    "convert",
     "estimate_error",
     "functional",
     "level_table",
+    "restore_model",
+    "summary",
     "table",
 ]

@@ -8,7 +8,9 @@ are no plain floating-point ones, it *is* torch's function.
 """
 
 from integrations.fewbit.functional.activation import activation
+from integrations.fewbit.functional.column_rows import linear_crs
 from integrations.fewbit.functional.gates import geglu, glu, reglu, swiglu
+from integrations.fewbit.functional.linear import linear_grp, linear_randomized
 from integrations.fewbit.functional.options import Options
 from integrations.fewbit.functional.piecewise import (
     hardshrink,
@@ -52,6 +54,9 @@ __all__ = [
     "hardswish",
     "hardtanh",
     "leaky_relu",
+    "linear_crs",
+    "linear_grp",
+    "linear_randomized",
     "logsigmoid",
     "mish",
     "quick_gelu",

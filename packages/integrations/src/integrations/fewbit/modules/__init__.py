@@ -1,6 +1,7 @@
 """Activations as layers: subclasses of torch's, with their arguments and ``bits`` beside them."""
 
 from integrations.fewbit.modules.gates import GEGLU, GLU, ReGLU, SwiGLU
+from integrations.fewbit.modules.linear import LinearCRS, LinearGRP, RandomizedLinear
 from integrations.fewbit.modules.piecewise import (
     Hardshrink,
     Hardsigmoid,
@@ -43,9 +44,12 @@ __all__ = [
     "Hardswish",
     "Hardtanh",
     "LeakyReLU",
+    "LinearCRS",
+    "LinearGRP",
     "LogSigmoid",
     "Mish",
     "QuickGELU",
+    "RandomizedLinear",
     "ReGLU",
     "ReLU",
     "ReLU6",

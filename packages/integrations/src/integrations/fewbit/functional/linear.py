@@ -1,0 +1,196 @@
+"""``linear_randomized``: a linear layer that keeps a random sketch of its input for the weight's gradient.
+
+The method is that of Bershatsky et al., "Memory-efficient backpropagation through large linear layers"
+(arXiv 2201.13195, 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+import actcore
+from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
+from integrations.qmodules.functions.autocast import as_matmul
+
+
+def linear_randomized(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    proj_dim_ratio: float | None = None,
+    proj_dim: int | None = None,
+    proj_dim_max: int | None = None,
+    proj_dim_min: int | None = None,
+    matmul: str = "gaussian",
+    generator: torch.Generator | None = None,
+    *,
+    seed: int | None = None,
+    stream: int = 0,
+    block_size: int | None = 1024,
+    bits: int | None = None,
+) -> Tensor:
+    """``F.linear(x, weight, bias)`` that keeps ``S x`` in the place of ``x``, with a random ``S`` of few rows.
+
+    Output, input gradient and bias gradient are torch's. The weight's gradient is ``(S dY)^T (S x)``, whose mean over
+    the noise is the exact one; ``integrations.fewbit.variance`` tells its variance. The rows of ``S`` go over the
+    tokens, the product of all dimensions but the last. ``S`` itself is made anew in backward from 16 bytes. Where it
+    would have as many rows as there are tokens, the input is kept itself, and the gradient is exact; so it is inside
+    ``torch.func``, in forward-mode differentiation and for subclasses of tensors.
+
+    Args:
+        x: ``Float["... in"]``, of float32, float64, float16 or bfloat16.
+        weight: ``Float["out in"]``. Where it asks for no gradient, nothing but it is kept.
+        bias: ``Float["out"]``.
+        proj_dim_ratio: rows of the sketch as a share of the tokens; this or ``proj_dim`` is given.
+        proj_dim: rows of the sketch.
+        proj_dim_max, proj_dim_min: bounds of the rows, which are always 1 at least and at most all tokens.
+        matmul: the kind of sketch. ``"gaussian"``, ``"rademacher"`` (signs), ``"dct"`` and ``"dft"`` (random signs, a
+            cosine or Hartley transform, a random choice of its rows), or ``"rows"``: a sample of the tokens by the norm
+            of their rows.
+        generator: draws the sketch's seed; ``None`` takes torch's of the device of ``x``, so ``torch.manual_seed``
+            decides.
+        seed: any int, in the place of a generator: with ``stream`` decides the noise.
+        stream: separates calls with the same seed, whose noise is equal otherwise.
+        block_size: the sketch is block-diagonal, with blocks of at most so many tokens; ``None`` makes it one block,
+            whose cost grows with the square of the tokens.
+        bits: 1 to 8 stores the sketch in so many bits an element (``actcore.GroupAffine``, unbiased).
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: an option is out of range; the sketch's size is given twice or not at all; seed and generator both.
+    """
+    sketching = Sketching(proj_dim_ratio, proj_dim, proj_dim_min, proj_dim_max, matmul, block_size, bits)
+    require_one_source(seed, generator)
+
+    def key() -> Tensor:
+        return drawn_key(x.device, generator) if seed is None else seeded_key(x.device, seed, stream)
+
+    return sketched_linear(x, weight, bias, sketching, key)
+
+
+linear_grp = linear_randomized
+"""FewBit's other name of ``linear_randomized``."""
+
+
+def require_one_source(seed: int | None, generator: torch.Generator | None) -> None:
+    """Raises unless the noise comes from a seed, a generator or neither."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed must be an int or None, got {seed!r}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
+    if seed is not None and generator is not None:
+        raise ValueError(f"seed and generator must not both be given, got seed={seed}; each decides the noise alone")
+
+
+def sketched_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, sketching: Sketching, key: Callable[[], Tensor]
+) -> Tensor:
+    """``linear_randomized`` with options that are checked; ``key`` is called where there is a sketch."""
+    if not keeps_input(x, weight):
+        return F.linear(x, weight, bias)
+    tokens = x.numel() // x.shape[-1]
+    rows = sketching.rows(tokens)
+    if rows >= tokens:
+        return F.linear(x, weight, bias)
+    # Outside of the Function, whose saved tensors are those that it computes with.
+    given, cast_weight, cast_bias = as_matmul(x, weight, bias)
+    assert given is not None
+    matrix = given.reshape(-1, given.shape[-1])
+    noise = key()
+    # With the history of the input, which a second derivative goes through.
+    if sketching.matmul == "rows":
+        noise, weights = sample_tokens(matrix, noise, rows)
+        dtype = torch.promote_types(matrix.dtype, torch.float32)
+        sketch = matrix.index_select(0, noise).to(dtype) * weights.to(dtype)[:, None]
+    else:
+        sketch = project(matrix, noise, sketching.matmul, rows, sketching.block_size)
+    output: Tensor = _SketchedLinear.apply(given, cast_weight, cast_bias, sketch, noise, sketching)
+    return output
+
+
+def keeps_input(x: Tensor, weight: Tensor) -> bool:
+    """Whether torch's own layer would keep ``x`` for the weight's gradient, and a sketch of it may take its place."""
+    return (
+        torch.is_grad_enabled()
+        and weight.requires_grad
+        and type(x) in _PLAIN
+        and type(weight) in _PLAIN
+        and x.layout is torch.strided
+        and not x.is_nested
+        and x.dtype in actcore.FLOATS
+        and x.numel() > 0
+        and (torch.compiler.is_compiling() or not _transformed())
+    )
+
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def _transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation is on, for which the Function has no rules."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+class _SketchedLinear(Function):
+    """``F.linear``; backward multiplies the sketch of the gradient with that of the input.
+
+    The sketch is an argument, so that its history is known. ``noise`` is the sketch's key, or the sampled tokens.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sketch: Tensor,
+        noise: Tensor,
+        sketching: Sketching,
+    ) -> Tensor:
+        ctx.sketching, ctx.dtype = sketching, weight.dtype
+        actcore.save_for_backward(
+            ctx,
+            (sketch, storage(x.dtype, sketching.bits, noise)),
+            (weight if ctx.needs_input_grad[0] else None, None),
+            (noise, None),
+            stream=0,  # the codec rounds by the sketch's key
+        )
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        sketch, weight, noise = actcore.saved_tensors_of(ctx)
+        assert sketch is not None
+        assert noise is not None
+        to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        matrix = gradient.reshape(-1, gradient.shape[-1])
+        with torch.autocast(gradient.device.type, enabled=False):  # in forward's dtypes, wherever backward is called
+            to_weight_gradient = None
+            if to_weight:
+                other = _sketch_of_gradient(matrix, noise, sketch, ctx.sketching)
+                to_weight_gradient = other.t().mm(sketch).to(ctx.dtype)
+            return (
+                gradient.matmul(weight) if to_x else None,
+                to_weight_gradient,
+                matrix.sum(0) if to_bias else None,
+                None,
+                None,
+                None,
+            )
+
+
+def _sketch_of_gradient(matrix: Tensor, noise: Tensor, sketch: Tensor, sketching: Sketching) -> Tensor:
+    """``S dY`` in the sketch's dtype."""
+    if sketching.matmul != "rows":
+        other: Tensor = project(matrix, noise, sketching.matmul, sketch.shape[0], sketching.block_size)
+        return other
+    # What a NaN or an infinity of a token that is left out makes of the exact gradient.
+    left_out = matrix.detach().sum(0, dtype=sketch.dtype) * 0
+    return matrix.index_select(0, noise).to(sketch.dtype) + left_out

@@ -1,0 +1,206 @@
+"""Linear layers that keep a sketch or a sample of their input."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from integrations.fewbit.functional.column_rows import require_features, sampled_linear
+from integrations.fewbit.functional.linear import require_one_source, sketched_linear
+from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key
+from integrations.fewbit.sketches.keys import next_stream
+
+
+class _NoisyLinear(nn.Linear):
+    """What both layers have: where their noise comes from, and the layer of torch that they came from.
+
+    Attributes:
+        generator: draws the noise; ``None`` for torch's own.
+        seed: decides the noise in a generator's place.
+    """
+
+    generator: torch.Generator | None
+    seed: int | None
+
+    @classmethod
+    def _of(cls, linear: nn.Linear) -> Self:
+        if type(linear) is not nn.Linear:
+            raise TypeError(
+                f"linear must be an nn.Linear and no subclass, got {type(linear).__name__}; build {cls.__name__} by "
+                "its own arguments and load the weights"
+            )
+        layer = cls.__new__(cls)
+        # The very dictionaries of parameters, buffers and hooks: a hook's handle removes it from the dictionary.
+        layer.__dict__.update(linear.__dict__)
+        return layer
+
+    def _begin_noise(self, generator: torch.Generator | None, seed: int | None) -> None:
+        require_one_source(seed, generator)
+        self.generator, self.seed = generator, seed
+
+    def _key(self, x: Tensor) -> Tensor:
+        if self.seed is None:
+            return drawn_key(x.device, self.generator)
+        return seeded_key(x.device, self.seed, next_stream(x, self.seed))
+
+    def to_linear(self) -> nn.Linear:
+        """The layer of torch, with the very parameters, buffers and hooks: the inverse of ``from_linear``."""
+        linear = nn.Linear.__new__(nn.Linear)
+        own = {"generator", "seed", "sketching", "proj_dim"}
+        linear.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
+        return linear
+
+
+class RandomizedLinear(_NoisyLinear):
+    """``torch.nn.Linear`` that keeps a sketch of its input in training, and so a share of its memory.
+
+    ::
+
+        layer = RandomizedLinear(768, 3072, proj_dim_ratio=0.2)     # keeps a fifth of the input
+
+    Output, input gradient and bias gradient are ``nn.Linear``'s; the weight's gradient is right on average. See
+    ``fewbit.functional.linear_randomized`` for the method and its options, ``fewbit.variance`` for the variance. Each
+    forward draws a sketch of its own. In ``eval()``, without gradients and with a frozen weight it is ``nn.Linear``.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
+        proj_dim_ratio: rows of the sketch as a share of the tokens; this or ``proj_dim`` is given.
+        proj_dim: rows of the sketch.
+        proj_dim_min, proj_dim_max: bounds of the rows.
+        matmul: ``"gaussian"``, ``"rademacher"``, ``"dct"``, ``"dft"`` or ``"rows"``.
+        generator: draws the sketches' seeds; ``None`` takes torch's of the input's device. A copy of the layer has a
+            copy of it, which draws the same.
+        seed: any int, in the place of a generator. Layers with equal seeds count on one counter of the process, so no
+            two forwards share a sketch, and ``torch.manual_seed`` does not matter.
+        block_size: most tokens of a block of the sketch; ``None`` for one block.
+        bits: 1 to 8 stores the sketch in so many bits an element.
+
+    Attributes:
+        sketching: the options, checked; another one may be set between forwards.
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: an option is out of range; the sketch's size is given twice or not at all; seed and generator both.
+    """
+
+    sketching: Sketching
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        proj_dim_ratio: float | None = None,
+        proj_dim: int | None = None,
+        proj_dim_min: int | None = None,
+        proj_dim_max: int | None = None,
+        matmul: str = "gaussian",
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        block_size: int | None = 1024,
+        bits: int | None = None,
+    ) -> None:
+        sketching = Sketching(proj_dim_ratio, proj_dim, proj_dim_min, proj_dim_max, matmul, block_size, bits)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.sketching = sketching
+        self._begin_noise(generator, seed)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """The randomized layer of a linear layer: the same parameters, buffers and hooks, which both then hold.
+
+        Args:
+            linear: of exactly the class ``nn.Linear``.
+            generator, seed: as in the constructor.
+            options: ``proj_dim_ratio`` and the constructor's others.
+
+        Raises:
+            TypeError: the layer is of another class, or an option unknown.
+            ValueError: an option is out of range.
+        """
+        layer = cls._of(linear)
+        layer.sketching = Sketching(**options)
+        layer._begin_noise(generator, seed)
+        return layer
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        return sketched_linear(input, self.weight, self.bias, self.sketching, lambda: self._key(input))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.sketching}"
+
+
+LinearGRP = RandomizedLinear
+"""FewBit's other name of ``RandomizedLinear``."""
+
+
+class LinearCRS(_NoisyLinear):
+    """``torch.nn.Linear`` that keeps a sample of its input's features in training.
+
+    See ``fewbit.functional.linear_crs``. In ``eval()``, without gradients and with a frozen weight it is ``nn.Linear``.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
+        proj_dim: features to keep; by default half of them. From all of them on the input is kept itself.
+        generator, seed: as in ``RandomizedLinear``.
+
+    Raises:
+        TypeError: ``proj_dim`` is not an int.
+        ValueError: ``proj_dim`` is below 1; seed and generator are both given.
+    """
+
+    proj_dim: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        proj_dim: int | None = None,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._begin(proj_dim, generator, seed)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        proj_dim: int | None = None,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """The sampling layer of a linear layer: see ``RandomizedLinear.from_linear``."""
+        layer = cls._of(linear)
+        layer._begin(proj_dim, generator, seed)
+        return layer
+
+    def _begin(self, proj_dim: int | None, generator: torch.Generator | None, seed: int | None) -> None:
+        self.proj_dim = max(self.in_features // 2, 1) if proj_dim is None else proj_dim
+        require_features("proj_dim", self.proj_dim)
+        self._begin_noise(generator, seed)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        return sampled_linear(input, self.weight, self.bias, self.proj_dim, lambda: self._key(input))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, proj_dim={self.proj_dim}"
