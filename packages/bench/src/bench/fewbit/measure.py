@@ -95,8 +95,7 @@ def run(options: Options) -> FewBitResults:
 def _memory(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
     shape = memory.QUICK_SHAPE if options.quick else Shape()
     batch = options.batch or (memory.QUICK_BATCH if options.quick else memory.BATCHES[options.device.type])
-    steps = memory.QUICK_STEPS if options.quick else memory.STEPS
-    peaks: list[Peak] = memory.measure(shape, batch, steps, options.threads, options.device, advance)
+    peaks: list[Peak] = memory.measure(shape, batch, memory.STEPS, options.threads, options.device, advance)
     network = f"RoBERTa, {shape}, {ATTENTION} attention, dropout {DROPOUT:g}, float32"
     return replace(results, network=network, batch=batch, peaks=peaks)
 

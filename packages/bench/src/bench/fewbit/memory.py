@@ -20,8 +20,8 @@ from bench.fewbit.roberta import WAYS, Case, Shape
 from bench.memory import child_answer
 from bench.process_memory import Counters, counters
 
-BATCHES = {"cpu": 32, "cuda": 128}  # sequences; FewBit's table has 128
-STEPS, QUICK_STEPS = 2, 1  # that count; they hardly differ
+BATCHES = {"cpu": 16, "cuda": 128}  # sequences; FewBit's table has 128
+STEPS = 1  # that count: one is like another to a page or two
 QUICK_BATCH = 4
 QUICK_SHAPE = Shape(layers=2, vocabulary=1000)
 

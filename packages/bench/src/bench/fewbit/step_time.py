@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +46,11 @@ def activations(elements: int, rounds: int, device: torch.device, advance: Calla
 
 
 def few_bit(function: FewBitFunction) -> Callable[[Tensor], Tensor]:
-    """``fewbit``'s function of that name."""
-    call: Callable[..., Tensor] = getattr(fewbit.functional, function.name)
-    return call if function.piecewise else partial(call, bits=BITS)
+    """``fewbit``'s function of that name, with its default parameters."""
+    options: dict[str, Any] = dict(function.defaults) if function.piecewise else {**function.defaults, "bits": BITS}
+    if function.name == "gelu_tanh":  # one of torch's two forms of GELU
+        return partial(fewbit.functional.gelu, approximate="tanh", **options)
+    return partial(getattr(fewbit.functional, function.name), **options)
 
 
 def _plain(function: FewBitFunction, x: Tensor) -> Tensor:
