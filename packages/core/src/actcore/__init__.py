@@ -17,7 +17,7 @@ from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS, INTEGERS
-from actcore.functional import dropout, max_pool1d, max_pool2d, max_pool3d, relu, stepwise
+from actcore.functional import dropout, max_pool1d, max_pool2d, max_pool3d, relu, round_to_levels, stepwise
 from actcore.graph_hooks import graph_hooks
 from actcore.info import build_info
 from actcore.kept import Kept
@@ -66,6 +66,7 @@ __all__ = [
     "missing_on",
     "pack_bits",
     "relu",
+    "round_to_levels",
     "save_for_backward",
     "saved_tensors",
     "saved_tensors_of",

@@ -2,6 +2,7 @@
 
 from integrations.fewbit import functional
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
+from integrations.fewbit.conversion import Summary
 from integrations.fewbit.convert import convert, restore_model, summary
 from integrations.fewbit.fit import approximate, estimate_error
 from integrations.fewbit.modules import (
@@ -40,6 +41,7 @@ from integrations.fewbit.modules import (
 )
 from integrations.fewbit.steps import LevelTable, StepTable
 from integrations.fewbit.tables import level_table, table
+from integrations.fewbit.util import convert_linear, map_module
 from integrations.fewbit.variance import VarianceEstimator
 
 __all__ = [
@@ -75,6 +77,7 @@ __all__ = [
     "SquaredReLU",
     "StepTable",
     "Stepwise",
+    "Summary",
     "SwiGLU",
     "Tanh",
     "Tanhshrink",
@@ -82,9 +85,11 @@ __all__ = [
     "VarianceEstimator",
     "approximate",
     "convert",
+    "convert_linear",
     "estimate_error",
     "functional",
     "level_table",
+    "map_module",
     "restore_model",
     "summary",
     "table",

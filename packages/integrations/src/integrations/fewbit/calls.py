@@ -52,7 +52,10 @@ class FewBitCalls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = CALLS.get(func)
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            # To dynamo a checkpoint is a call, too: what it traces for that, inside of this, would be without the mode.
+            args = tuple([self._entered(value) if callable(value) else value for value in args])
+        else:
             self._follow_checkpoints(name is not None)
         if name is None or "out" in kwargs:
             return func(*args, **kwargs)
@@ -68,9 +71,17 @@ class FewBitCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         return getattr(functional, name)(*given, **options, **self.calls.options[name])
 
+    def _entered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def body(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return body
+
     def _takes(self, kind: str) -> bool:
         if torch.compiler.is_compiling():
-            return _takes_when_traced(self.calls.key, kind)
+            taken: bool = _takes_when_traced(self.calls.key, kind)
+            return taken
         module = caller(self)
         return module is not None and self.calls.take(kind, module)
 

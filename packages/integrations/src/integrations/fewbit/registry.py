@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Activation:
+class Recognised:
     """An activation that was recognised.
 
     Attributes:
-        name: of the function, in ``FUNCTIONS``; or ``"glu"``.
+        name: of the function, in ``FUNCTIONS``.
         layer: the name of the few-bit layer that computes the same, bit for bit; empty where there is none, and the
             module's own formula is kept, with a derivative of steps.
         arguments: of that layer.
@@ -59,40 +59,39 @@ _TORCH: Mapping[type[nn.Module], str] = MappingProxyType(
         nn.Softsign: "softsign",
         nn.Tanh: "tanh",
         nn.Tanhshrink: "tanhshrink",
-        nn.GLU: "glu",
     }
 )
 
-_GELU, _SILU = Activation("gelu", "GELU"), Activation("silu", "SiLU")
-_GELU_TANH = Activation("gelu_tanh", "GELU", {"approximate": "tanh"})
-_OTHERS: Mapping[str, Mapping[str, Activation]] = MappingProxyType(
+_GELU, _SILU = Recognised("gelu", "GELU"), Recognised("silu", "SiLU")
+_GELU_TANH = Recognised("gelu_tanh", "GELU", {"approximate": "tanh"})
+_OTHERS: Mapping[str, Mapping[str, Recognised]] = MappingProxyType(
     {
         "transformers.activations": {
             "GELUActivation": _GELU,
             "GELUTanh": _GELU_TANH,
             "PytorchGELUTanh": _GELU_TANH,
-            "NewGELUActivation": Activation("gelu_tanh"),
-            "FastGELUActivation": Activation("gelu_tanh"),
-            "AccurateGELUActivation": Activation("gelu_tanh"),
-            "QuickGELUActivation": Activation("quick_gelu"),
+            "NewGELUActivation": Recognised("gelu_tanh"),
+            "FastGELUActivation": Recognised("gelu_tanh"),
+            "AccurateGELUActivation": Recognised("gelu_tanh"),
+            "QuickGELUActivation": Recognised("quick_gelu"),
             "SiLUActivation": _SILU,
-            "MishActivation": Activation("mish", "Mish"),
-            "ReLUSquaredActivation": Activation("squared_relu"),
+            "MishActivation": Recognised("mish", "Mish"),
+            "ReLUSquaredActivation": Recognised("squared_relu"),
         },
         "timm.layers.activations": {
-            "Swish": Activation("silu"),
-            "Mish": Activation("mish"),
-            "Sigmoid": Activation("sigmoid", "Sigmoid"),
-            "Tanh": Activation("tanh", "Tanh"),
-            "HardSwish": Activation("hardswish"),
+            "Swish": Recognised("silu"),
+            "Mish": Recognised("mish"),
+            "Sigmoid": Recognised("sigmoid", "Sigmoid"),
+            "Tanh": Recognised("tanh", "Tanh"),
+            "HardSwish": Recognised("hardswish"),
             "GELU": _GELU,
             "GELUTanh": _GELU_TANH,
-            "QuickGELU": Activation("quick_gelu"),
+            "QuickGELU": Recognised("quick_gelu"),
         },
         "timm.layers.activations_me": {
-            "SwishMe": Activation("silu"),
-            "MishMe": Activation("mish"),
-            "HardSwishMe": Activation("hardswish"),
+            "SwishMe": Recognised("silu"),
+            "MishMe": Recognised("mish"),
+            "HardSwishMe": Recognised("hardswish"),
         },
     }
 )
@@ -101,14 +100,14 @@ _OTHERS: Mapping[str, Mapping[str, Activation]] = MappingProxyType(
 _HELD: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"gelu": F.gelu, "gelu_tanh": F.gelu, "mish": F.mish})
 
 
-def recognised(module: nn.Module) -> Activation | None:
+def recognised(module: nn.Module) -> Recognised | None:
     """What a module computes, if that is an activation that has a few-bit form."""
     kind = type(module)
     if kind in _TORCH:
         name = _TORCH[kind]
         if getattr(module, "approximate", "none") == "tanh":
             name = "gelu_tanh"
-        return Activation(name, kind.__name__, _arguments_of(module))
+        return Recognised(name, kind.__name__, _arguments_of(module))
     known = _OTHERS.get(kind.__module__, {}).get(kind.__name__)
     if known is None or not known.layer:
         return known
@@ -116,9 +115,9 @@ def recognised(module: nn.Module) -> Activation | None:
     if isinstance(held, functools.partial):
         held = held.func
     if held is not None and held is not _HELD.get(known.name):
-        return Activation(known.name)  # which transformers has for gelu_python
+        return Recognised(known.name)  # which transformers has for gelu_python
     arguments = {name: module.inplace for name in ("inplace",) if getattr(module, name, False)}
-    return Activation(known.name, known.layer, {**known.arguments, **arguments})
+    return Recognised(known.name, known.layer, {**known.arguments, **arguments})
 
 
 def likeness(module: nn.Module) -> str:
@@ -126,8 +125,12 @@ def likeness(module: nn.Module) -> str:
     kind = type(module)
     if kind is nn.MultiheadAttention or module._modules:
         return ""
+    if kind is nn.GLU:
+        return "torch keeps its input alone; fewbit.GLU keeps less, and rounds it at random"
     if kind.__module__ in ("torch.nn.modules.activation", *_OTHERS):
         return f"{kind.__name__} has no few-bit form"
+    if kind.__module__.startswith("integrations.fewbit.modules"):
+        return f"{kind.__name__} is a few-bit layer already"
     bases = [base.__name__ for base in kind.__mro__[1:] if base in _TORCH]
     return f"{kind.__name__} is a subclass of {bases[0]}, and may do something else" if bases else ""
 
@@ -143,7 +146,7 @@ def _arguments_of(module: nn.Module) -> dict[str, Any]:
 _FUNCTIONALS = (
     *("relu", "leaky_relu", "threshold", "hardsigmoid", "hardtanh", "relu6", "hardshrink", "softshrink", "celu", "elu"),
     *("gelu", "hardswish", "logsigmoid", "mish", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh"),
-    *("tanhshrink", "glu"),
+    "tanhshrink",
 )
 """Names that ``torch.nn.functional`` and ``fewbit.functional`` have in common, for functions of the same arguments."""
 

@@ -78,7 +78,8 @@ def estimate_variance_rmm(
         return x.new_zeros(())
     if kind == "rows":
         norms = x.norm(dim=1)
-        return (norms.sum() * (norms * y.square().sum(1)).sum() - x.t().mm(y).square().sum()) / k
+        variance: Tensor = norms.sum() * (norms * y.square().sum(1)).sum() - x.t().mm(y).square().sum()
+        return variance / k
     total = x.new_zeros(())
     for run in runs(n, k, block_size):
         for block in range(run.blocks):

@@ -44,6 +44,7 @@ class _Band(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (mask,) = actcore.saved_tensors_of(ctx)
+        assert mask is not None
         gradient = gradients[0] if ctx.slope == 1 else gradients[0] * ctx.slope
         return torch.where(mask, gradient, 0.0), None, None
 
@@ -54,12 +55,14 @@ def _passes(x: Tensor, function: str, parameters: tuple[float, ...]) -> Tensor:
         return (x > -3) & (x < 3)
     if function in ("hardshrink", "softshrink"):  # a number is rounded to the dtype of x, as torch does here
         (half,) = parameters
-        return ~((x >= -half) & (x <= half))
+        inside: Tensor = (x >= -half) & (x <= half)
+        return ~inside
     if function == "threshold":
         below = parameters[0]
         return ~(x <= (_largest_up_to(below, x.dtype) if x.device.type == "cpu" else below))
     low, high = (0.0, 6.0) if function == "relu6" else parameters
-    return ~((x <= _largest_up_to(low, x.dtype)) | (x >= -_largest_up_to(-high, x.dtype)))
+    outside: Tensor = (x <= _largest_up_to(low, x.dtype)) | (x >= -_largest_up_to(-high, x.dtype))
+    return ~outside
 
 
 @torch.compiler.assume_constant_result

@@ -14,7 +14,7 @@ import actcore
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional import piecewise, smooth
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.fewbit.functional.options import check_options
+from integrations.fewbit.functional.options import check_approximate, check_options
 
 _FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
     "sigmoid": smooth.sigmoid,
@@ -72,8 +72,7 @@ def geglu(
     gate_first: bool = True,
 ) -> Tensor:
     """``gelu(gate) * value``; see ``swiglu``."""
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    check_approximate(approximate)
     return _gated("gelu" if approximate == "none" else "gelu_tanh", input, other, dim, bits, gate_first)
 
 
@@ -132,9 +131,12 @@ class _Gate(Function):
         return to_gate, opened, None
 
 
-def _backward(name: str, gradient: Tensor, gate: Tensor) -> Tensor:
+def _backward(name: str, gradient: Tensor, gate: Tensor) -> Any:
     """torch's own gradient of the activation."""
     aten = torch.ops.aten
+    if name == "silu" and torch.is_grad_enabled():  # as torch does: silu_backward has no derivative
+        opened = torch.sigmoid(gate)
+        return gradient * opened * (1 + gate * (1 - opened))
     if name == "silu":
         return aten.silu_backward(gradient, gate)
     if name == "relu":

@@ -19,6 +19,7 @@ from integrations.fewbit.functional.options import (
     DEFAULT_BITS,
     Options,
     Steps,
+    check_approximate,
     check_options,
     constant,
     steps_of,
@@ -40,8 +41,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, **options: Unp
 
 def gelu(input: Tensor, approximate: str = "none", **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.gelu``, keeping few bits; ``approximate`` is ``"none"`` or ``"tanh"``."""
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    check_approximate(approximate)
     return _smooth("gelu" if approximate == "none" else "gelu_tanh", input, (), False, options)
 
 
@@ -130,7 +130,6 @@ def _smooth(
         name,
         steps.boundaries,
         steps.levels,
-        bits=steps.bits,
         parameters=parameters,
         even=steps.even,
         guard="nonfinite",
@@ -152,7 +151,6 @@ def _at_random(name: str, x: Tensor, parameters: tuple[float, ...], options: Opt
         x,
         name,
         constant(codebook.levels, x),
-        bits=codebook.bits,
         parameters=parameters,
         seed=options.get("seed"),
         stream=options.get("stream", 0),

@@ -20,9 +20,7 @@ class Approximated(nn.Module):
         rounding, weight: see ``fewbit.GELU``.
     """
 
-    def __init__(
-        self, function: str, bits: int = 3, rounding: Rounding = "nearest", weight: str = "uniform"
-    ) -> None:
+    def __init__(self, function: str, bits: int = 3, rounding: Rounding = "nearest", weight: str = "uniform") -> None:
         super().__init__()
         self.function, self.bits, self.rounding = function, bits, rounding
         self.table = (table if rounding == "nearest" else level_table)(function, bits, weight=weight)

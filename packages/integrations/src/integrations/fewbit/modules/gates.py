@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from integrations.fewbit.functional import gates
-from integrations.fewbit.functional.options import check_options
-from integrations.fewbit.modules.base import FewBitActivation
+from integrations.fewbit.functional.options import check_approximate, check_options
 
 
-class GLU(FewBitActivation, nn.GLU):
+class GLU(nn.GLU):
     """``torch.nn.GLU``, which keeps its input alone; with ``bits``, three times that many bits an element of output.
 
     Args:
@@ -29,7 +28,7 @@ class GLU(FewBitActivation, nn.GLU):
         return super().extra_repr() + ("" if self.bits is None else f", bits={self.bits}")
 
 
-class Gate(FewBitActivation):
+class Gate(nn.Module):
     """``act(gate) * value`` of one tensor, split in half, or of two.
 
     Args:
@@ -71,6 +70,7 @@ class GEGLU(Gate):
         self, dim: int = -1, approximate: str = "none", *, bits: int | None = None, gate_first: bool = True
     ) -> None:
         super().__init__(dim, bits=bits, gate_first=gate_first)
+        check_approximate(approximate)
         self.approximate = approximate
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
