@@ -157,3 +157,9 @@ def bench_activations(session: nox.Session) -> None:
 def bench_vision(session: nox.Session) -> None:
     """Measure convolutional networks with Q-layers. What follows `--` goes to `python -m bench vision`."""
     run_python(session, "-m", "bench", "vision", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_fewbit(session: nox.Session) -> None:
+    """Measure few-bit activations and randomized linear layers. What follows `--` goes to `python -m bench fewbit`."""
+    run_python(session, "-m", "bench", "fewbit", *session.posargs)

@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench gnn | kernels | sensitivity | activations | vision | show``."""
+"""The command line: ``python -m bench gnn | kernels | sensitivity | activations | vision | fewbit | show``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from bench.activations import measure as activations
 from bench.activations.cases import MODELS as ANY_MODELS
 from bench.data import DATASETS
 from bench.errors import BenchError
+from bench.fewbit import measure as fewbit
+from bench.fewbit import memory, sentences, step_time
 from bench.kernels import measure
 from bench.kernels.cases import FLOATS
 from bench.models import MODELS
@@ -149,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_vision(parsers.add_parser("vision", help="Q-layers: bytes, accuracy, the gradient's variance and time"))
 
+    _add_fewbit(parsers.add_parser("fewbit", help="few-bit activations and randomized linear layers"))
+
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
@@ -179,6 +183,31 @@ def _add_vision(parser: argparse.ArgumentParser) -> None:
         f"{vision.QUICK_ROUNDS} rounds: shows that it works",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
+    _add_chart(parser)
+
+
+def _add_fewbit(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=commands.run_fewbit)
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=fewbit.PARTS,
+        help="of the measurements, repeatable; default: all; those that lack a library or data are left out",
+    )
+    parser.add_argument(
+        "--data-root", type=Path, metavar="DIR", help=f"folder with {sentences.FOLDER}/ in it; default: ACTCORE_DATA"
+    )
+    batches = ", ".join(f"{batch} on {device}" for device, batch in memory.BATCHES.items())
+    parser.add_argument("--batch", type=_positive, help=f"of the part memory; default: {batches}")
+    parser.add_argument("--seeds", type=_positive, help=f"of training, paired; default: {fewbit.SEEDS}")
+    parser.add_argument("--rounds", type=_positive, help=f"that count, of what is timed; default: {step_time.ROUNDS}")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"small networks, {fewbit.QUICK_SEEDS} seed, {fewbit.QUICK_STEPS} steps, {step_time.QUICK_ROUNDS} rounds: "
+        "shows that it works",
+    )
+    _add_shared(parser, threads=torch.get_num_threads(), place="; finished runs of training are kept beside it")
     _add_chart(parser)
 
 

@@ -18,6 +18,12 @@ from bench.activations import measure as activations
 from bench.activations import report as activation_report
 from bench.activations.results import ActivationResults
 from bench.errors import BenchError
+from bench.fewbit import chart as fewbit_chart
+from bench.fewbit import measure as fewbit
+from bench.fewbit import report as fewbit_report
+from bench.fewbit import step_time
+from bench.fewbit.results import FewBitResults
+from bench.fewbit.unfinished import partial_file
 from bench.kernels import chart as kernel_chart
 from bench.kernels import measure as kernels
 from bench.kernels import report as kernel_report
@@ -141,6 +147,29 @@ def run_vision(options: Namespace) -> None:
     _finish(results, options.json, options.chart)
 
 
+def run_fewbit(options: Namespace) -> None:
+    """``python -m bench fewbit``."""
+    parts = list(dict.fromkeys(options.part or fewbit.PARTS))
+    _require_writable(options.json, options.chart)
+    results = fewbit.run(
+        fewbit.Options(
+            parts=parts,
+            named=options.part is not None,
+            device=torch.device(options.device),
+            data_root=options.data_root,
+            batch=options.batch,
+            seeds=options.seeds or (fewbit.QUICK_SEEDS if options.quick else fewbit.SEEDS),
+            rounds=options.rounds or (step_time.QUICK_ROUNDS if options.quick else step_time.ROUNDS),
+            threads=options.threads,
+            quick=options.quick,
+            json=options.json,
+        )
+    )
+    _finish(results, options.json, options.chart)
+    if options.json is not None:
+        partial_file(options.json).unlink(missing_ok=True)
+
+
 def show(options: Namespace) -> None:
     """``python -m bench show``."""
     _finish(records.load(options.results), None, options.chart)
@@ -160,6 +189,8 @@ def _finish(results: records.AnyResults, json: Path | None, picture: Path | None
         text, draw = activation_report.render(results), partial(activation_chart.save_chart, results)
     elif isinstance(results, VisionResults):
         text, draw = vision_report.render(results), partial(vision_chart.save_chart, results)
+    elif isinstance(results, FewBitResults):
+        text, draw = fewbit_report.render(results), partial(fewbit_chart.save_chart, results)
     else:
         text, draw = table.render(results), partial(chart.save_chart, results)
     table.console().print(text)

@@ -70,13 +70,13 @@ class Memory:
         return (self.live_bytes - others) / self.stored_bytes if self.stored_bytes else None
 
 
-def in_child(
+def child_answer(
     module: str, request: Mapping[str, Any], environment: Mapping[str, str] = MappingProxyType(ENVIRONMENT)
-) -> list[Memory]:
-    """What ``python -m MODULE REQUEST`` finds in a process that is started with the allocator's setting.
+) -> Any:
+    """What ``python -m MODULE REQUEST`` says, in JSON, in a process that is started with the allocator's setting.
 
     Args:
-        module: it ends in ``answer``.
+        module: the last line that it prints is its answer.
         request: what to measure, as JSON can say it.
         environment: that setting.
 
@@ -92,7 +92,14 @@ def in_child(
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
         raise BenchError(f"the process that measures memory ended with code {child.returncode}: {last}")
-    return [Memory(**fields) for fields in json.loads(child.stdout.splitlines()[-1])]
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def in_child(
+    module: str, request: Mapping[str, Any], environment: Mapping[str, str] = MappingProxyType(ENVIRONMENT)
+) -> list[Memory]:
+    """What ``child_answer`` gives, of a module that ends in ``answer``."""
+    return [Memory(**fields) for fields in child_answer(module, request, environment)]
 
 
 def answer(found: Sequence[Memory]) -> None:

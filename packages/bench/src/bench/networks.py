@@ -32,7 +32,7 @@ class Case:
 def resnet18(batch: int) -> Case:
     """timm's ResNet-18. Its last norms start at 1, not at 0 as timm has it: a branch that is multiplied by 0 has no
     gradient, and no tensor in it an error or a sensitivity."""
-    timm = _needs("timm")
+    timm = needs("timm")
     model = timm.create_model("resnet18", num_classes=10, zero_init_last=False)
     x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
     return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
@@ -40,7 +40,7 @@ def resnet18(batch: int) -> Case:
 
 def image_model(name: str, batch: int) -> Case:
     """One of timm's image models for 10 classes, at 64 x 64, its weights as timm draws them."""
-    timm = _needs("timm")
+    timm = needs("timm")
     size = {"img_size": 64} if name.startswith("vit_") else {}  # others take any size
     model = timm.create_model(name, num_classes=10, **size)
     x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
@@ -49,7 +49,7 @@ def image_model(name: str, batch: int) -> Case:
 
 def resnet50(batch: int) -> Case:
     """timm's ResNet-50."""
-    timm = _needs("timm")
+    timm = needs("timm")
     model = timm.create_model("resnet50", num_classes=10)
     x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
     return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
@@ -57,7 +57,7 @@ def resnet50(batch: int) -> Case:
 
 def vit_tiny(batch: int) -> Case:
     """timm's ViT-tiny: 12 layers of 192 features, 196 patches."""
-    timm = _needs("timm")
+    timm = needs("timm")
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
     x, y = torch.randn(batch, 3, 224, 224), torch.randint(10, (batch,))
     return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 224 x 224")
@@ -65,7 +65,7 @@ def vit_tiny(batch: int) -> Case:
 
 def bert(batch: int, dropout: float) -> Case:
     """BERT with 4 layers of 256 features and a classification head, on 128 tokens."""
-    transformers = _needs("transformers")
+    transformers = needs("transformers")
     config = transformers.BertConfig(
         vocab_size=1000,
         hidden_size=256,
@@ -83,13 +83,13 @@ def bert(batch: int, dropout: float) -> Case:
 
 def gcn() -> Case:
     """Three graph convolutions of 128 features, with batch norm and dropout, on a random graph."""
-    geometric = _needs("torch_geometric.nn")
+    geometric = needs("torch_geometric.nn")
     model = geometric.GCN(64, 128, 3, 7, dropout=0.5, norm="batch_norm")
     x, edges, y = torch.randn(1000, 64), torch.randint(1000, (2, 5000)), torch.randint(7, (1000,))
     return Case(model.train(), lambda: F.cross_entropy(model(x, edges), y), "3 layers of 128, 1,000 nodes, 5,000 edges")
 
 
-def _needs(name: str) -> Any:
+def needs(name: str) -> Any:
     """A library that only some networks need.
 
     Raises:
@@ -99,5 +99,5 @@ def _needs(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingLibrary(
-            f"{name} cannot be imported ({error}); pip install actcore-bench[models], or choose another --model"
+            f"{name} cannot be imported ({error}); pip install actcore-bench[models], or leave out what needs it"
         ) from error

@@ -11,12 +11,13 @@ from typing import Any
 
 from bench.activations.results import ActivationResults
 from bench.errors import BenchError
+from bench.fewbit.results import FewBitResults
 from bench.kernels.results import KernelResults
 from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
 from bench.vision.results import VisionResults
 
-AnyResults = Results | KernelResults | SensitivityResults | ActivationResults | VisionResults
+AnyResults = Results | KernelResults | SensitivityResults | ActivationResults | VisionResults | FewBitResults
 
 _FORMAT = 1
 _KINDS: Mapping[str, type[AnyResults]] = {
@@ -25,6 +26,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "sensitivity": SensitivityResults,
     "activations": ActivationResults,
     "vision": VisionResults,
+    "fewbit": FewBitResults,
 }
 
 

@@ -1,0 +1,14 @@
+"""``python -m bench fewbit``: few-bit activations and randomized linear layers, in parts that can be run alone.
+
+measure.py      a run: which parts, in which order
+roberta.py      the network whose memory is measured, and FewBit's four ways to train it
+memory.py       part "memory": the activation peak of each way, in a process of its own
+sentences.py    the pairs of sentences that are trained on
+bert.py         a small BERT that fills in masked words
+training.py     part "training": that BERT with 3-bit GELU beside the exact one, seeds in pairs
+unfinished.py   runs of an interrupted training, which the next one takes up
+step_time.py    part "time": activations and linear layers beside torch's own, in turn
+results.py      what comes out, as JSON
+report.py       the tables, notes.py what stands below them
+chart.py        the chart
+"""

@@ -1,0 +1,101 @@
+"""What stands below the tables of ``python -m bench fewbit``: what the numbers are, and what was asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from types import MappingProxyType
+
+from rich.text import Text
+
+from bench.fewbit.measure import SEEDS
+from bench.fewbit.results import FewBitResults, Times
+from bench.fewbit.roberta import RATIO, WAYS, Shape
+from bench.fewbit.step_time import ELEMENTS, FEATURES
+from bench.fewbit.training import STRIDE
+
+SAVINGS: Mapping[str, float] = MappingProxyType(dict(zip(WAYS, (0.0, 0.138, 0.186, 0.327), strict=True)))
+"""What FewBit's table has, of the peak."""
+
+LOSS = 0.01  # relative, at most
+NATS = 1.0  # that the exact run learns at least
+TIME = 1.0  # over torch's, of GELU
+
+JUDGED = "gelu"
+
+
+def judged_memory(results: FewBitResults) -> bool:
+    """Whether the network is the one that something was asked of."""
+    return str(Shape()) in results.network
+
+
+def judged_training(results: FewBitResults) -> bool:
+    """Whether there are as many runs as were asked for."""
+    return results.held_out().seeds >= SEEDS
+
+
+def learned(results: FewBitResults) -> float:
+    """By how many nats the exact loss of the words held out is below their entropy, the mean over seeds."""
+    return results.entropy - fmean(results.held_out().exact)
+
+
+def judged_time(results: FewBitResults, times: Times) -> bool:
+    """Whether something was asked of it."""
+    return results.device == "cpu" and times.name == JUDGED and times.elements >= ELEMENTS
+
+
+def notes(results: FewBitResults) -> Text:
+    """A paragraph a part that was run, and what was asked of it."""
+    lines = list(_lines(results))
+    if targets := "; ".join(_targets(results)):
+        lines.append(f"✓ reached, ✗ not: {targets}.")
+    return Text("\n".join(lines), style="dim")
+
+
+def _lines(results: FewBitResults) -> Iterator[str]:
+    for reason in results.skipped:
+        yield f"Left out: {reason}."
+    if results.peaks:
+        yield (
+            f"memory: {results.network}; batch {results.batch}, sequences of different lengths padded to one. "
+            f"randomized linear: every linear layer of the encoder keeps a sketch of {RATIO:.0%} of its input's rows. "
+            "kept: bytes that live after the forward and did not before. activation peak: the most during forward and "
+            "backward, less what was there before and the gradients. with gradients: the same, gradients left in. raw: "
+            f"the most in all, {'the process and' if results.device == 'cpu' else 'with'} the weights."
+        )
+        yield from sorted({f"Not measured: {one.not_measured}." for one in results.peaks if one.not_measured})
+    if results.runs:
+        yield f"Data: {results.data}."
+        yield f"Recipe: {', '.join(f'{name} {value:g}' for name, value in results.recipe.items())}."
+        yield (
+            "training: runs of a seed share initial weights, order, masks and dropout. Losses in nats a word that was "
+            f"to be guessed; training loss: the mean of the last {STRIDE} steps. The words held out have an entropy of "
+            f"{results.entropy:.3f} nats, the least loss of whoever knows their frequencies alone; exact training is "
+            f"{learned(results):.2f} nats below it."
+        )
+    if results.times:
+        first = results.times[0]
+        yield (
+            f"time: forward and backward over torch's own, in turn; median over median of {len(first.seconds)} rounds. "
+            + " ".join(_sizes(results))
+        )
+
+
+def _sizes(results: FewBitResults) -> Iterator[str]:
+    elements = {times.what: times.elements for times in results.times}
+    if "activation" in elements:
+        yield f"Activations of {elements['activation']:,} float32 elements."
+    if "linear" in elements:
+        features, outputs = FEATURES
+        rows = elements["linear"] // features
+        yield f"Linear layers of {rows:,} x {features} -> {outputs:,}, {RATIO:.0%} of the rows kept."
+
+
+def _targets(results: FewBitResults) -> Iterator[str]:
+    if results.peaks and judged_memory(results):
+        savings = ", ".join(f"{100 * part:.1f} %" for part in SAVINGS.values() if part)
+        yield f"activation peak smaller by at least {savings}"
+    if results.runs and judged_training(results):
+        yield f"mean loss within {LOSS:.0%} of the exact one's, which is at least {NATS:g} nat below the entropy"
+    if any(judged_time(results, times) for times in results.times):
+        yield f"{JUDGED} at most {TIME:.1f} times torch's"

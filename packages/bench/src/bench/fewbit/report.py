@@ -1,0 +1,115 @@
+"""Results of ``python -m bench fewbit`` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean, median
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.fewbit.notes import LOSS, NATS, SAVINGS, TIME, judged_memory, judged_time, judged_training, learned, notes
+from bench.fewbit.results import Comparison, FewBitResults
+from bench.marks import marked
+from bench.statistics import spread
+from bench.units import MIB
+
+
+def render(results: FewBitResults) -> RenderableType:
+    """Header, tables and notes."""
+    header = Text.assemble(
+        ("Few-bit activations and randomized linear layers\n", "bold"),
+        ("machine  ", "dim"),
+        f"{results.machine}\n",
+        ("command  ", "dim"),
+        f"{results.machine.command}; {results.seconds / 60:.1f} minutes\n",
+    )
+    return Group(header, *_tables(results), notes(results))
+
+
+def _tables(results: FewBitResults) -> Iterator[Table]:
+    if any(peak.raw_bytes for peak in results.peaks):
+        yield _memory(results)
+    if results.runs:
+        yield _training(results)
+    for what, heading in (("activation", "activation"), ("linear", "randomized linear")):
+        if any(times.what == what for times in results.times):
+            yield _times(results, what, heading)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _memory(results: FewBitResults) -> Table:
+    table = _table(
+        "memory",
+        "kept\nMiB",
+        "activation\npeak, MiB",
+        "\nsaving, %",
+        "with gradients\nMiB",
+        "\nsaving, %",
+        "raw\nMiB",
+        "\nsaving, %",
+    )
+    plain = results.peaks[0]
+    for peak in results.peaks:
+        least = SAVINGS.get(peak.way) if judged_memory(results) else None
+        pairs = (
+            (peak.activation_bytes, plain.activation_bytes, least),
+            (median(peak.peak_bytes), median(plain.peak_bytes), None),
+            (median(peak.raw_bytes), median(plain.raw_bytes), None),
+        )
+        row: list[RenderableType] = [f"{median(peak.kept_bytes) / MIB:,.1f}"]
+        for nbytes, reference, asked in pairs:
+            saving = 1 - nbytes / reference
+            reached = None if asked is None else saving >= asked
+            row += [f"{nbytes / MIB:,.1f}", "" if peak is plain else marked(f"{100 * saving:.1f}", reached)]
+        table.add_row(peak.way, *row)
+    return table
+
+
+def _training(results: FewBitResults) -> Table:
+    table = _table("training", "seeds", "exact", "3 bits", "difference", "relative")
+    judged = judged_training(results)
+    for name, row in (("held-out loss", results.held_out()), ("training loss", results.training_loss())):
+        asked = judged and name == "held-out loss"
+        table.add_row(
+            name,
+            str(row.seeds),
+            marked(_mean(row.exact), learned(results) >= NATS if asked else None),
+            _mean(row.few_bits),
+            _interval(row),
+            marked(f"{row.ratio:.4f}", abs(row.ratio - 1) <= LOSS if asked else None),
+        )
+    return table
+
+
+def _mean(values: list[float]) -> str:
+    deviation = spread(values)
+    return f"{fmean(values):.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+
+
+def _interval(row: Comparison) -> str:
+    difference = row.difference
+    if difference.low is None:
+        return f"{difference.mean:+.4f}"
+    return f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
+
+
+def _times(results: FewBitResults, what: str, heading: str) -> Table:
+    table = _table(heading, "torch's\nms", "ours\nms", "ratio")
+    for times in results.times:
+        if times.what == what:
+            table.add_row(
+                times.name,
+                f"{1e3 * median(times.plain_seconds):.1f}",
+                f"{1e3 * median(times.seconds):.1f}",
+                marked(f"{times.ratio:.2f}", times.ratio <= TIME if judged_time(results, times) else None),
+            )
+    return table

@@ -1,0 +1,127 @@
+"""A network with RoBERTa-base's shape, and the four ways to train it that FewBit's table compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.networks import needs
+from integrations import fewbit
+from integrations.fewbit import RandomizedLinear
+from integrations.fewbit.util import convert_linear, map_module
+
+BITS, RATIO = 3, 0.2
+DROPOUT = 0.1
+ATTENTION = "sdpa"  # torch's scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a RoBERTa is made of. The defaults are RoBERTa-base's (Liu et al., 2019).
+
+    Attributes:
+        layers, hidden, heads: of the encoder; the inner features are 4 times ``hidden``.
+        vocabulary: words.
+        length: of a sequence, in tokens, padding included.
+    """
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    vocabulary: int = 50_265
+    length: int = 128
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers of {self.hidden}, {self.heads} heads, {self.length} tokens"
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is exchanged in the network.
+
+    Attributes:
+        few_bits: whether GELU keeps ``BITS`` bits an element for backward.
+        randomized: whether the linear layers of the encoder keep a sketch of ``RATIO`` times their inputs' rows.
+    """
+
+    few_bits: bool
+    randomized: bool
+
+
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        "vanilla": Way(few_bits=False, randomized=False),
+        f"{BITS}-bit GELU": Way(few_bits=True, randomized=False),
+        "randomized linear": Way(few_bits=False, randomized=True),
+        "both": Way(few_bits=True, randomized=True),
+    }
+)
+"""FewBit's rows, by the name that tables have."""
+
+
+class Case:
+    """A network in training mode and a batch for it.
+
+    Attributes:
+        model: a ``RobertaForSequenceClassification`` of two classes with random weights.
+    """
+
+    def __init__(self, shape: Shape, way: Way, batch: int, device: torch.device) -> None:
+        """Draws weights and batch from torch's generator.
+
+        Raises:
+            MissingLibrary: transformers is not installed.
+        """
+        transformers = needs("transformers")
+        config = transformers.RobertaConfig(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            intermediate_size=4 * shape.hidden,
+            max_position_embeddings=shape.length + 2,  # RoBERTa counts positions from 2
+            type_vocab_size=1,
+            hidden_dropout_prob=DROPOUT,
+            attention_probs_dropout_prob=DROPOUT,
+            num_labels=2,
+            attn_implementation=ATTENTION,
+        )
+        self.model: nn.Module = transformers.RobertaForSequenceClassification(config).to(device).train()
+        exchange(self.model, way)
+        tokens, mask = padded(batch, shape, config.pad_token_id)
+        self._batch: dict[str, Any] = {
+            "input_ids": tokens.to(device),
+            "attention_mask": mask.to(device),
+            "labels": torch.randint(2, (batch,)).to(device),
+        }
+
+    def loss(self) -> Tensor:
+        """The cross-entropy of the batch."""
+        loss: Tensor = self.model(**self._batch).loss
+        return loss
+
+
+def exchange(model: nn.Module, way: Way) -> None:
+    """Exchanges GELU everywhere, and every ``nn.Linear`` of the encoder: query, key, value and output of the attention,
+    the inner and the outer one behind it."""
+    if way.few_bits:
+        fewbit.convert(model, bits=BITS)
+    if way.randomized:
+        encoder = model.get_submodule("roberta.encoder")
+        map_module(encoder, lambda module, path: convert_linear(module, RandomizedLinear, proj_dim_ratio=RATIO))
+
+
+def padded(batch: int, shape: Shape, padding: int) -> tuple[Tensor, Tensor]:
+    """Random tokens of sequences from a quarter to the whole of the length, and the mask of those that are no padding.
+
+    What is stored does not depend on how much of it is padding.
+    """
+    lengths = torch.randint(shape.length // 4, shape.length + 1, (batch, 1))
+    mask = torch.arange(shape.length) < lengths
+    tokens = torch.randint(padding + 1, shape.vocabulary, (batch, shape.length))
+    return tokens.masked_fill(~mask, padding), mask.long()

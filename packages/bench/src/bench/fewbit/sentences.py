@@ -1,0 +1,129 @@
+"""Pairs of sentences of the Microsoft Research Paraphrase Corpus (Dolan & Brockett, 2005), as numbers of words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.errors import BenchError
+
+FOLDER = "mrpc"
+FILES = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")  # trained on, held out
+
+PADDING, UNKNOWN, START, END, MASK = range(5)  # below the numbers of words
+MARKS = 5
+
+_HEADINGS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+
+Pair = tuple[list[str], list[str]]
+
+
+class MissingSentences(BenchError):
+    """No folder at hand has the corpus."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of sentences, each as one input: start, the first sentence, end, the second, end, padding.
+
+    Attributes:
+        tokens: ``Int64[Tensor, "pairs length"]``, below ``MARKS`` what stands for no word.
+        segments: ``Int64[Tensor, "pairs length"]``: 0 in the first sentence, 1 in the second.
+        positions: ``Int64[Tensor, "pairs length"]``, counted from 1 in each sentence, so that words that a paraphrase
+            leaves in their places have the same position in both.
+    """
+
+    tokens: Tensor
+    segments: Tensor
+    positions: Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def lengths(self) -> Tensor:
+        """``Int64[Tensor, "pairs"]``, without the padding."""
+        return (self.tokens != PADDING).sum(1)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The corpus.
+
+    Attributes:
+        vocabulary: how many numbers there are, ``MARKS`` of them for no word.
+        train, held_out: the pairs that are trained on, and the others.
+    """
+
+    vocabulary: int
+    train: Pairs
+    held_out: Pairs
+
+    def __str__(self) -> str:
+        length = self.train.tokens.shape[1]
+        return (
+            f"MRPC ({len(self.train):,} pairs of sentences for training, {len(self.held_out):,} held out, those of up "
+            f"to {length} words and marks; the {self.vocabulary - MARKS:,} most frequent words)"
+        )
+
+
+def load(vocabulary: int, length: int, data_root: Path | None = None) -> Sentences:
+    """The corpus, of the folder ``data_root/mrpc``; default: ``ACTCORE_DATA``.
+
+    Raises:
+        MissingSentences: there is no such folder.
+        BenchError: a file is damaged.
+    """
+    root = data_root or (Path(os.environ["ACTCORE_DATA"]) if os.environ.get("ACTCORE_DATA") else None)
+    if root is None or not all((root / FOLDER / file).is_file() for file in FILES):
+        where = f"in {root / FOLDER}" if root else "at hand: neither --data-root nor ACTCORE_DATA names a folder"
+        raise MissingSentences(f"there is no {' and no '.join(FILES)} {where}; name a folder that has {FOLDER}/ in it")
+    train, held_out = (read(root / FOLDER / file) for file in FILES)
+    return numbered(train, held_out, vocabulary, length)
+
+
+def read(file: Path) -> list[Pair]:
+    """The pairs of a file: tab-separated, with a line of headings, UTF-8 with a byte-order mark.
+
+    Raises:
+        BenchError: it holds something else.
+    """
+    try:
+        # No other character ends a line, and a quotation mark is one.
+        headings, *rows = (line.rstrip("\r").split("\t") for line in file.read_text("utf-8-sig").rstrip().split("\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{file} cannot be read ({error}); fetch it anew") from error
+    if headings != _HEADINGS or not rows or any(len(row) != len(_HEADINGS) for row in rows):
+        raise BenchError(f"{file} must hold lines of {', '.join(_HEADINGS)}, with tabs between; fetch it anew")
+    return [(words(row[3]), words(row[4])) for row in rows]
+
+
+def words(sentence: str) -> list[str]:
+    """Words and signs, in small letters."""
+    return re.findall(r"\w+|[^\w\s]", sentence.lower())
+
+
+def numbered(train: Sequence[Pair], held_out: Sequence[Pair], vocabulary: int, length: int) -> Sentences:
+    """Pairs as numbers. Those that do not fit into ``length`` are left out; the vocabulary is of those trained on."""
+    counts = Counter(word for pair in train for sentence in pair for word in sentence)
+    numbers = {word: MARKS + place for place, (word, _) in enumerate(counts.most_common(vocabulary - MARKS))}
+    return Sentences(vocabulary, *(_pairs(pairs, numbers, length) for pairs in (train, held_out)))
+
+
+def _pairs(pairs: Iterable[Pair], numbers: dict[str, int], length: int) -> Pairs:
+    rows = []
+    for first, second in pairs:
+        one, two = ([numbers.get(word, UNKNOWN) for word in sentence] for sentence in (first, second))
+        tokens = [START, *one, END, *two, END]
+        padding = length - len(tokens)
+        if padding >= 0:
+            segments = [0] * (len(one) + 2) + [1] * (len(two) + 1)
+            positions = [*range(len(one) + 2), *range(1, len(two) + 2)]
+            rows.append([some + [PADDING] * padding for some in (tokens, segments, positions)])
+    return Pairs(*torch.tensor(rows, dtype=torch.long).reshape(-1, 3, length).unbind(1))

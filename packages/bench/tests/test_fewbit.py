@@ -1,0 +1,392 @@
+"""``python -m bench fewbit``: short runs on tiny networks, and what is computed from its values."""
+
+import importlib.util
+import itertools
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bench import cli, records
+from bench.errors import BenchError
+from bench.fewbit import bert, measure, memory, roberta, sentences, step_time, training
+from bench.fewbit.bert import Masked, Recipe
+from bench.fewbit.notes import learned
+from bench.fewbit.report import render
+from bench.fewbit.results import FewBitResults, Peak, Times
+from bench.fewbit.roberta import WAYS, Shape
+from bench.fewbit.training import BertRun
+from bench.fewbit.unfinished import Unfinished, partial_file
+from bench.machine import Machine
+from bench.table import console
+from bench.vision.memory import graph_bytes
+from integrations.fewbit import RandomizedLinear
+
+MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
+TINY = Shape(layers=1, hidden=32, heads=2, vocabulary=50, length=16)
+HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder with a corpus of 40 pairs for training and 10 held out."""
+    folder = tmp_path / "data" / sentences.FOLDER
+    folder.mkdir(parents=True)
+    for file, count in zip(sentences.FILES, (40, 10), strict=True):
+        rows = [
+            f'1\t1\t2\tThe {n} cats, said Ann, "sat" on the mat.\tOn the mat sat {n} cats, Ann said.'
+            for n in range(count)
+        ]
+        (folder / file).write_text("\n".join([HEADINGS, *rows]) + "\n")
+    return folder.parent
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """Of a training of a second."""
+    tiny = Recipe(layers=1, width=16, heads=2, vocabulary=20, length=32, batch=8, steps=4, warm_up=2)
+    monkeypatch.setattr(measure, "Recipe", lambda **_: tiny)
+    monkeypatch.setattr(training, "STRIDE", 2)
+    return tiny
+
+
+def text_of(results):
+    output = console()
+    with output.capture() as captured:
+        output.print(render(results))
+    return captured.get()
+
+
+# sentences
+
+
+def test_words_are_numbered_by_frequency(corpus):
+    found = sentences.load(8, 64, corpus)
+    assert len(found.train) == 40
+    assert len(found.held_out) == 10
+    # "the" and the comma come three times a pair and have the numbers 5 and 6; of those that come twice, "cats" is the
+    # first in the text and has 7. All others have 1.
+    first = found.train.tokens[0]
+    length = int(found.train.lengths()[0])
+    assert first[:8].tolist() == [sentences.START, 5, 1, 7, 6, 1, 1, 6]
+    assert first[length - 1] == sentences.END
+    assert not first[length:].any()
+    assert str(found).startswith("MRPC (40 pairs of sentences for training, 10 held out")
+
+
+def test_both_sentences_count_their_positions_from_one(corpus):
+    pairs = sentences.load(50, 64, corpus).train
+    second = pairs.segments[0] == 1
+    assert pairs.positions[0][second].tolist() == list(range(1, int(second.sum()) + 1))
+    assert pairs.positions[0][0] == 0
+    assert pairs.positions[0][1] == 1
+
+
+def test_pairs_that_do_not_fit_are_left_out(corpus):
+    longest = int(sentences.load(50, 64, corpus).train.lengths().max())
+    assert len(sentences.load(50, longest, corpus).train) == 40
+    assert len(sentences.load(50, longest - 1, corpus).train) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no headings\n", HEADINGS.encode() + b"\n", HEADINGS.encode() + b"\n1\t2\t3\ttoo few\n", b"\xff\xfe\x00"],
+)
+def test_a_damaged_corpus_is_refused(corpus, content):
+    (corpus / sentences.FOLDER / sentences.FILES[1]).write_bytes(content)
+    with pytest.raises(BenchError, match="fetch it anew"):
+        sentences.load(50, 64, corpus)
+
+
+def test_a_missing_corpus_is_said_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.delenv("ACTCORE_DATA", raising=False)
+    with pytest.raises(sentences.MissingSentences, match="neither --data-root nor ACTCORE_DATA"):
+        sentences.load(50, 64)
+    with pytest.raises(sentences.MissingSentences, match=f"there is no .* in {tmp_path}"):
+        sentences.load(50, 64, tmp_path)
+
+
+def test_only_known_words_are_holes(corpus):
+    pairs = sentences.load(12, 64, corpus).train
+    masked = Masked.of(pairs, 1.0, torch.Generator())
+    assert torch.equal(masked.holes, pairs.tokens >= sentences.MARKS)
+    some = Masked.of(pairs, 0.5, torch.Generator().manual_seed(0))
+    # Binomial: 4 standard deviations of a part of 0.5 of n.
+    n = int(masked.holes.sum())
+    assert abs(int(some.holes.sum()) / n - 0.5) < 4 * 0.5 / n**0.5
+    assert not (some.holes & ~masked.holes).any()
+
+
+def test_the_entropy_is_that_of_the_frequencies():
+    tokens = torch.tensor([[5, 5, 6, 7]])
+    masked = Masked(sentences.Pairs(tokens, tokens, tokens), torch.ones_like(tokens, dtype=torch.bool))
+    assert masked.entropy() == pytest.approx(1.5 * torch.log(torch.tensor(2.0)).item())
+
+
+# training
+
+
+@needs_transformers
+def test_runs_of_a_seed_share_weights_order_masks_and_dropout(corpus, recipe):
+    data = sentences.load(recipe.vocabulary, recipe.length, corpus)
+    recipe = replace(recipe, dropout=0.1)
+    exact, again, few_bits = (training.train(kind, 3, data, recipe, int) for kind in ("exact", "exact", "3 bits"))
+    other = training.train("exact", 4, data, recipe, int)
+    assert (exact.losses, exact.held_out) == (again.losses, again.held_out)
+    assert exact.losses != other.losses
+    assert len(exact.losses) == 2
+    assert few_bits.losses != exact.losses
+    # The forward is exact: the losses of the first step are the same, those of later ones are of other weights.
+    one = replace(recipe, steps=1)
+    first, same = (training.train(kind, 3, data, one, int) for kind in ("exact", "3 bits"))
+    assert first.losses == same.losses
+
+
+@needs_transformers
+def test_the_first_guess_is_by_frequency(corpus, recipe):
+    data = sentences.load(recipe.vocabulary, recipe.length, corpus)
+    torch.manual_seed(0)
+    model = bert.make(recipe, torch.full((recipe.vocabulary,), 1 / recipe.vocabulary))
+    assert torch.equal(model.get_parameter("cls.predictions.bias"), torch.full((20,), 1 / 20).log())
+    assert model.training
+    assert bert.losses(model, Masked.of(data.train, 0.5, torch.Generator())).isfinite().all()
+
+
+def test_finished_runs_are_taken_up(tmp_path):
+    file = tmp_path / "out.json"
+    recipe = {"steps": 4.0}
+    kept = Unfinished(file, recipe, MACHINE)
+    kept.add(BertRun("exact", 0, [5.0], 4.0, 1.0))
+    assert Unfinished(file, recipe, MACHINE).find("exact", 0) == BertRun("exact", 0, [5.0], 4.0, 1.0)
+    assert Unfinished(file, recipe, MACHINE).find("3 bits", 0) is None
+    # Runs of another recipe or commit are no pairs with what comes.
+    assert Unfinished(file, {"steps": 5.0}, MACHINE).find("exact", 0) is None
+    assert Unfinished(file, recipe, replace(MACHINE, commit="4567")).find("exact", 0) is None
+    assert Unfinished(None, recipe, MACHINE).find("exact", 0) is None
+    partial_file(file).write_text("{")
+    with pytest.raises(BenchError, match="delete it to start anew"):
+        Unfinished(file, recipe, MACHINE)
+
+
+# memory
+
+
+@needs_transformers
+def test_what_each_way_exchanges():
+    for name, way in WAYS.items():
+        model = roberta.Case(TINY, way, 2, torch.device("cpu")).model
+        sketched = [path for path, module in model.named_modules() if isinstance(module, RandomizedLinear)]
+        assert len(sketched) == (6 if way.randomized else 0), name
+        assert all(path.startswith("roberta.encoder.layer.") for path in sketched)
+        plain = [module for module in model.modules() if type(module) is nn.Linear]
+        assert len(plain) == (2 if way.randomized else 8)  # two of the head
+
+
+@needs_transformers
+def test_the_graph_of_each_way_keeps_what_it_should():
+    batch = 8
+    kept = {}
+    for name, way in WAYS.items():
+        torch.manual_seed(0)
+        case = roberta.Case(TINY, way, batch, torch.device("cpu"))
+        kept[name] = graph_bytes(case.model, case.loss)
+    vanilla, gelu, linear, both = kept.values()
+    rows, hidden = batch * TINY.length, TINY.hidden
+    # GELU keeps its input: 3 bits in place of 32, and at most a byte for each 32 elements that guards them.
+    inner = rows * 4 * hidden
+    assert inner * (4 - 3 / 8 - 1 / 32) <= vanilla - gelu <= inner * (4 - 3 / 8)
+    # Inputs of attention's output, of the inner and of the outer layer go, each for its sketch. Query, key and value
+    # share an input, in place of which each has a sketch.
+    inputs = 4 * rows * (hidden + hidden + hidden + 4 * hidden)
+    sketch_rows = 4 * round(roberta.RATIO * rows) * (3 * hidden + hidden + hidden + 4 * hidden)
+    seeds = 6 * 64
+    assert inputs - sketch_rows - seeds <= vanilla - linear <= inputs - sketch_rows + 4 * 9 * hidden
+    # The inner layer's activation is the outer one's input: each of both goes on its own.
+    assert vanilla - both == pytest.approx((vanilla - gelu) + (vanilla - linear), abs=seeds)
+
+
+def test_the_batch_is_padded():
+    torch.manual_seed(0)
+    tokens, mask = roberta.padded(64, TINY, 1)
+    assert tokens.shape == mask.shape == (64, 16)
+    assert torch.equal(tokens != 1, mask.bool())
+    lengths = mask.sum(1)
+    assert lengths.min() >= 4
+    assert lengths.max() <= 16
+    assert len(lengths.unique()) > 1
+
+
+class Counted:
+    """Counters of a step that are known: 1,000 bytes before it, 1,500 after its forward, 5,000 at its peak."""
+
+    def __init__(self):
+        self._live = itertools.cycle((1000, 1500))
+
+    def live(self):
+        return next(self._live)
+
+    def start_peak(self):
+        return 1000
+
+    def peak(self):
+        return 5000
+
+
+@needs_transformers
+def test_memory_is_what_the_counters_say(monkeypatch, capsys):
+    """Without the process of its own: the same request and answer, in this one."""
+
+    def here(module, request):
+        assert module == "bench.fewbit.memory"
+        memory._child(json.dumps(request))
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setattr(memory, "child_answer", here)
+    monkeypatch.setattr(memory, "counters", lambda device: Counted())
+    done = []
+    peaks = memory.measure(TINY, 2, 2, 1, torch.device("cpu"), done.append)
+    assert done == [f"memory, {way}" for way in WAYS]
+    assert [peak.way for peak in peaks] == list(WAYS)
+    model = roberta.Case(TINY, WAYS["vanilla"], 1, torch.device("cpu")).model
+    gradients = sum(parameter.nbytes for parameter in model.parameters())
+    for peak in peaks:
+        assert peak == Peak(peak.way, [500, 500], [4000, 4000], [5000, 5000], gradients)
+        assert peak.activation_bytes == 4000 - gradients
+    monkeypatch.setattr(memory, "counters", lambda device: "no Linux")
+    assert memory.measure_here("both", TINY, 2, 1, torch.device("cpu")) == Peak("both", not_measured="no Linux")
+
+
+# the command line
+
+
+@needs_transformers
+def test_a_run_prints_writes_and_draws(corpus, recipe, monkeypatch, tmp_path, capsys):
+    file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    for name, value in (("QUICK_ELEMENTS", 4096), ("QUICK_ROWS", 64), ("FEATURES", (16, 32))):
+        monkeypatch.setattr(step_time, name, value)
+    command = ["fewbit", "--part", "training", "--part", "time", "--quick", "--threads", "1"]
+    command += ["--data-root", str(corpus), "--json", str(file), "--chart", str(picture)]
+    assert cli.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "Few-bit activations" in printed
+    assert "✓" not in printed  # quick runs are not judged
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert not partial_file(file).exists()
+    found = records.load(file)
+    assert isinstance(found, FewBitResults)
+    assert [(run.kind, run.seed, len(run.losses)) for run in found.runs] == [("exact", 0, 2), ("3 bits", 0, 2)]
+    assert [times.name for times in found.times] == [*step_time.FUNCTIONS, *step_time.SKETCHES]
+    assert {len(times.seconds) for times in found.times} == {step_time.QUICK_ROUNDS}
+    assert found.recipe["steps"] == 4
+    assert cli.main(["show", str(file)]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@needs_transformers
+def test_an_interrupted_run_goes_on(corpus, recipe, monkeypatch, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    command = ["fewbit", "--part", "training", "--quick", "--seeds", "2", "--threads", "1"]
+    command += ["--data-root", str(corpus), "--json", str(file)]
+    train = training.train
+
+    def interrupted(kind, seed, *others):
+        if (kind, seed) == ("exact", 1):
+            raise KeyboardInterrupt
+        return train(kind, seed, *others)
+
+    monkeypatch.setattr(training, "train", interrupted)
+    assert cli.main(command) == 130
+    assert [run["seed"] for run in json.loads(partial_file(file).read_text())["runs"]] == [0, 0]
+    trained = []
+    monkeypatch.setattr(training, "train", lambda *given: trained.append(given[:2]) or train(*given))
+    assert cli.main(command) == 0
+    assert trained == [("exact", 1), ("3 bits", 1)]
+    assert "3 bits, seed 0: taken from" in capsys.readouterr().err
+    assert [run.seed for run in records.load(file).runs] == [0, 0, 1, 1]
+
+
+def test_what_a_part_lacks(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measure, "PARTS", ("memory", "training"))
+    monkeypatch.delenv("ACTCORE_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert cli.main(["fewbit", "--quick", "--threads", "1"]) == 0
+    assert "Left out: memory: transformers cannot be imported" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["fewbit", "--part", "memory", "--quick", "--threads", "1"]) == 1
+    assert "transformers cannot be imported" in capsys.readouterr().err
+    assert cli.main(["fewbit", "--quick", "--chart", str(tmp_path / "a.png"), "--threads", "1"]) == 1
+    assert "there is nothing to draw" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["fewbit", "--device", "cuda"]) == 1
+    assert "device cuda is not there" in capsys.readouterr().err
+
+
+@needs_transformers
+def test_a_corpus_that_was_asked_for_must_be_there(tmp_path, capsys):
+    assert cli.main(["fewbit", "--part", "training", "--quick", "--data-root", str(tmp_path)]) == 1
+    assert f"in {tmp_path / sentences.FOLDER}" in capsys.readouterr().err
+
+
+def test_what_is_judged():
+    mib = 2**20
+    peaks = [
+        Peak(way, [900 * mib], [(1000 + peak) * mib], [2000 * mib], 100 * mib)
+        for way, peak in zip(WAYS, (100, -40, -86, -230), strict=True)  # 1000 without the gradients, and less of these
+    ]
+    runs = [
+        BertRun(kind, seed, [5.0, loss], loss + 0.1 * seed)
+        for seed in range(5)
+        for kind, loss in (("exact", 4.0), ("3 bits", 4.02))
+    ]
+    times = [
+        Times("gelu", "activation", step_time.ELEMENTS, [0.9, 0.8, 9.0], [1.0, 1.0, 1.0]),
+        Times("silu", "activation", step_time.ELEMENTS, [2.0], [1.0]),
+        Times("dct", "linear", 768, [1.5], [1.0]),
+    ]
+    results = FewBitResults(
+        MACHINE,
+        "cpu",
+        network=f"RoBERTa, {Shape()}",
+        batch=16,
+        data="MRPC",
+        recipe={"steps": 2},
+        entropy=5.3,
+        peaks=peaks,
+        runs=runs,
+        times=times,
+    )
+    assert [round(1 - peak.activation_bytes / peaks[0].activation_bytes, 3) for peak in peaks] == [0, 0.14, 0.186, 0.33]
+    assert learned(results) == pytest.approx(1.1)
+    assert results.held_out().ratio == pytest.approx(4.22 / 4.2)
+    assert times[0].ratio == 0.9
+    text = text_of(results)
+    for shown in ("14.0 ✓", "18.6 ✓", "33.0 ✓", "1.0048 ✓", "4.200 ± 0.158 ✓", "0.90 ✓"):
+        assert shown in text, shown
+    assert text.count("✓") == 6 + 1  # and the note
+    missed = replace(
+        results,
+        entropy=5.1,
+        peaks=[peaks[0], replace(peaks[1], peak_bytes=[970 * mib])],
+        runs=[replace(run, held_out=4.3) if run.kind == "3 bits" else run for run in runs],
+        times=[replace(times[0], seconds=[1.1])],
+    )
+    text = text_of(missed)
+    for shown in ("13.0 ✗", "1.0238 ✗", "4.200 ± 0.158 ✗", "1.10 ✗"):
+        assert shown in text, shown
+    assert "✓" not in text.rpartition("✓ reached")[0]
+    # Another network, fewer seeds, a smaller tensor: nothing is judged.
+    small = replace(results, network="RoBERTa, 2 layers", runs=runs[:2], times=[replace(times[0], elements=4096)])
+    assert "✓" not in text_of(small)
+
+
+def test_peaks_that_are_not_measured_say_why():
+    results = FewBitResults(
+        MACHINE, "cpu", network="RoBERTa", batch=1, peaks=[Peak("vanilla", not_measured="no Linux")]
+    )
+    assert "Not measured: no Linux." in text_of(results)
