@@ -201,8 +201,13 @@ def test_a_threshold_beyond_the_domain_changes_nothing():
     assert halved == pytest.approx(table("softplus", 3).boundaries)
 
 
-def test_other_parameters_are_fitted_once_for_all_threads(monkeypatch):
+def forget():
     tables._fitted.cache_clear()
+    tables._apart.cache_clear()
+
+
+def test_other_parameters_are_fitted_once_for_all_threads(monkeypatch):
+    forget()
     calls = []
 
     def counted(*arguments, **options):
@@ -224,12 +229,12 @@ def test_no_mode_of_the_callers_reaches_a_fit():
     """Fake tensors, functorch and a default device would make tensors without numbers of the fit's."""
     expected = approximate("elu", 2, parameters=(0.7,))
     found = []
-    tables._fitted.cache_clear()
+    forget()
     with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
         found.append(table("elu", 2, (0.7,)))
-    tables._fitted.cache_clear()
+    forget()
     torch.func.grad(lambda x: (x * (found.append(table("elu", 2, (0.7,))) or 1)).sum())(torch.ones(2))
-    tables._fitted.cache_clear()
+    forget()
     compiled = torch.compile(lambda x: x * table("elu", 2, (0.7,)).levels[1], fullgraph=True, backend="eager")
     assert compiled(torch.ones(1, dtype=torch.float64)).item() == expected.levels[1]
     assert found == [expected] * 2

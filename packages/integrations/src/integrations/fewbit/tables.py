@@ -66,7 +66,8 @@ def table(
         inside = threshold if DOMAIN[0] < threshold < DOMAIN[1] else math.copysign(20.0, threshold)
         if given != (1.0, inside):
             return _stretched(table(function, bits, (1.0, inside), weight), 1 / beta)
-    return _apart(_fitted, function, bits, given, weight)
+    found: StepTable = _apart(_fitted, function, bits, given, weight)
+    return found
 
 
 def level_table(function: str, bits: int, parameters: Sequence[float] = (), weight: str = "uniform") -> LevelTable:
@@ -78,7 +79,8 @@ def level_table(function: str, bits: int, parameters: Sequence[float] = (), weig
     given = _checked(function, bits, parameters, weight)
     if given == _defaults(function):
         return shipped_levels(function, bits, weight)
-    return _apart(_fitted_levels, function, bits, given, weight)
+    found: LevelTable = _apart(_fitted_levels, function, bits, given, weight)
+    return found
 
 
 # A table holds numbers, not tensors. Called rather than written above the functions, which would lose their types.
@@ -96,6 +98,7 @@ def _fitted_levels(function: str, bits: int, parameters: tuple[float, ...], weig
     return approximate(function, bits, parameters=parameters, weight=weight, rounding="stochastic")
 
 
+@lru_cache(maxsize=1024)
 def _apart(
     fitted: Callable[[str, int, tuple[float, ...], str], _Table],
     function: str,
@@ -105,7 +108,8 @@ def _apart(
 ) -> _Table:
     """Fits in a thread of its own, where no mode of the caller's is on: of functorch, fake tensors or a default device.
 
-    One at a time, so that threads that want the same table wait for one fit.
+    One at a time, so that threads that want the same table wait for one fit, which the cache of ``fitted`` is for. The
+    cache of this function is for every later call, which starts no thread.
     """
     found: list[_Table] = []
     failed: list[BaseException] = []
