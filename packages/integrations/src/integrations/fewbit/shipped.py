@@ -26,12 +26,14 @@ _CELLS = 4000
 _FOLDER = files("integrations.fewbit") / "data"
 
 
+@lru_cache  # the many numbers of a wide table are checked once
 def shipped_table(function: str, bits: int, weight: str, even: bool) -> StepTable:
     """The step table of a function in ``SMOOTH``; ``even`` for steps of ``|x|``, which even derivatives have."""
     boundaries, levels = _read(function)[weight]["even" if even else "steps"][bits - 1]
     return StepTable(tuple(boundaries), tuple(levels), even)
 
 
+@lru_cache
 def shipped_levels(function: str, bits: int, weight: str) -> LevelTable:
     """The codebook of a function in ``SMOOTH``."""
     return LevelTable(tuple(_read(function)[weight]["codebooks"][bits - 1]))
