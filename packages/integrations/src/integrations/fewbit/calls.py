@@ -20,7 +20,6 @@ from integrations.fewbit.conversion import Calls, calls_of
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
 from integrations.saved.checkpoint_frames import checkpoint_of
-from integrations.saved.hook_stack import pairs_on_stack
 
 
 class FewBitCalls(TorchFunctionMode):
@@ -97,10 +96,7 @@ class FewBitCalls(TorchFunctionMode):
         if hooks is not None:
             checkpoint = checkpoint_of(hooks[0])
             if checkpoint is not None and not self._follows(checkpoint.recompute_fn):
-                for pack, _ in pairs_on_stack():  # one may make no call of its own, but for that of another
-                    checkpoint = checkpoint_of(pack)
-                    if checkpoint is not None and not self._follows(checkpoint.recompute_fn):
-                        checkpoint.recompute_fn = self._again(checkpoint.recompute_fn)
+                checkpoint.recompute_fn = self._again(checkpoint.recompute_fn)
         if activation and not torch.is_grad_enabled():
             for context in reentrant_checkpoints(self):
                 if not self._follows(context.run_function):

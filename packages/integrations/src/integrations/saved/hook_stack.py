@@ -30,7 +30,7 @@ class OnStack:
         self._below = 0  # pairs, since the same one may be there more than once
 
     def __enter__(self) -> Self:
-        self._below = 0 if _top() is None else len(pairs_on_stack())
+        self._below = 0 if _top() is None else len(_all())
         _STACK._push_saved_tensors_default_hooks(*self._pair)
         return self
 
@@ -38,7 +38,7 @@ class OnStack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Raises ``RuntimeError``, or warns where an error is under way, if the stack is not as it was left."""
-        found = pairs_on_stack() if self._below or not self._is_ours(_top()) else [self._pair]
+        found = _all() if self._below or not self._is_ours(_top()) else [self._pair]
         if len(found) == self._below + 1 and self._is_ours(found[-1]):
             _STACK._pop_saved_tensors_default_hooks()
             return
@@ -74,7 +74,7 @@ def _top() -> _Pair | None:
     return pair
 
 
-def pairs_on_stack() -> list[_Pair]:
+def _all() -> list[_Pair]:
     """The pairs that are there, the innermost last; torch shows only that one."""
     found: list[_Pair] = []
     while (pair := _top()) is not None:
