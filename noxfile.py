@@ -87,7 +87,7 @@ def sanitize(session: nox.Session) -> None:
             "UBSAN_OPTIONS": "print_stacktrace=1",
             "ACTCORE_FUZZ_EXAMPLES": os.environ.get("ACTCORE_FUZZ_EXAMPLES", "2000"),
         }
-        names = ("fuzz", "damaged", "operators", "bits", "masks", "allocation", "allocation_errors")
+        names = ("fuzz", "damaged", "operators", "bits", "masks", "allocation", "allocation_errors", "steps")
         tests = [f"packages/core/tests/test_{name}.py" for name in names]
         ask = "import actcore; print(*actcore.build_info()['runnable_cpu_kernels'])"
         for kernels in run_python(session, "-c", ask, silent=True, **environment).split():

@@ -55,22 +55,13 @@ ACTCORE_FN bool lets_gradient_through(typename Pattern<E>::Word word) {
   return !(is_negative<E>(word) || static_cast<typename Pattern<E>::Word>(word << 1) == 0);
 }
 
-// Dropout's noise: 16 bits an element, so that eight elements share a Philox block.
-constexpr int kDropoutSteps = 65536;
-constexpr int kDropoutBlock = 8;
-
-// The noise of element `lane` (0..7) of a block: an integer 0..65535.
-ACTCORE_FN uint32_t noise_half(const PhiloxBlock& block, int lane) {
-  return (block.word[lane >> 1] >> (16 * (lane & 1))) & 0xFFFFu;
-}
-
 // `p` as the nearest multiple of 2^-16. What is kept is scaled by the inverse of the rate at which it is kept, so that
 // the mean is the input's exactly.
-ACTCORE_FN uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(rint(p * kDropoutSteps)); }
+ACTCORE_FN uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(rint(p * kHalfSteps)); }
 
 ACTCORE_FN double dropout_scale(uint32_t threshold) {
-  const double kept = static_cast<double>(kDropoutSteps) - static_cast<double>(threshold);
-  return kept > 0 ? static_cast<double>(kDropoutSteps) / kept : 0.0;
+  const double kept = static_cast<double>(kHalfSteps) - static_cast<double>(threshold);
+  return kept > 0 ? static_cast<double>(kHalfSteps) / kept : 0.0;
 }
 
 }  // namespace actcore

@@ -3,6 +3,7 @@
 
 #include "codec/dispatch.h"
 #include "cpu/functions.h"
+#include "cpu/levels.h"
 #include "cpu/masked.h"
 #include "cpu/pool.h"
 #include "cpu/stepwise.h"
@@ -31,6 +32,11 @@ void backward_of_codes(const StepwiseBackward& args, int64_t begin, int64_t end)
   with_type(args.type, [&]<class E>() {
     with_bits(args.bits, [&]<int bits>() { stepwise_backward<E, bits>(args, begin, end); });
   });
+}
+
+void codes_of_levels(const LevelCodes& args, int64_t begin, int64_t end) {
+  with_type(args.type,
+            [&]<class E>() { with_bits(args.bits, [&]<int bits>() { level_codes<E, bits>(args, begin, end); }); });
 }
 
 void before(const Stepwise& args, int64_t begin, int64_t count, void* middle) {
@@ -67,10 +73,19 @@ namespace actcore::cpu {
 
 extern const FusedKernels ACTCORE_JOIN(ACTCORE_ISA, _fused_kernels);
 const FusedKernels ACTCORE_JOIN(ACTCORE_ISA, _fused_kernels) = {
-    ACTCORE_TEXT(ACTCORE_ISA),     ACTCORE_ISA::relu,        ACTCORE_ISA::dropout,
-    ACTCORE_ISA::backward_of_mask, ACTCORE_ISA::codes_of,    ACTCORE_ISA::backward_of_codes,
-    ACTCORE_ISA::before,           ACTCORE_ISA::after,       ACTCORE_ISA::pool,
-    ACTCORE_ISA::backward_of_pool, ACTCORE_ISA::pack_window, ACTCORE_ISA::unpack_window,
+    ACTCORE_TEXT(ACTCORE_ISA),
+    ACTCORE_ISA::relu,
+    ACTCORE_ISA::dropout,
+    ACTCORE_ISA::backward_of_mask,
+    ACTCORE_ISA::codes_of,
+    ACTCORE_ISA::backward_of_codes,
+    ACTCORE_ISA::codes_of_levels,
+    ACTCORE_ISA::before,
+    ACTCORE_ISA::after,
+    ACTCORE_ISA::pool,
+    ACTCORE_ISA::backward_of_pool,
+    ACTCORE_ISA::pack_window,
+    ACTCORE_ISA::unpack_window,
 };
 
 }  // namespace actcore::cpu

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "codec/levels.h"
 #include "codec/masked.h"
 #include "codec/pool.h"
 #include "codec/stepwise.h"
@@ -18,6 +19,7 @@ struct FusedKernels {
   void (*mask_backward)(const MaskBackward& args, int64_t begin, int64_t end);
   void (*stepwise_codes)(const StepwiseCodes& args, int64_t begin, int64_t end);
   void (*stepwise_backward)(const StepwiseBackward& args, int64_t begin, int64_t end);
+  void (*level_codes)(const LevelCodes& args, int64_t begin, int64_t end);
 
   // What of a function torch's operators do not compute. Before them, from `input` to `middle`; after them, from both to
   // `output`. `type` is that of input and output; middle has the type that it is computed in.

@@ -1,8 +1,6 @@
 // ReLU and dropout with a mask of one bit an element on the CPU: one pass over memory each way.
 #pragma once
 
-#include <bit>
-
 #include "codec/masked.h"
 #include "cpu/bits.h"
 #include "cpu/noise.h"
@@ -65,7 +63,6 @@ void mask_backward(const MaskBackward& args, int64_t begin, int64_t end) {
 
 template <class E>
 void dropout_mask(const DropoutMask& args, int64_t begin, int64_t end) {
-  static_assert(std::endian::native == std::endian::little, "noise bytes are read as 16-bit words");
   const E* x = static_cast<const E*>(args.input);
   E* out = static_cast<E*>(args.output);
   const auto scale = static_cast<compute_t<E>>(args.scale);
@@ -74,9 +71,7 @@ void dropout_mask(const DropoutMask& args, int64_t begin, int64_t end) {
   alignas(64) uint8_t tile[kTile];
   for (int64_t i = begin; i < end; i += kTile) {
     const int64_t count = tile_at(i, end);
-    const auto block = static_cast<uint64_t>(i) / kDropoutBlock;
-    fill_noise(seed, args.stream, block, reinterpret_cast<uint8_t*>(noise));
-    fill_noise(seed, args.stream, block + kTile / kNoiseBlock, reinterpret_cast<uint8_t*>(noise) + kTile);
+    fill_noise_halves(seed, args.stream, i, noise);
     for (int64_t j = 0; j < kTile; ++j) tile[j] = noise[j] >= args.threshold;
     pack_tile<1>(tile, count, args.mask + packed_bytes(i, 1));
     scale_tile(x + i, count, tile, scale, out + i);

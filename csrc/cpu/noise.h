@@ -1,6 +1,8 @@
 // Philox4x32-10 for many blocks at once: the bytes of codec/philox.h, faster.
 #pragma once
 
+#include <bit>
+
 #include "codec/philox.h"
 #include "cpu/simd.h"
 
@@ -62,6 +64,14 @@ ACTCORE_FN void fill_noise(uint64_t seed, uint64_t stream, uint64_t first, uint8
       store_interleaved(front, back, noise + (done + b * kWords) * kNoiseBlock);
     }
   }
+}
+
+// The 16-bit noise of the tile that begins with element `position`, a multiple of 8.
+ACTCORE_FN void fill_noise_halves(uint64_t seed, uint64_t stream, int64_t position, uint16_t* noise) {
+  static_assert(std::endian::native == std::endian::little, "noise bytes are read as 16-bit words");
+  const auto block = static_cast<uint64_t>(position) / kHalfBlock;
+  fill_noise(seed, stream, block, reinterpret_cast<uint8_t*>(noise));
+  fill_noise(seed, stream, block + kTile / kNoiseBlock, reinterpret_cast<uint8_t*>(noise) + kTile);
 }
 
 // The noise of one tile of elements, which may begin anywhere in the sequence.

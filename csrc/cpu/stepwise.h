@@ -25,8 +25,7 @@ struct Boundaries {
   // Level l of the search has 2^l candidates, from kLanes * l on: where l steps took the code, the next boundary.
   T level[bits][(1 << bits) / 2 < kLanes ? kLanes : (1 << bits) / 2];
 
-  explicit Boundaries(const StepwiseCodes& args) : count(args.boundary_count), sorted{}, level{} {
-    const T* given = static_cast<const T*>(args.boundaries);
+  Boundaries(const T* given, int count) : count(count), sorted{}, level{} {
     for (int i = 0; i < 1 << bits; ++i) sorted[i] = i < count ? given[i] : static_cast<T>(INFINITY);
     for (int l = 0; l < bits; ++l) {
       const int step = 1 << (bits - l);
@@ -114,7 +113,8 @@ ACTCORE_FN void code_tile(const E* x, int64_t count, const Boundaries<T, bits>& 
 
 template <class E, int bits, int known>
 ACTCORE_FN void code_range(const StepwiseCodes& args, int64_t begin, int64_t end) {
-  const Boundaries<compute_t<E>, bits> boundaries(args);
+  using T = compute_t<E>;
+  const Boundaries<T, bits> boundaries(static_cast<const T*>(args.boundaries), args.boundary_count);
   const E* x = static_cast<const E*>(args.input);
   alignas(64) uint8_t tile[kTile];
   for (int64_t i = begin; i < end; i += kTile) {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "codec/levels.h"
 #include "codec/masked.h"
 #include "codec/pool.h"
 #include "codec/stepwise.h"
@@ -16,6 +17,8 @@ cudaError_t mask_backward(const MaskBackward& args, cudaStream_t stream);
 cudaError_t stepwise(const Stepwise& args, cudaStream_t stream);
 cudaError_t stepwise_codes(const StepwiseCodes& args, cudaStream_t stream);
 cudaError_t stepwise_backward(const StepwiseBackward& args, cudaStream_t stream);
+
+cudaError_t level_codes(const LevelCodes& args, cudaStream_t stream);
 
 cudaError_t max_pool(const MaxPool& args, cudaStream_t stream);
 cudaError_t max_pool_backward(const MaxPoolBackward& args, cudaStream_t stream);

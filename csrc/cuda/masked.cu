@@ -55,14 +55,14 @@ __global__ void __launch_bounds__(kWarps* kWarp) dropout_kernel(DropoutMask args
 
   Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
   const uint64_t seed = args.seed + (args.draw != nullptr ? static_cast<uint64_t>(*args.draw) : 0);
-  const auto block = static_cast<uint64_t>(first + lane_index() * kRow) / kDropoutBlock;
+  const auto block = static_cast<uint64_t>(first + lane_index() * kRow) / kHalfBlock;
   PackedRow<1> mask = {};
 #pragma unroll
-  for (int b = 0; b < kRow / kDropoutBlock; ++b) {
+  for (int b = 0; b < kRow / kHalfBlock; ++b) {
     const PhiloxBlock noise = philox(seed, args.stream, block + static_cast<uint64_t>(b));
 #pragma unroll
-    for (int i = 0; i < kDropoutBlock; ++i) {
-      mask.put(b * kDropoutBlock + i, noise_half(noise, i) >= args.threshold ? 1u : 0u);
+    for (int i = 0; i < kHalfBlock; ++i) {
+      mask.put(b * kHalfBlock + i, noise_half(noise, i) >= args.threshold ? 1u : 0u);
     }
   }
   scale_row(row, mask, static_cast<compute_t<E>>(args.scale));

@@ -40,7 +40,7 @@ __device__ void load_table(T* table, const void* from, int count, int size) {
 template <class E>
 __device__ void store_coded(WarpTile<E>& tile, const Row<E>& row, const compute_t<E>* boundaries,
                             const StepwiseCodes& args, int64_t first, int count) {
-  store_guard(row, args.guard, args.guards, first);
+  if (args.guards != nullptr) store_guard(is_guarded(row, args.guard), args.guards, first);
   const RowCodes codes = row_codes(row, boundaries, args, count);
   store_row_codes(tile, codes, args.bits, args.codes + packed_bytes(first, args.bits), count);
 }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "codec/masked.h"
+#include "ops/noise.h"
 #include "ops/outputs.h"
 
 namespace actcore::ops {
@@ -33,13 +34,7 @@ inline MaskedCall<DropoutMask> dropout_mask_call(const Tensor& input, double p, 
   require_contiguous(op, "input", input);
   const ElementType type = element_type(op, "input", input.scalar_type());
   require(p >= 0 && p <= 1, op, "p must be a probability from 0 to 1, got ", p);
-  const int64_t* added = nullptr;
-  if (draw.has_value()) {
-    require(draw->scalar_type() == ScalarType::Long && draw->numel() == 1, op, "draw must be one int64, got ",
-            draw->numel(), " elements; make it with torch.randint(..., (1,), device=input.device)");
-    require(draw->device() == input.device(), op, "draw and input must be on one device");
-    added = static_cast<const int64_t*>(draw->const_data_ptr());
-  }
+  const int64_t* added = draw_of(op, input, draw);
   const uint32_t threshold = dropout_threshold(p);
   Tensor output = make_like(input);
   Tensor mask = make_bytes(input, packed_bytes(input.numel(), 1));

@@ -1,6 +1,8 @@
 // The key of the noise as an operator gets it: two integers, or two tensors of one integer each.
 #pragma once
 
+#include <optional>
+
 #include "ops/checks.h"
 
 namespace actcore::ops {
@@ -18,6 +20,15 @@ inline const int64_t* key_part(const char* op, const char* name, const Tensor& i
 
 inline NoiseKey noise_key(const char* op, const Tensor& input, const Tensor& seed, const Tensor& stream) {
   return {0, 0, key_part(op, "seed", input, seed), key_part(op, "stream", input, stream)};
+}
+
+// What is added to a seed, where an operator was given it: one integer in the input's memory.
+inline const int64_t* draw_of(const char* op, const Tensor& input, const std::optional<Tensor>& draw) {
+  if (!draw.has_value()) return nullptr;
+  require(draw->scalar_type() == ScalarType::Long && draw->numel() == 1, op, "draw must be one int64, got ",
+          draw->numel(), " elements; make it with torch.randint(..., (1,), device=input.device)");
+  require(draw->device() == input.device(), op, "draw and input must be on one device");
+  return static_cast<const int64_t*>(draw->const_data_ptr());
 }
 
 }  // namespace actcore::ops

@@ -71,6 +71,11 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def("stepwise_codes(Tensor input, Tensor boundaries, int bits, bool even=False, str guard=\"none\") -> Tensor");
   // gradient * levels[code]; guarded: NaN where the byte behind the codes is not 0.
   m.def("stepwise_backward(Tensor gradient, Tensor codes, Tensor levels, int bits, bool guarded=False) -> Tensor");
+  // One of the two levels around each derivative, chosen so that the expected level is the derivative; codes, noise and
+  // guard as above, the guard of derivative and input.
+  m.def(
+      "level_codes(Tensor derivative, Tensor input, Tensor levels, int bits, int seed, int stream, Tensor? draw=None,"
+      " str guard=\"none\") -> Tensor");
 
   // Over the last 1 to 3 dimensions, as many as kernel has numbers; packed: the place of each maximum in its window, in
   // ceil(log2(window)) bits, at least 1.

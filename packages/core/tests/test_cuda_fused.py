@@ -53,6 +53,30 @@ def test_codes_and_levels(dtype, bits):
 
 
 @every_dtype
+@pytest.mark.parametrize("bits", BITS)
+def test_guards_and_even_tables(dtype, bits):
+    boundaries, levels = levels_for(bits, dtype)
+    for numel in (*LENGTHS, 1023, 1024, 1025):
+        x = normal(numel, dtype)
+        x[::3000], x[1500::4000], x[-1:] = float("nan"), float("-inf"), float("inf")
+        for guard in ("nan", "nonfinite"):
+            codes = assert_as_on_cpu("stepwise_codes", x, boundaries + 2, bits, True, guard)
+            assert_as_on_cpu("stepwise_backward", x, codes, levels, bits, True)
+
+
+@every_dtype
+@pytest.mark.parametrize("bits", BITS)
+def test_levels(dtype, bits):
+    levels = levels_for(bits, dtype)[1].sort().values
+    for numel in (*LENGTHS, 1023, 1025):
+        slope, x = normal(numel, dtype), normal(numel, dtype, seed=1)
+        slope[::3000], x[1500::4000] = float("nan"), float("inf")
+        for draw in (None, torch.tensor([-7])):
+            for guard in ("none", "nan", "nonfinite"):
+                assert_as_on_cpu("level_codes", slope, x, levels, bits, 2**60, -5, draw, guard)
+
+
+@every_dtype
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_values_are_near_torchs(function, dtype):
     """torch contracts products and sums, we do not; the functions have conditions below 4 here, so that some 10
@@ -83,6 +107,8 @@ def test_functions_with_gradients():
 
     def loss(x):
         y = actcore.max_pool2d(actcore.dropout(actcore.relu(x), 0.5, seed=1), 2)
+        y = actcore.round_to_levels(y, "relu", [0.0, 0.5, 1.0], seed=2)
+        y = actcore.stepwise(y, torch.abs, [0.7], [1.0, 2.0], even=True, guard="nan")
         return actcore.stepwise(y, "relu", [0.5], [0.0, 1.0]).sum()
 
     (expected,) = torch.autograd.grad(loss(on_cpu := x.clone().requires_grad_()), on_cpu)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import actcore
 from actcore import Layout
+from actcore.fused.guards import guarded_bytes
 from actcore.ops import packed_bytes
 
 from .damage import CODECS, NUMBERS, STORED_DTYPES, damaged, stored
@@ -125,15 +126,25 @@ ARGUMENTS = {
 }
 
 
+GUARD_NAMES = st.sampled_from(["none", "nan", "nonfinite", "", "None"])
+
+# The fused operators whose stored form is read by the place that an element lies at.
+FUSED_ARGUMENTS = {
+    "stepwise_codes": (FLOATS, FLOATS, WIDTHS, st.booleans(), GUARD_NAMES),
+    "stepwise_backward": (FLOATS, BYTES, FLOATS, WIDTHS, st.booleans()),
+    "level_codes": (FLOATS, FLOATS, FLOATS, WIDTHS, INT64, INT64, st.one_of(st.none(), KEYS), GUARD_NAMES),
+}
+
+
 def overload_of(operator):
     name, _, overload = operator.partition(".")
     return getattr(getattr(torch.ops.actcore, name), overload or "default")
 
 
-@pytest.mark.parametrize("operator", ARGUMENTS)
+@pytest.mark.parametrize("operator", [*ARGUMENTS, *FUSED_ARGUMENTS])
 def test_an_operator_given_anything_raises_or_returns(operator):
     @settings(fuzz, max_examples=max(10, EXAMPLES // 4))
-    @given(st.tuples(*ARGUMENTS[operator]))
+    @given(st.tuples(*(ARGUMENTS | FUSED_ARGUMENTS)[operator]))
     def run(arguments):
         outputs = result_of(overload_of(operator), *arguments)
         if isinstance(outputs, RuntimeError):
@@ -157,6 +168,20 @@ def test_group_affine_decompresses_any_bytes(bits, group_size, numel, dtype, dat
     bounds = raw[: 2 * groups * dtype.itemsize].clone().view(dtype).view(groups, 2)
     y = torch.ops.actcore.group_affine_decompress(codes, bounds, numel, bits, group_size)
     assert (y.shape, y.dtype) == ((numel,), dtype)
+    read(y)
+
+
+@fuzz
+@given(st.integers(1, 8), st.sampled_from(NUMELS), st.sampled_from(DTYPES), st.booleans(), st.data())
+def test_stepwise_backward_reads_any_bytes(bits, numel, dtype, guarded, data):
+    """Codes and guards of the right size and any content, and fewer levels than the codes may name."""
+    size = guarded_bytes(numel, bits, guarded)
+    content = data.draw(st.binary(min_size=1, max_size=64))
+    codes = torch.tensor(list(content), dtype=torch.uint8).repeat(size // len(content) + 1)[:size].clone()
+    levels = torch.ones(data.draw(st.integers(1, 2**bits)), dtype=torch.float64 if dtype == torch.float64 else None)
+    y = torch.ops.actcore.stepwise_backward(torch.ones(numel, dtype=dtype), codes, levels, bits, guarded)
+    assert (y.shape, y.dtype) == ((numel,), dtype)
+    assert bool((y.isnan() | (y == 1)).all())
     read(y)
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from actcore import fit_levels, fit_steps
 
-# A piece's error is a sum of at most 12 terms that are not negative, each of some 8 roundings; so is the reference's.
-EXACT = 1 + 12 * 16 * 2**-52
-# What rounding leaves where the error is 0: the square of a mean's last digits, for values up to 10 and weights up to 10.
+# A piece's error is a sum of at most 13 terms that are not negative, each of some 8 roundings; so is the reference's.
+EXACT = 1 + 13 * 16 * 2**-52
+# What rounding leaves where the error is 0: the square of a mean's last digits, for values and weights up to 10.
 NOTHING = 1e-26
 
 
@@ -37,10 +37,10 @@ def least_error(values, weights, pieces):
 
 numbers = st.integers(-3, 3).map(float) | st.floats(-10, 10, allow_subnormal=False)
 mass = st.sampled_from([0.0, 0.0, 1.0, 2.5]) | st.floats(0, 10, allow_subnormal=False)
-rows = st.lists(st.tuples(numbers, mass), min_size=1, max_size=9)
+rows = st.lists(st.tuples(numbers, mass), min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=400, derandomize=True)
+@settings(deadline=None, max_examples=150, derandomize=True)
 @given(rows)
 def test_any_row_against_every_cut(row):
     values, weights = [value for value, _ in row], [weight for _, weight in row]
@@ -65,10 +65,10 @@ FUNCTIONS = {
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("weight", ["uniform", "normal"])
 def test_derivatives_against_every_cut(function, weight):
-    x = torch.linspace(-4, 4, 16, dtype=torch.float64).requires_grad_()
+    x = torch.linspace(-4, 4, 13, dtype=torch.float64).requires_grad_()
     [slope] = torch.autograd.grad(FUNCTIONS[function](x).sum(), x)
     values = slope.tolist()
-    weights = torch.ones(16).tolist() if weight == "uniform" else torch.exp(-x.detach().square() / 2).tolist()
+    weights = torch.ones(13).tolist() if weight == "uniform" else torch.exp(-x.detach().square() / 2).tolist()
     for pieces, fit in zip((1, 2, 4, 8), fit_steps(slope, weights, (1, 2, 4, 8)), strict=True):
         assert fit.error == pytest.approx(least_error(values, weights, pieces), rel=EXACT - 1, abs=NOTHING)
 
@@ -113,7 +113,9 @@ def test_a_small_error_beside_large_values_keeps_its_digits():
     values = [1e8 + (i % 2) * 1e-3 for i in range(100)]
     difference = values[1] - values[0]
     [fit] = fit_steps(values, None, [1])
-    assert fit.error == pytest.approx(25 * difference**2, rel=1e-6)  # values are 1e8 +- 1e-8: a mean's error is 1e-5 of 1e-3
+    assert fit.error == pytest.approx(
+        25 * difference**2, rel=1e-6
+    )  # values are 1e8 +- 1e-8: a mean's error is 1e-5 of 1e-3
 
 
 def test_weightless_pieces_have_the_plain_mean():
@@ -146,7 +148,7 @@ def rounding_error(values, weights, levels):
     return math.fsum(total)
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(deadline=None, max_examples=150, derandomize=True)
 @given(rows, st.lists(st.integers(-30, 30).map(lambda i: i / 4), min_size=1, max_size=6))
 def test_any_values_against_every_codebook(row, between):
     values, weights = [value for value, _ in row], [weight for _, weight in row]
@@ -189,7 +191,11 @@ def test_wrong_arguments_of_fit_steps(error, text, change):
 
 BAD_LEVELS = [
     (ValueError, "candidates must hold 2 to 32768 numbers, got 1", {"candidates": [1.0]}),
-    (ValueError, "candidates must ascend strictly, got 3.0 before 3.0; sort them, each once", {"candidates": [0, 3, 3]}),
+    (
+        ValueError,
+        "candidates must ascend strictly, got 3.0 before 3.0; sort them, each once",
+        {"candidates": [0, 3, 3]},
+    ),
     (ValueError, "candidates must enclose the values, which go from 1.0 to 2.0", {"candidates": [1.5, 3.0]}),
     (ValueError, "levels must be from 2 to 256, the codes of 8 bits, got 1", {"levels": 1}),
 ]

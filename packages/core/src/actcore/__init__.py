@@ -17,7 +17,17 @@ from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS, INTEGERS
-from actcore.functional import dropout, max_pool1d, max_pool2d, max_pool3d, relu, stepwise
+from actcore.functional import (
+    dropout,
+    in_memory_order,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+    relu,
+    restored,
+    round_to_levels,
+    stepwise,
+)
 from actcore.graph_hooks import graph_hooks
 from actcore.info import build_info
 from actcore.kept import Kept
@@ -60,12 +70,15 @@ __all__ = [
     "fit_steps",
     "graph_hooks",
     "hooks",
+    "in_memory_order",
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
     "missing_on",
     "pack_bits",
     "relu",
+    "restored",
+    "round_to_levels",
     "save_for_backward",
     "saved_tensors",
     "saved_tensors_of",

@@ -99,6 +99,9 @@ def _check_fused_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
             _, codes = compare("stepwise", x, "relu", [], table[: 2**bits - 1], bits)
             compare("stepwise_codes", x, table[: 2**bits - 1], bits)
             compare("stepwise_backward", x, codes, table[: 2**bits], bits)
+            compare("stepwise_codes", x, table[: 2**bits - 1] + 1, bits, True, "nonfinite")
+            codes = compare("level_codes", x, x, table[: 2**bits], bits, _SEED, _STREAM, None, "nan")
+            compare("stepwise_backward", x, codes, table[: 2**bits], bits, True)
         for options in pools:
             image = x[: 4 * 5 * 6 * 3].view(3, 4, 5, 6)
             output, packed = compare("max_pool", image, *options)

@@ -99,8 +99,8 @@ def restore_model(model: Model) -> Model:
     blocks.forget(inner)
     outcome.forget(inner)
     del inner.__dict__[_HANDLE]
-    forward = inner.__dict__.get("forward")
-    if isinstance(forward, CompressedForward):  # otherwise somebody has wrapped it
+    forward = CompressedForward.of(inner)
+    if forward is not None:  # otherwise somebody has wrapped it
         forward.take_out()
     return model
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from integrations.saved.modules import called_module
 
 
-class ForwardStandIn:
+class ForwardStandIn(ABC):
     """Stands in a model's ``forward``, and calls the original.
 
     An attribute of the instance, so that a ``with`` block ends whatever it began, whatever ends the forward; forward
@@ -34,6 +35,19 @@ class ForwardStandIn:
         functools.update_wrapper(self, forward, updated=())
         self.model, self.forward, self.replaced = model, forward, replaced
 
+    @classmethod
+    def of(cls, model: nn.Module) -> Self | None:
+        """The model's stand-in of this kind, which others may stand before; ``None`` where somebody else has wrapped
+        it, or there is none."""
+        found: Any = model.__dict__.get("forward")
+        while isinstance(found, ForwardStandIn) and not isinstance(found, cls):
+            found = found.forward
+        return found if isinstance(found, cls) else None
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output."""
+
     def put(self) -> None:
         """Puts this in its place."""
         self.model.__dict__["forward"] = self
@@ -42,7 +56,7 @@ class ForwardStandIn:
         """Puts the original back, into the model or into the stand-in that came after this one. Where somebody else has
         wrapped this, it stays, and is called from then on."""
         own = self.model.__dict__
-        outer = own.get("forward")
+        outer: Any = own.get("forward")
         if outer is self:
             del own["forward"]
             if self.replaced:

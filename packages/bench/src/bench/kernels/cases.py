@@ -135,6 +135,7 @@ def _images(x: Tensor, dtype: torch.dtype) -> Tensor:
 # of its derivative in each.
 _GELU_BORDERS = (-2.417, -0.710, -0.326, 0.0, 0.326, 0.710, 2.414)
 _GELU_LEVELS = (0.0, -0.088, 0.126, 0.372, 0.628, 0.874, 1.088, 1.0)
+_GELU_GRID = (-0.13, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.13)
 
 
 def cases() -> list[Case]:
@@ -174,5 +175,11 @@ def cases() -> list[Case]:
             bits=3,
             rivals=(("fewbit", partial(rivals.fewbit_gelu, 3)),),
             targets=((TRAIN, "float32", 1.0),),
+        ),
+        _operator(
+            "round_to_levels GELU, 3 bits",
+            lambda x: actcore.round_to_levels(x, "gelu", _GELU_GRID, 3),
+            F.gelu,
+            bits=3,
         ),
     ]

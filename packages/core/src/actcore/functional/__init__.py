@@ -6,8 +6,20 @@ and ``torch.compile`` makes one graph of them. Channels-last and transposed inpu
 order.
 """
 
+from actcore.functional.arguments import in_memory_order, restored
+from actcore.functional.levels import round_to_levels
 from actcore.functional.masked import dropout, relu
 from actcore.functional.pool import max_pool1d, max_pool2d, max_pool3d
 from actcore.functional.stepwise import stepwise
 
-__all__ = ["dropout", "max_pool1d", "max_pool2d", "max_pool3d", "relu", "stepwise"]
+__all__ = [
+    "dropout",
+    "in_memory_order",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "relu",
+    "restored",
+    "round_to_levels",
+    "stepwise",
+]

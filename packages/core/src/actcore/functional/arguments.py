@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from actcore.dtypes import FLOATS
@@ -12,6 +13,19 @@ def check_float(x: Tensor) -> None:
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         found = getattr(x, "dtype", type(x).__name__)
         raise TypeError(f"x must be a float32, float64, float16 or bfloat16 tensor, got {found}; cast it with .to()")
+
+
+def check_seed(seed: object) -> None:
+    """Raises ``TypeError`` unless it is an int or ``None``."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed must be an int or None, got {seed!r}")
+
+
+def draw_for(x: Tensor, seed: int | None) -> Tensor | None:
+    """What is added to the seed of the noise: a number from torch's generator of the device where there is no seed."""
+    if seed is not None:
+        return None
+    return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=x.device)
 
 
 def int64(number: int) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from actcore.functional.arguments import check_float, in_memory_order, int64, restored
+from actcore.functional.arguments import check_float, check_seed, draw_for, in_memory_order, int64, restored
 from actcore.fused import Dropout, Relu
 
 
@@ -44,15 +43,12 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
     check_float(x)
     if not isinstance(p, (int, float)):
         raise TypeError(f"p must be a number, got {p!r}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise TypeError(f"seed must be an int or None, got {seed!r}")
+    check_seed(seed)
     if not 0 <= p <= 1:
         raise ValueError(f"p must be a probability from 0 to 1, got {p}")
     if not training or p == 0:
         return x
-    draw = None
-    if seed is None:
-        draw = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=x.device)
+    draw = draw_for(x, seed)
     ordered, order = in_memory_order(x)
     output: Tensor = Dropout.apply(ordered, float(p), int64(seed or 0), int64(stream), draw)[0]
     return restored(output, order)

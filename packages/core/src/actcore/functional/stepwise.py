@@ -89,9 +89,9 @@ def stepwise(
     ordered, order = in_memory_order(x)
     try:
         output: Tensor = Stepwise.apply(ordered, function, list(parameters), low, step, bits, bool(even), guard)[0]
-    except RuntimeError as refusal:
-        if found := re.search(r"actcore::stepwise(?:_codes)?: (.*)", str(refusal)):
-            raise ValueError(found[1]) from None
+    except RuntimeError as error:
+        if (rule := refusal_in(error)) is not None:
+            raise ValueError(rule) from None
         raise
     return restored(output, order)
 
@@ -106,6 +106,12 @@ def check_guard(guard: object) -> None:
     """Raises ``ValueError`` for an unknown guard."""
     if guard not in GUARDS:
         raise ValueError(f"guard must be one of {', '.join(map(repr, GUARDS))}, got {guard!r}")
+
+
+def refusal_in(error: RuntimeError) -> str | None:
+    """What an operator of this family refused its arguments with; ``None`` for other errors."""
+    found = re.search(r"actcore::(?:stepwise|stepwise_codes|level_codes): (.*)", str(error))
+    return found[1] if found else None
 
 
 def table_for(values: Tensor | Sequence[float], x: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ Forward-mode derivatives (``torch.func.jvp``) raise: ``torch.compile`` refuses a
 
 from actcore.fused import fakes as fakes  # registers
 from actcore.fused import rules as rules  # registers
+from actcore.fused.levels import RoundToLevels
 from actcore.fused.masked import Dropout, Relu, dropout_scale
 from actcore.fused.pool import MaxPool
 from actcore.fused.stepwise import Stepwise
 
-__all__ = ["FUSED_OPERATORS", "Dropout", "MaxPool", "Relu", "Stepwise", "dropout_scale"]
+__all__ = ["FUSED_OPERATORS", "Dropout", "MaxPool", "Relu", "RoundToLevels", "Stepwise", "dropout_scale"]
 
 FUSED_OPERATORS = (
     "relu_mask",
@@ -23,6 +24,7 @@ FUSED_OPERATORS = (
     "stepwise",
     "stepwise_codes",
     "stepwise_backward",
+    "level_codes",
     "max_pool",
     "max_pool_backward",
     "window_index_pack",

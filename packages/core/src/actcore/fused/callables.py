@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from actcore.pointwise import PointwiseFunction
 
 
-def value_of(function: PointwiseFunction, x: Tensor, parameters: Sequence[float] = ()) -> Tensor:
-    """``function(x, *parameters)`` without history, in contiguous memory of its own.
+def value_of(
+    function: PointwiseFunction, x: Tensor, parameters: Sequence[float] = (), name: str = "function"
+) -> Tensor:
+    """``function(x, *parameters)`` without history, in contiguous memory of its own. ``name`` is what errors call it.
 
     Raises:
         TypeError: it is no tensor, or of another dtype than ``x``.
@@ -21,12 +25,49 @@ def value_of(function: PointwiseFunction, x: Tensor, parameters: Sequence[float]
     version = _version(given)
     value = function(given, *parameters)
     if _version(given) != version:
-        raise ValueError("function must not change x in place; give the form of it that returns a new tensor")
-    require_alike("function", value, x)
+        raise ValueError(f"{name} must not change x in place; give the form of it that returns a new tensor")
+    _require_alike(name, value, x)
     return value.clone() if value is given else value.detach().contiguous()
 
 
-def require_alike(name: str, value: object, x: Tensor) -> None:
+def value_and_derivative(
+    function: PointwiseFunction, x: Tensor, parameters: Sequence[float], derivative: PointwiseFunction | None
+) -> tuple[Tensor, Tensor]:
+    """``function(x, *parameters)``, and ``derivative`` of the same or else torch's, both without history.
+
+    Raises what ``value_of`` does; torch's error where a function without ``derivative`` changes ``x`` in place.
+    """
+    if derivative is not None:
+        return value_of(function, x, parameters), value_of(derivative, x, parameters, "derivative")
+    given = x.detach()
+    if torch.compiler.is_compiling():  # there torch.autograd.grad is no part of a graph
+        value, pull = torch.func.vjp(lambda x: function(x, *parameters), given)[:2]
+        _require_alike("function", value, x)
+        (slope,) = pull(torch.ones_like(value))
+    else:
+        # Not torch.func.vjp, which fails where saved tensors have hooks. What is saved here is none of theirs.
+        with torch.enable_grad(), _without_hooks():
+            value = function(given.requires_grad_(), *parameters)
+            _require_alike("function", value, x)
+            if value.requires_grad:
+                (slope,) = torch.autograd.grad(value, given, torch.ones_like(value), materialize_grads=True)
+            else:
+                slope = torch.zeros_like(value)
+    return value.detach().clone() if value is given else value.detach().contiguous(), slope.detach().contiguous()
+
+
+def _without_hooks() -> AbstractContextManager[None]:
+    """Saved tensors are kept as they are. torch.func forbids hooks, those of the outside and these."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return nullcontext()
+    return saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(saved: Tensor) -> Tensor:
+    return saved
+
+
+def _require_alike(name: str, value: object, x: Tensor) -> None:
     """Raises unless what ``name`` returned is a tensor of the shape, dtype and device of ``x``."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must return a tensor, got {type(value).__name__}")

@@ -59,6 +59,20 @@ def _(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded: bool 
     return torch.empty_like(gradient)
 
 
+@torch.library.register_fake("actcore::level_codes")
+def _(
+    derivative: Tensor,
+    input: Tensor,
+    levels: Tensor,
+    bits: int,
+    seed: int,
+    stream: int,
+    draw: Tensor | None = None,
+    guard: str = "none",
+) -> Tensor:
+    return _guarded(input, bits, guard)
+
+
 @torch.library.register_fake("actcore::max_pool")
 def _(
     input: Tensor,

@@ -67,6 +67,27 @@ def _(
     return torch.stack([_ops.stepwise_codes(sample, boundaries, bits, even, guard) for sample in samples]), 0
 
 
+@torch.library.register_vmap("actcore::level_codes")
+def _(
+    info: Any,
+    in_dims: Any,
+    derivative: Tensor,
+    input: Tensor,
+    levels: Tensor,
+    bits: int,
+    seed: int,
+    stream: int,
+    draw: Tensor | None = None,
+    guard: str = "none",
+) -> Any:
+    require_shared("levels", in_dims[2])
+    size = info.batch_size
+    batched = draw is not None and in_dims[6] is not None
+    draws = first(draw, in_dims[6], size).unbind(0) if batched else [draw] * size  # type: ignore[arg-type]
+    samples = zip(first(derivative, in_dims[0], size), first(input, in_dims[1], size), draws, strict=True)
+    return torch.stack([_ops.level_codes(d, x, levels, bits, seed, stream, one, guard) for d, x, one in samples]), 0
+
+
 @torch.library.register_vmap("actcore::window_index_pack")
 def _(info: Any, in_dims: Any, indices: Tensor, *options: Any) -> Any:
     samples = first(indices, in_dims[0], info.batch_size).unbind(0)

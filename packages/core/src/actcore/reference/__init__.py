@@ -11,6 +11,7 @@ from actcore.reference.group_affine import (
     group_affine_rows_compress,
     group_affine_rows_decompress,
 )
+from actcore.reference.levels import level_codes
 from actcore.reference.masked import dropout_mask, mask_backward, relu_mask
 from actcore.reference.narrow import narrow_compress, narrow_decompress
 from actcore.reference.philox import noise, philox
@@ -25,6 +26,7 @@ __all__ = [
     "group_affine_decompress",
     "group_affine_rows_compress",
     "group_affine_rows_decompress",
+    "level_codes",
     "mask_backward",
     "max_pool",
     "max_pool_backward",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from actcore.reference.bits import pack_bits, unpack_bits
-from actcore.reference.philox import philox
+from actcore.reference.philox import noise_halves
 
 
 def relu_mask(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,8 +18,7 @@ def dropout_mask(x: Tensor, p: float, seed: int, stream: int, draw: Tensor | Non
     """Kept where 16 bits of noise are not below p, and then divided by the rate at which elements are kept."""
     seed += 0 if draw is None else int(draw)
     threshold = round(p * 65536)
-    words = philox(seed, stream, torch.arange((x.numel() + 7) // 8))
-    halves = (words[:, :, None] >> torch.tensor([0, 16]) & 0xFFFF).reshape(-1)[: x.numel()]
+    halves = noise_halves(seed, stream, x.numel())
     mask = pack_bits((halves >= threshold).to(torch.uint8), 1)
     return mask_backward(x, mask, 65536 / (65536 - threshold) if threshold < 65536 else 0.0), mask
 

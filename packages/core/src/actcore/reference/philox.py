@@ -26,3 +26,9 @@ def noise(seed: int, stream: int, numel: int) -> Tensor:
     words = philox(seed, stream, torch.arange((numel + 15) // 16))
     shifts = torch.tensor([0, 8, 16, 24])
     return (words[:, :, None] >> shifts & 0xFF).reshape(-1)[:numel]
+
+
+def noise_halves(seed: int, stream: int, numel: int) -> Tensor:
+    """The 16 random bits of each element: half ``e % 8`` of block ``e // 8``, little-endian."""
+    words = philox(seed, stream, torch.arange((numel + 7) // 8))
+    return (words[:, :, None] >> torch.tensor([0, 16]) & 0xFFFF).reshape(-1)[:numel]

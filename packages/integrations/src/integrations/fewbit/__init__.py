@@ -17,6 +17,7 @@ from integrations.fewbit.modules import (
     Hardsigmoid,
     Hardswish,
     Hardtanh,
+    LayerNorm,
     LeakyReLU,
     LinearCRS,
     LinearGRP,
@@ -27,6 +28,7 @@ from integrations.fewbit.modules import (
     ReGLU,
     ReLU,
     ReLU6,
+    RMSNorm,
     Sigmoid,
     SiLU,
     Softplus,
@@ -40,6 +42,7 @@ from integrations.fewbit.modules import (
     Threshold,
 )
 from integrations.fewbit.steps import LevelTable, StepTable
+from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.tables import level_table, table
 from integrations.fewbit.util import convert_linear, map_module
 from integrations.fewbit.variance import VarianceEstimator
@@ -58,6 +61,7 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "LayerNorm",
     "LeakyReLU",
     "LevelTable",
     "LinearCRS",
@@ -65,6 +69,7 @@ __all__ = [
     "LogSigmoid",
     "Mish",
     "QuickGELU",
+    "RMSNorm",
     "RandomizedLinear",
     "ReGLU",
     "ReLU",
@@ -77,6 +82,7 @@ __all__ = [
     "SquaredReLU",
     "StepTable",
     "Stepwise",
+    "StepwiseStore",
     "Summary",
     "SwiGLU",
     "Tanh",

@@ -83,7 +83,7 @@ def approximate(
     ``beps``, ``leps`` and ``random_state`` have no effect and the status is always ``"converged"``.
 
     Args:
-        fn: the function that steps stand for: an activation's derivative.
+        fn: the function that steps stand for, of an array or a tensor: an activation's derivative.
         fn_prim: its primitive, the activation, from which the levels follow; ``None`` integrates ``fn``.
         cardinality: 1 to 256, and no power of two in particular.
         domain: lowest and highest ``x``.
@@ -106,13 +106,13 @@ def approximate(
         raise ValueError(f"domain must begin at 0 with parity, which is of one half of the line, got {domain}")
 
     def derivative(x: Tensor) -> Tensor:
-        return _tensor(fn(x))
+        return _called(fn, x)
 
     [table] = fit_tables(Slope(derivative, derivative=derivative), (cardinality,), domain, parity="none")
     borders = torch.tensor([domain[0], *table.boundaries, domain[1]], dtype=torch.float64)
     levels = torch.tensor(table.levels, dtype=torch.float64)
     if fn_prim is not None:
-        levels = _tensor(fn_prim(borders)).diff() / borders.diff()
+        levels = _called(fn_prim, borders).diff() / borders.diff()
     return StepWiseFunction(borders, levels), {"status": "converged", "noiters": 0, "bs_diff": 0.0, "ls_diff": 0.0}
 
 
@@ -135,7 +135,7 @@ def estimate_error(fn: Callable[[Any], Any], fn_approx: StepWiseFunction, dx: fl
     ):
         halves = max(1, min(_MOST_POINTS // 2, int((high - low) / dx / 2)))
         x = torch.linspace(low, high, 2 * halves + 1, dtype=torch.float64)
-        square = (_tensor(fn(x)) - level).square()
+        square = (_called(fn, x) - level).square()
         inner = 4 * square[1::2].sum() + 2 * square[2:-1:2].sum()
         errors.append(float((square[0] + inner + square[-1]) * (high - low) / (6 * halves)))
     return sum(errors), errors
@@ -144,6 +144,14 @@ def estimate_error(fn: Callable[[Any], Any], fn_approx: StepWiseFunction, dx: fl
 def is_sorted(xs: Any, scale: float = 0.0) -> bool:
     """Whether each number exceeds the one before by more than ``scale``."""
     return bool((_tensor(xs).diff() > scale).all())
+
+
+def _called(fn: Callable[[Any], Any], x: Tensor) -> Tensor:
+    """With an array, as FewBit calls functions, or with the tensor where the function takes no arrays."""
+    try:
+        return _tensor(fn(x.numpy()))
+    except (TypeError, AttributeError, RuntimeError):  # the last where there is no NumPy
+        return _tensor(fn(x))
 
 
 def _tensor(values: Any) -> Tensor:

@@ -8,7 +8,7 @@ whose a call is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,13 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from integrations.fewbit import functional
 from integrations.fewbit.callers import around_checkpoint, caller, caller_when_traced, reentrant_checkpoints
+from integrations.fewbit.conversion import Calls, calls_of
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
 from integrations.saved.checkpoint_frames import checkpoint_of
 from integrations.saved.hook_stack import pairs_on_stack
-
-if TYPE_CHECKING:
-    from integrations.fewbit.conversion import Calls
 
 
 class FewBitCalls(TorchFunctionMode):
@@ -69,7 +67,14 @@ class FewBitCalls(TorchFunctionMode):
         kind = "gelu_tanh" if options.get("approximate") == "tanh" else name
         if not self._takes(kind):
             return func(*args, **kwargs)
-        return getattr(functional, name)(*given, **options, **self.calls.options[name])
+        return getattr(functional, name)(*given, **options, **self._settings(name))
+
+    def _settings(self, name: str) -> Mapping[str, Any]:
+        if not torch.compiler.is_compiling():
+            return self.calls.options[name]
+        # Dynamo takes an int that is another one in another model for a variable, and a text never.
+        texts = self.calls.texts[name].items()
+        return {option: int(text) if option == "bits" else text for option, text in texts}
 
     def _entered(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +85,8 @@ class FewBitCalls(TorchFunctionMode):
 
     def _takes(self, kind: str) -> bool:
         if torch.compiler.is_compiling():
-            return _takes_when_traced(self.calls.key, kind)
+            taken: bool = _takes_when_traced(self.calls.key, kind)
+            return taken
         module = caller(self)
         return module is not None and self.calls.take(kind, module)
 
@@ -116,7 +122,5 @@ class FewBitCalls(TorchFunctionMode):
 @torch.compiler.assume_constant_result
 def _takes_when_traced(key: str, kind: str) -> bool:
     """Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
-    from integrations.fewbit.conversion import calls_of
-
     calls = calls_of(key)
     return calls is not None and calls.take(kind, caller_when_traced())

@@ -1,4 +1,4 @@
-"""The command line: ``python -m integrations.fewbit fit | quantize | errors | draw | regenerate | version | help``."""
+"""The command line: ``python -m integrations.fewbit``, with the commands that ``help`` lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from integrations.fewbit import comparison, files, plot, shipped
+from integrations.fewbit import comparison, files, plot, roundings, shipped
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.fit import DOMAIN, approximate, checked_bits, estimate_error
 from integrations.fewbit.objective import WEIGHTS
@@ -81,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         "--reference", type=Path, metavar="FILE", help="fewbit_errors.json; default: in ACTCORE_DATA"
     )
     table_of_errors.add_argument("--weight", choices=WEIGHTS, default="uniform", help="default: uniform")
+
+    compared = commands.add_parser("compare", help="what both roundings do to the gradient, for inputs of N(0, 1)")
+    compared.set_defaults(command=lambda options: print(roundings.render(roundings.compare(options.function))))
+    compared.add_argument("function", help="a smooth one of the catalogue")
 
     draw = commands.add_parser("draw", help="draw the steps of all smooth functions into one figure")
     draw.set_defaults(command=_draw)

@@ -14,22 +14,27 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from integrations.compiling import compiled_module
 from integrations.fewbit import functional, modules
 from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.conversion import RECORD, Calls, Conversion, Skip, Summary, fits, not_chosen, places
+from integrations.fewbit.conversion import (
+    RECORD,
+    SAVED_ANYWAY,
+    Calls,
+    Conversion,
+    Skip,
+    Summary,
+    fits,
+    not_chosen,
+    places,
+)
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
+from integrations.fewbit.tables import table
 from integrations.fewbit.takeover import give_back, remember, remembered, take_over
 from integrations.fewbit.util import convert_linear
 from integrations.module_tree import exchange
 
 Model = TypeVar("Model", bound=nn.Module)
-
-_NAMES = (*FUNCTIONS, "glu")
-_SAVED_ANYWAY = ("sigmoid", "tanh")
-"""Functions for which torch saves their result, which what comes next saves mostly anyway: a product, as in every gate,
-or a linear layer. A code beside it is more memory, not less. (ReLU is the same and yet converted: its gradients stay
-exact, one bit is the most that it can cost, and with dropout behind it 31 are saved.)"""
 
 
 def convert(
@@ -60,9 +65,9 @@ def convert(
     Args:
         model: any module. Calls are exchanged in its forward: convert the module that you call, not one around it.
         bits: 1 to 8 an element, for smooth functions; piecewise linear ones take 1 and stay exact.
-        functions: names in ``FUNCTIONS``, or ``"glu"``, of those to convert; ``"all"``; or ``None`` for those of
-            ``FUNCTIONS`` but ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer
-            behind them saves anyway, so that there is nothing to be had.
+        functions: names in ``FUNCTIONS`` of those to convert; ``"all"``; or ``None`` for all but ``sigmoid`` and
+            ``tanh``: torch saves their result, which a product or a linear layer behind them saves anyway, so that
+            there is nothing to be had.
         rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean.
         weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
         linear: exchanges linear layers for ``RandomizedLinear``, too: the share of the input's rows that its sketch
@@ -88,8 +93,9 @@ def convert(
     if not isinstance(norms, bool):
         raise TypeError(f"norms must be True or False, got {norms!r}")
     chosen, skipped = _chosen(functions), _skip(skip)
-    settings = {"bits": bits, "rounding": rounding, "weight": weight}
-    modules.GELU(**settings)  # which refuses what is wrong
+    settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
+    modules.GELU(**settings)  # which refuses what is wrong, and so does the table
+    table("gelu", bits, weight=weight)
     options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
     where = places(inner, skipped)
     _require_found(skipped, where)
@@ -100,10 +106,12 @@ def convert(
         raise ValueError(f"a compiled {type(inner).__name__} cannot be exchanged itself; convert it, then compile it")
     # Whatever may be refused has been, and nothing is changed yet.
     root = exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
-    found = Calls(root, chosen, options, skipped) if calls and root is inner else None
-    if found is not None:
-        FewBitForward(root, root.forward, "forward" in root.__dict__, found).put()
-    root.__dict__[RECORD] = Conversion(bits, tuple(plan.converted), tuple(plan.kept), found)
+    found, forward = None, None
+    if calls and root is inner:
+        found = Calls(root, chosen, options, skipped)
+        forward = FewBitForward(root, root.forward, "forward" in root.__dict__, found)
+        forward.put()
+    root.__dict__[RECORD] = Conversion(bits, tuple(plan.converted), tuple(plan.kept), found, forward)
     return model if root is inner else root  # type: ignore[return-value]  # a few-bit layer
 
 
@@ -120,14 +128,10 @@ def restore_model(model: Model) -> Model:
         ValueError: the model is not converted.
     """
     inner = compiled_module(model)
-    _record_of(inner)
-    forward: Any = inner.__dict__.get("forward")
-    while forward is not None:
-        if isinstance(forward, FewBitForward) and forward.model is inner:
-            forward.closed = True
-            forward.take_out()
-            break
-        forward = getattr(forward, "forward", None)
+    forward = _record_of(inner).forward
+    if isinstance(forward, FewBitForward):
+        forward.closed = True  # whoever has wrapped it, calls through it from now on
+        forward.take_out()
     del inner.__dict__[RECORD]
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
@@ -149,14 +153,14 @@ def summary(model: nn.Module) -> Summary:
         ValueError: the model is not converted.
     """
     record = _record_of(compiled_module(model))
+    layers = dict(record.kept)
     calls, kept = ({}, {}) if record.calls is None else (record.calls.by_path(kept) for kept in (False, True))
     return Summary(
         record.bits,
         MappingProxyType({path: (before, after) for path, before, after in record.converted}),
-        MappingProxyType(dict(record.kept)),
+        MappingProxyType(layers),
         MappingProxyType(dict(calls)),
-        MappingProxyType(dict(kept)),
-        record.calls is not None,
+        MappingProxyType({path: names for path, names in kept.items() if path not in layers}),
     )
 
 
@@ -200,7 +204,7 @@ class _Plan:
     def _exchange(self, path: str, module: nn.Module, layer: nn.Module) -> None:
         remember(layer, module)
         self.layers[module] = layer
-        self.converted.append((path, type(module).__name__, type(layer).__name__))
+        self.converted.append((path, type(module).__name__, f"fewbit.{type(layer).__name__}"))
 
     def _reason(self, module: nn.Module, activation: Recognised | None) -> str:
         """Why a module is not exchanged; empty for one that is."""
@@ -243,13 +247,13 @@ def _plain(name: str) -> str:
 
 def _chosen(functions: str | Iterable[str] | None) -> frozenset[str]:
     if functions is None:
-        return frozenset(FUNCTIONS).difference(_SAVED_ANYWAY)
+        return frozenset(FUNCTIONS).difference(SAVED_ANYWAY)
     names = [functions] if isinstance(functions, str) else list(functions)
     if names == ["all"]:
-        return frozenset(_NAMES)
+        return frozenset(FUNCTIONS)
     for name in names:
-        if name not in _NAMES:
-            raise ValueError(f"functions must be 'all' or names of {', '.join(_NAMES)}; got {name!r}")
+        if name not in FUNCTIONS:
+            raise ValueError(f"functions must be 'all' or names of {', '.join(FUNCTIONS)}; got {name!r}")
     return frozenset(names)
 
 

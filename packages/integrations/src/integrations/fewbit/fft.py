@@ -80,7 +80,8 @@ def _second(x: Tensor) -> Tensor:
     folded = torch.cat([x[..., ::2], x[..., 1::2].flip(-1)], dim=-1)
     angle = torch.arange(n, device=x.device, dtype=x.dtype) * (math.pi / (2 * n))
     spectrum = torch.fft.fft(folded)
-    return 2 * (spectrum.real * angle.cos() + spectrum.imag * angle.sin())
+    made: Tensor = 2 * (spectrum.real * angle.cos() + spectrum.imag * angle.sin())
+    return made
 
 
 def _third(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from integrations.fewbit.objective import Objective
 
 _ROUNDS = 40
-_HALVINGS = 40
+_HALVINGS = 26
 
 # A round that gains less, relative to the error, is the last one.
 _GAIN = 1e-7

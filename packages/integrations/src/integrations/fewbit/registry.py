@@ -22,7 +22,7 @@ class Recognised:
     """An activation that was recognised.
 
     Attributes:
-        name: of the function, in ``FUNCTIONS``; or ``"glu"``.
+        name: of the function, in ``FUNCTIONS``.
         layer: the name of the few-bit layer that computes the same, bit for bit; empty where there is none, and the
             module's own formula is kept, with a derivative of steps.
         arguments: of that layer.
@@ -59,7 +59,6 @@ _TORCH: Mapping[type[nn.Module], str] = MappingProxyType(
         nn.Softsign: "softsign",
         nn.Tanh: "tanh",
         nn.Tanhshrink: "tanhshrink",
-        nn.GLU: "glu",
     }
 )
 
@@ -126,8 +125,12 @@ def likeness(module: nn.Module) -> str:
     kind = type(module)
     if kind is nn.MultiheadAttention or module._modules:
         return ""
+    if kind is nn.GLU:
+        return "torch keeps its input alone; fewbit.GLU keeps less, and rounds it at random"
     if kind.__module__ in ("torch.nn.modules.activation", *_OTHERS):
         return f"{kind.__name__} has no few-bit form"
+    if kind.__module__.startswith("integrations.fewbit.modules"):
+        return f"{kind.__name__} is a few-bit layer already"
     bases = [base.__name__ for base in kind.__mro__[1:] if base in _TORCH]
     return f"{kind.__name__} is a subclass of {bases[0]}, and may do something else" if bases else ""
 
@@ -143,7 +146,7 @@ def _arguments_of(module: nn.Module) -> dict[str, Any]:
 _FUNCTIONALS = (
     *("relu", "leaky_relu", "threshold", "hardsigmoid", "hardtanh", "relu6", "hardshrink", "softshrink", "celu", "elu"),
     *("gelu", "hardswish", "logsigmoid", "mish", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh"),
-    *("tanhshrink", "glu"),
+    "tanhshrink",
 )
 """Names that ``torch.nn.functional`` and ``fewbit.functional`` have in common, for functions of the same arguments."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,7 @@ from integrations.fewbit.steps import LevelTable, StepTable
 SMOOTH = tuple(name for name, function in FUNCTIONS.items() if not function.piecewise)
 """The functions that have a file, with the defaults of their parameters."""
 
-_COUNTS = tuple(2**bits for bits in range(1, 9))
+WIDTHS = tuple(range(1, 9))
 
 # Twice approximate's: the files are made once. More take the error down by less than 1e-4 of it.
 _CELLS = 4000
@@ -37,20 +37,21 @@ def shipped_levels(function: str, bits: int, weight: str) -> LevelTable:
     return LevelTable(tuple(_read(function)[weight]["codebooks"][bits - 1]))
 
 
-def fitted(function: str) -> dict[str, Any]:
-    """What the file of a function holds: for each weight the step tables and codebooks of 1 to 8 bits.
+def fitted(function: str, widths: Sequence[int] = WIDTHS) -> dict[str, Any]:
+    """What the file of a function holds: for each weight the step tables and codebooks of so many bits.
 
     Levels have 7 digits, and boundaries float32's 9, which tell on what side of a jump it is itself.
     """
     slope = Slope(function)
+    counts = [2**bits for bits in widths]
     found = {}
     for weight in WEIGHTS:
         tables: dict[str, Any] = {}
         for kind in ("steps", "even") if slope.even else ("steps",):
             parity: Parity = "even" if kind == "even" else "none"
-            steps = fit_tables(slope, _COUNTS, weight=weight, parity=parity, cells=_CELLS)
+            steps = fit_tables(slope, counts, weight=weight, parity=parity, cells=_CELLS)
             tables[kind] = [[_short(table.boundaries, 9), _short(table.levels)] for table in steps]
-        codebooks = fit_codebooks(slope, _COUNTS, weight=weight, cells=_CELLS)
+        codebooks = fit_codebooks(slope, counts, weight=weight, cells=_CELLS)
         tables["codebooks"] = [_short(table.levels) for table in codebooks]
         found[weight] = tables
     return found

@@ -61,7 +61,8 @@ class Slope:
                     "history; give derivative="
                 )
             [slope] = torch.autograd.grad(value.sum(), at)
-        return slope.detach()
+        # Where a function has no value, as a logarithm has none, torch's formula may still give a number.
+        return slope.detach().masked_fill(value.detach().isnan(), torch.nan)
 
     def require_elementwise(self, x: Tensor) -> None:
         """Raises unless the values at half of the points, in reverse, are those among all points."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations.fewbit.shipped import SMOOTH
+from integrations.fewbit.shipped import SMOOTH, WIDTHS
 from integrations.fewbit.steps import StepTable
 from integrations.fewbit.tables import table
 
@@ -85,7 +85,7 @@ class StepwiseStore:
         return table(name, bits, parity="none")
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Adds what a file of FewBit's holds: an ``.npz`` with the arrays ``gelu03-borders``, ``gelu03-levels`` and more.
+        """Adds what a file of FewBit's holds: an ``.npz`` with the arrays ``gelu03-borders`` and ``gelu03-levels``.
 
         Either all of it is added or nothing. Needs NumPy.
 
@@ -121,7 +121,7 @@ class StepwiseStore:
             self.add(name, bits, steps)
 
     def items(self, cached: bool = False) -> Iterator[tuple[tuple[Any, ...], Pair]]:
-        """``(name, bits)`` and the pair of each; with ``cached``, ``(name, bits, device, dtype)`` of those got so far."""
+        """``(name, bits)`` and the pair of each; with ``cached``, ``(name, bits, device, dtype)`` of those got."""
         if cached:
             yield from list(self._tensors.items())
             return
@@ -141,7 +141,7 @@ class StepwiseStore:
         return tuple(dict.fromkeys((*_SHIPPED, *self._added)))
 
 
-_SHIPPED = tuple((name, bits) for name in SMOOTH for bits in range(1, 9))
+_SHIPPED = tuple((name, bits) for name in SMOOTH for bits in WIDTHS)
 
 store = StepwiseStore()
 """A store to begin with."""

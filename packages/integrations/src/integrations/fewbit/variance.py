@@ -3,7 +3,7 @@
 For the gradient ``X^T Y`` of an input ``X`` and an output gradient ``Y``, whose rows ``x_t`` and ``y_t`` are of one
 token each; a variance is the sum over all entries of the gradient, in units of the gradient's square. The question and
 the variance of samples are those of Bershatsky et al. (arXiv 2201.13195); the variances of the sketches are exact, each
-of its own kind. docs/fewbit.md derives them.
+of its own kind. docs/fewbit_linear.md derives them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def estimate_variance_rmm(
         return x.new_zeros(())
     if kind == "rows":
         norms = x.norm(dim=1)
-        return (norms.sum() * (norms * y.square().sum(1)).sum() - x.t().mm(y).square().sum()) / k
+        variance: Tensor = norms.sum() * (norms * y.square().sum(1)).sum() - x.t().mm(y).square().sum()
+        return variance / k
     total = x.new_zeros(())
     for run in runs(n, k, block_size):
         for block in range(run.blocks):

@@ -51,33 +51,31 @@ def activation(
         ValueError: ``function`` is not elementwise, has no derivative, or one that is not finite from -10 to 10 (then
             fit it over another domain and give ``table``); ``bits`` are out of range.
     """
-    check_function(function)
-    check_options(bits=bits, rounding=rounding)
-    if table is not None and bits is not None:
-        raise ValueError("bits and table each choose the steps: give one of them, got both")
+    check_arguments(function, bits, table, rounding)
     if not keeps_few_bits(input):
         return function(input)
     if rounding == "stochastic":
-        chosen = fitted_levels(function, bits or DEFAULT_BITS, weight) if table is None else table
-        if not isinstance(chosen, LevelTable):
-            raise TypeError("table must be a LevelTable for rounding='stochastic', got a StepTable")
-        levels = constant(chosen.levels, input)
-        return actcore.round_to_levels(
-            input, function, levels, bits=chosen.bits, seed=seed, stream=stream, guard="nonfinite"
-        )
-    chosen = fitted_steps(function, bits or DEFAULT_BITS, weight) if table is None else table
-    if not isinstance(chosen, StepTable):
-        raise TypeError("table must be a StepTable for rounding='nearest', got a LevelTable")
-    steps = steps_of(chosen, input)
-    return actcore.stepwise(
-        input, function, steps.boundaries, steps.levels, bits=steps.bits, even=steps.even, guard="nonfinite"
+        codebook = table if isinstance(table, LevelTable) else fitted_levels(function, bits or DEFAULT_BITS, weight)
+        levels = constant(codebook.levels, input)
+        return actcore.round_to_levels(input, function, levels, seed=seed, stream=stream, guard="nonfinite")
+    steps = steps_of(
+        table if isinstance(table, StepTable) else fitted_steps(function, bits or DEFAULT_BITS, weight), input
     )
+    return actcore.stepwise(input, function, steps.boundaries, steps.levels, even=steps.even, guard="nonfinite")
 
 
-def check_function(function: object) -> None:
-    """Raises ``TypeError`` for what cannot be called."""
+def check_arguments(function: object, bits: int | None, table: object, rounding: str) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what ``activation`` does not take."""
     if not callable(function):
         raise TypeError(f"function must be a torch function such as torch.sin, got {function!r}")
+    check_options(bits=bits, rounding=rounding)
+    if table is None:
+        return
+    if bits is not None:
+        raise ValueError("bits and table each choose the steps: give one of them, got both")
+    kind = LevelTable if rounding == "stochastic" else StepTable
+    if not isinstance(table, kind):
+        raise TypeError(f"table must be a {kind.__name__} for rounding={rounding!r}, got {type(table).__name__}")
 
 
 @lru_cache(maxsize=64)

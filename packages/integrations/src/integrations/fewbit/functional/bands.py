@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -11,69 +12,99 @@ from torch.autograd import Function
 
 import actcore
 from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.fewbit.functional.options import constant
 
-_SIXTH = float.fromhex("0x1.555556p-3")  # a float32 in torch's backward of float64, too
+_ops = torch.ops.actcore
+
+# A float32 in torch's backward of float64, too.
+_SIXTH = float.fromhex("0x1.555556p-3")
 
 
 def band(input: Tensor, function: str, parameters: tuple[float, ...] = ()) -> Tensor:
     """A function of the catalogue whose derivative is a constant in some places and 0 in the others.
 
     Values and gradients are torch's bit for bit, infinite inputs and gradients included. Where ``input`` is NaN the
-    gradient is what torch computes for single elements, which its vectors contradict for some functions. Inside of
-    ``torch.func`` the mask is a byte an element.
+    gradient is what torch's vectors compute, or for threshold and the shrinking functions, what it computes for single
+    elements; these differ in torch itself.
     """
-    output: Tensor = _Band.apply(input, function, parameters)
-    return output
+    low, high = _ends(function, parameters, input.dtype, input.device.type)
+    ordered, order = actcore.in_memory_order(input)
+    output: Tensor = _Band.apply(ordered, constant((low,), input), constant((high,), input), function, parameters)
+    return actcore.restored(output, order)
 
 
 class _Band(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(input: Tensor, function: str, parameters: tuple[float, ...]) -> Tensor:
+    def forward(input: Tensor, low: Tensor, high: Tensor, function: str, parameters: tuple[float, ...]) -> Tensor:
         return FUNCTIONS[function].call(input, *parameters)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        input, function, parameters = inputs
+        input, low, high, function, _ = inputs
+        x = input.detach()
+        # Inside of the band the first comparison holds, and not the second.
+        mask = _ops.stepwise_codes(x, low, 1) ^ _ops.stepwise_codes(x, high, 1)
+        if function in ("hardshrink", "softshrink", "threshold"):
+            mask = mask.bitwise_not()
         ctx.slope = _SIXTH if function == "hardsigmoid" else 1.0
-        # vmap cannot look whether a mask has but two values, as the codec does
-        codec = actcore.BitMask() if torch._C._functorch.peek_interpreter_stack() is None else None
-        actcore.save_for_backward(ctx, (_passes(input, function, parameters), codec))
+        ctx.save_for_backward(mask)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (mask,) = actcore.saved_tensors_of(ctx)
-        gradient = gradients[0] if ctx.slope == 1 else gradients[0] * ctx.slope
-        return torch.where(mask, gradient, 0.0), None, None
+        (mask,) = ctx.saved_tensors
+        return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None, None, None
 
 
-def _passes(x: Tensor, function: str, parameters: tuple[float, ...]) -> Tensor:
-    """Where the gradient passes, as torch's backward decides it."""
-    if function == "hardsigmoid":
-        return (x > -3) & (x < 3)
-    if function in ("hardshrink", "softshrink"):  # a number is rounded to the dtype of x, as torch does here
-        (half,) = parameters
-        return ~((x >= -half) & (x <= half))
-    if function == "threshold":
-        below = parameters[0]
-        return ~(x <= (_largest_up_to(below, x.dtype) if x.device.type == "cpu" else below))
-    low, high = (0.0, 6.0) if function == "relu6" else parameters
-    return ~((x <= _largest_up_to(low, x.dtype)) | (x >= -_largest_up_to(-high, x.dtype)))
+class _Passed(Function):
+    """``gradient * slope`` where the bit is 1, and 0 elsewhere; its derivative is the same."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, mask: Tensor, slope: float) -> Any:
+        return _ops.mask_backward(gradient, mask, slope)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, mask, ctx.slope = inputs
+        ctx.save_for_backward(mask)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (mask,) = ctx.saved_tensors
+        return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None
 
 
 @torch.compiler.assume_constant_result
-def _largest_up_to(number: float, dtype: torch.dtype) -> float:
-    """Where torch compares elements of half precision with a float32: the same place among the elements."""
-    return _found(number, dtype)
+def _ends(function: str, parameters: tuple[float, ...], dtype: torch.dtype, device: str) -> tuple[float, float]:
+    return _found(function, parameters, dtype, device)
 
 
 @lru_cache
-def _found(number: float, dtype: torch.dtype) -> float:
-    if dtype.itemsize > 2:
-        return number
-    exact = torch.tensor(number, dtype=torch.float32, device="cpu")
-    rounded = exact.to(dtype)
-    if rounded > exact:
-        rounded = torch.nextafter(rounded, rounded.new_full((), -torch.inf))
-    return rounded.item()
+def _found(function: str, parameters: tuple[float, ...], dtype: torch.dtype, device: str) -> tuple[float, float]:
+    """The least ``x`` of the band, and the least one above it, as torch's backward compares.
+
+    It rounds the parameters to the dtype in which it computes, and for some functions to that of ``x``. The band of the
+    shrinking functions and of threshold is where the gradient does not pass.
+    """
+    rounded = function in ("hardshrink", "softshrink") or (function == "threshold" and device != "cpu")
+    computed = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def seen(number: float) -> Tensor:
+        return torch.tensor(number, dtype=torch.float64, device="cpu").to(dtype if rounded else computed).to(computed)
+
+    def above(number: float) -> float:
+        return torch.nextafter(seen(number), torch.tensor(math.inf, dtype=computed, device="cpu")).item()
+
+    if function == "hardsigmoid":
+        low, high = above(-3.0), 3.0
+    elif function in ("hardshrink", "softshrink"):
+        low, high = -seen(parameters[0]).item(), above(parameters[0])
+    elif function == "threshold":
+        low, high = -math.inf, above(parameters[0])
+    else:
+        low, high = parameters or (0.0, 6.0)
+        low, high = above(low), seen(high).item()
+    return min(low, high), high

@@ -47,7 +47,7 @@ def linear_crs(
     require_one_source(seed, generator)
 
     def key() -> Tensor:
-        return drawn_key(x.device, generator) if seed is None else seeded_key(x.device, seed, stream)
+        return drawn_key(x, generator) if seed is None else seeded_key(x.device, seed, stream)
 
     return sampled_linear(x, weight, bias, nopairs, key)
 

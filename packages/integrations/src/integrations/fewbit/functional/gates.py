@@ -131,7 +131,7 @@ class _Gate(Function):
         return to_gate, opened, None
 
 
-def _backward(name: str, gradient: Tensor, gate: Tensor) -> Tensor:
+def _backward(name: str, gradient: Tensor, gate: Tensor) -> Any:
     """torch's own gradient of the activation."""
     aten = torch.ops.aten
     if name == "silu" and torch.is_grad_enabled():  # as torch does: silu_backward has no derivative

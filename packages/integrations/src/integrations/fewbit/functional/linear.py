@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import actcore
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
@@ -69,7 +70,7 @@ def linear_randomized(
     require_one_source(seed, generator)
 
     def key() -> Tensor:
-        return drawn_key(x.device, generator) if seed is None else seeded_key(x.device, seed, stream)
+        return drawn_key(x, generator) if seed is None else seeded_key(x.device, seed, stream)
 
     return sketched_linear(x, weight, bias, sketching, key)
 
@@ -96,6 +97,9 @@ def sketched_linear(
         return F.linear(x, weight, bias)
     tokens = x.numel() // x.shape[-1]
     rows = sketching.rows(tokens)
+    if torch.compiler.is_compiling():
+        # A number, for which the layer is compiled: dynamo takes no Function of tensors whose sizes are computed.
+        rows = int(guard_scalar(rows))
     if rows >= tokens:
         return F.linear(x, weight, bias)
     # Outside of the Function, whose saved tensors are those that it computes with.

@@ -45,11 +45,10 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Steps:
-    """A step function as ``actcore.stepwise`` takes it."""
+    """A step function as ``actcore.stepwise`` takes it, which finds out how many bits it needs."""
 
     boundaries: Tensor
     levels: Tensor
-    bits: int
     even: bool = False
 
 
@@ -98,7 +97,7 @@ def user_steps(borders: Any, values: Any, x: Tensor) -> Steps:
     inner, levels = trimmed(borders, values)
     if not isinstance(inner, Tensor) and not isinstance(levels, Tensor):
         return steps_of(StepTable(tuple(map(float, inner)), tuple(map(float, levels))), x)
-    return Steps(inner, levels, max(1, (len(levels) - 1).bit_length()))
+    return Steps(inner, levels)
 
 
 def trimmed(borders: Any, levels: Any) -> tuple[Any, Any]:
@@ -121,7 +120,7 @@ def trimmed(borders: Any, levels: Any) -> tuple[Any, Any]:
 
 def steps_of(table: StepTable, x: Tensor) -> Steps:
     """A table on the device of ``x``."""
-    return Steps(constant(table.boundaries, x), constant(table.levels, x), table.bits, table.even)
+    return Steps(constant(table.boundaries, x), constant(table.levels, x), table.even)
 
 
 def constant(numbers: tuple[float, ...], x: Tensor) -> Tensor:

@@ -9,152 +9,83 @@ from __future__ import annotations
 
 from typing import Unpack
 
-import torch.nn.functional as F
 from torch import Tensor
 
-import actcore
-from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.functional.conditions import as_autocast, keeps_few_bits, numbers
-from integrations.fewbit.functional.options import (
-    DEFAULT_BITS,
-    Options,
-    Steps,
-    check_approximate,
-    check_options,
-    constant,
-    steps_of,
-    user_steps,
-)
-from integrations.fewbit.tables import level_table, table
-from integrations.in_place import placed
+from integrations.fewbit.functional.options import Options, check_approximate
+from integrations.fewbit.functional.rounded import rounded
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.celu``, keeping few bits; each ``alpha`` has steps of its own."""
-    return _smooth("celu", input, (alpha,), inplace, options)
+    return rounded("celu", input, (alpha,), options, inplace)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.elu``, keeping few bits; each ``alpha`` has steps of its own."""
-    return _smooth("elu", input, (alpha,), inplace, options)
+    return rounded("elu", input, (alpha,), options, inplace)
 
 
 def gelu(input: Tensor, approximate: str = "none", **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.gelu``, keeping few bits; ``approximate`` is ``"none"`` or ``"tanh"``."""
     check_approximate(approximate)
-    return _smooth("gelu" if approximate == "none" else "gelu_tanh", input, (), False, options)
+    return rounded("gelu" if approximate == "none" else "gelu_tanh", input, (), options)
 
 
 def hardswish(input: Tensor, inplace: bool = False, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.hardswish``, keeping few bits."""
-    return _smooth("hardswish", input, (), inplace, options)
+    return rounded("hardswish", input, (), options, inplace)
 
 
 def logsigmoid(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.logsigmoid``, keeping few bits."""
-    return _smooth("logsigmoid", input, (), False, options)
+    return rounded("logsigmoid", input, (), options)
 
 
 def mish(input: Tensor, inplace: bool = False, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.mish``, keeping few bits."""
-    return _smooth("mish", input, (), inplace, options)
+    return rounded("mish", input, (), options, inplace)
 
 
 def quick_gelu(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``input * sigmoid(1.702 * input)``, keeping few bits."""
-    return _smooth("quick_gelu", input, (), False, options)
+    return rounded("quick_gelu", input, (), options)
 
 
 def selu(input: Tensor, inplace: bool = False, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.selu``, keeping few bits."""
-    return _smooth("selu", input, (), inplace, options)
+    return rounded("selu", input, (), options, inplace)
 
 
 def sigmoid(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``torch.sigmoid``, keeping few bits, of ``|input|``: the derivative is even."""
-    return _smooth("sigmoid", input, (), False, options)
+    return rounded("sigmoid", input, (), options)
 
 
 def silu(input: Tensor, inplace: bool = False, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.silu``, keeping few bits."""
-    return _smooth("silu", input, (), inplace, options)
+    return rounded("silu", input, (), options, inplace)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.softplus``, keeping few bits; each ``beta`` and ``threshold`` have steps of their own."""
-    return _smooth("softplus", input, (beta, threshold), False, options, "aten::softplus")
+    return rounded("softplus", input, (beta, threshold), options)
 
 
 def softsign(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.softsign``, keeping few bits, of ``|input|``: the derivative is even."""
-    return _smooth("softsign", input, (), False, options)
+    return rounded("softsign", input, (), options)
 
 
 def squared_relu(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``relu(input) ** 2``, keeping few bits. Its derivative has no bound: the last step serves all large inputs."""
-    return _smooth("squared_relu", input, (), False, options, "aten::pow.Tensor_Scalar")
+    return rounded("squared_relu", input, (), options)
 
 
 def tanh(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``torch.tanh``, keeping few bits, of ``|input|``: the derivative is even."""
-    return _smooth("tanh", input, (), False, options)
+    return rounded("tanh", input, (), options)
 
 
 def tanhshrink(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.tanhshrink``, keeping few bits, of ``|input|``: the derivative is even."""
-    return _smooth("tanhshrink", input, (), False, options)
-
-
-def _smooth(
-    name: str,
-    input: Tensor,
-    parameters: tuple[float, ...],
-    inplace: bool,
-    options: Options,
-    operator: str | None = None,
-) -> Tensor:
-    """``operator`` is the one that autocast may know of those that torch's function is made of."""
-    check_options(**options)
-    if not keeps_few_bits(input):
-        if inplace:
-            output: Tensor = getattr(F, name)(input, *parameters, inplace=True)
-            return output
-        return FUNCTIONS[name].call(input, *parameters)
-    x = as_autocast(operator, input) if operator else input
-    parameters = numbers(*parameters)
-    if options.get("rounding") == "stochastic":
-        return placed(_at_random(name, x, parameters, options), input, inplace)
-    steps = _steps(name, x, parameters, options)
-    output = actcore.stepwise(
-        x,
-        name,
-        steps.boundaries,
-        steps.levels,
-        bits=steps.bits,
-        parameters=parameters,
-        even=steps.even,
-        guard="nonfinite",
-    )
-    return placed(output, input, inplace)
-
-
-def _steps(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Steps:
-    if (chosen := options.get("table")) is not None:
-        return steps_of(chosen, x)
-    if (borders := options.get("borders")) is not None:
-        return user_steps(borders, options["values"], x)
-    return steps_of(table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")), x)
-
-
-def _at_random(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Tensor:
-    codebook = level_table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform"))
-    return actcore.round_to_levels(
-        x,
-        name,
-        constant(codebook.levels, x),
-        bits=codebook.bits,
-        parameters=parameters,
-        seed=options.get("seed"),
-        stream=options.get("stream", 0),
-        guard="nonfinite",
-    )
+    return rounded("tanhshrink", input, (), options)

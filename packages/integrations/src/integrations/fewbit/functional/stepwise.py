@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,9 +61,7 @@ def piecewise_linear(input: Tensor, table: StepTable) -> Tensor:
     if not keeps_few_bits(input):
         return function(input)
     steps = steps_of(table, input)
-    return actcore.stepwise(
-        input, function, steps.boundaries, steps.levels, bits=steps.bits, even=steps.even, guard="nan"
-    )
+    return actcore.stepwise(input, function, steps.boundaries, steps.levels, even=steps.even, guard="nan")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def _offsets(table: StepTable) -> tuple[float, ...]:
     offsets = [0.0]
     for border, (left, right) in zip(table.boundaries, pairwise(table.levels), strict=True):
         offsets.append(offsets[-1] + (left - right) * border)
-    at_zero = offsets[bisect_right(table.boundaries, 0.0)]
+    at_zero = offsets[sum(border <= 0 for border in table.boundaries)]
     return tuple(offset - at_zero for offset in offsets)
 
 

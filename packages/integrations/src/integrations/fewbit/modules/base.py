@@ -20,9 +20,13 @@ class FewBitActivation(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Gives the class the signature of its layer of torch, with the keywords."""
         super().__init_subclass__(**kwargs)
-        own = inspect.signature(cls.__init__).parameters.values()
+        own = inspect.signature(cls).parameters.values()
         torchs = next((base for base in cls.__mro__ if base.__module__.startswith("torch.nn")), nn.Module)
-        theirs = [] if torchs.__init__ is nn.Module.__init__ else list(inspect.signature(torchs).parameters.values())
+        theirs = [
+            parameter
+            for parameter in inspect.signature(torchs).parameters.values()
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
         keywords = [parameter for parameter in own if parameter.kind is parameter.KEYWORD_ONLY]
         cls.__signature__ = inspect.Signature([*theirs, *keywords])  # type: ignore[attr-defined]
 

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from integrations.fewbit.functional import gates
 from integrations.fewbit.functional.options import check_approximate, check_options
-from integrations.fewbit.modules.base import FewBitActivation
 
 
-class GLU(FewBitActivation, nn.GLU):
+class GLU(nn.GLU):
     """``torch.nn.GLU``, which keeps its input alone; with ``bits``, three times that many bits an element of output.
 
     Args:
@@ -29,7 +28,7 @@ class GLU(FewBitActivation, nn.GLU):
         return super().extra_repr() + ("" if self.bits is None else f", bits={self.bits}")
 
 
-class Gate(FewBitActivation):
+class Gate(nn.Module):
     """``act(gate) * value`` of one tensor, split in half, or of two.
 
     Args:

@@ -42,7 +42,7 @@ class _NoisyLinear(nn.Linear):
 
     def _key(self, x: Tensor) -> Tensor:
         if self.seed is None:
-            return drawn_key(x.device, self.generator)
+            return drawn_key(x, self.generator)
         return seeded_key(x.device, self.seed, next_stream(x, self.seed))
 
     def to_linear(self) -> nn.Linear:

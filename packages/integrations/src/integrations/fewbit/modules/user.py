@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from integrations.fewbit.fit import approximate
-from integrations.fewbit.functional.activation import ScalarFunction, activation, check_function
-from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding, check_options
+from integrations.fewbit.functional.activation import ScalarFunction, activation, check_arguments
+from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding
 from integrations.fewbit.functional.stepwise import Numbers, piecewise_linear, step_table
 from integrations.fewbit.steps import LevelTable, StepTable
 
@@ -38,10 +38,7 @@ class Activation(nn.Module):
         table: StepTable | LevelTable | None = None,
         weight: str | Callable[[Tensor], Tensor] = "uniform",
     ) -> None:
-        check_function(function)
-        check_options(bits=bits, rounding=rounding)
-        if table is not None and bits is not None:
-            raise ValueError("bits and table each choose the steps: give one of them, got both")
+        check_arguments(function, bits, table, rounding)
         super().__init__()
         self.function, self.rounding = function, rounding
         if table is None:

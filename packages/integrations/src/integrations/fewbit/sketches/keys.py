@@ -8,11 +8,30 @@ from torch import Tensor
 import actcore
 
 
-def drawn_key(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    """A key drawn from a generator, ``None`` for torch's own of the device: ``torch.manual_seed`` decides.
+def drawn_key(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """A key on the device of ``like``, drawn from a generator, ``None`` for torch's own: ``torch.manual_seed`` decides.
 
     Ranks whose generators are alike get different keys.
     """
+    if generator is None:
+        key: Tensor = _drawn(like.detach())
+        return key
+    return _draw(like.device, generator)
+
+
+# An operator of the input: in a compiled layer torch's own randint, which has no input, is drawn anew in backward, and
+# the sketch there is another one. The tag: two calls are never one.
+@torch.library.custom_op("integrations::sketch_key", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _drawn(like: Tensor) -> Tensor:
+    return _draw(like.device, None)
+
+
+@_drawn.register_fake
+def _(like: Tensor) -> Tensor:
+    return like.new_empty(2, dtype=torch.int64)
+
+
+def _draw(device: torch.device, generator: torch.Generator | None) -> Tensor:
     source = device if generator is None else generator.device
     draw = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=source, generator=generator)
     return _key(draw.to(device, non_blocking=True), _signed(actcore.stream_of("sketch", 0, actcore.current_rank())))

@@ -19,7 +19,7 @@ _TILE = 1024  # rows and tokens of a tile, at most
 # Entries of the sketch that are there at a time: on the CPU as many as stay in its cache, on a GPU as many as are worth
 # a launch.
 _ENTRIES = {"cpu": 1 << 18}
-_ENTRIES_ELSEWHERE = 1 << 24
+_ENTRIES_ELSEWHERE = 1 << 22
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:

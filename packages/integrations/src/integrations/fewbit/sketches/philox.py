@@ -22,11 +22,12 @@ def philox(key: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tens
     """
     k0, k1 = key[0] & _WORD, key[0] >> 32 & _WORD
     x0, x1, x2, x3 = low, high, key[1] & _WORD, key[1] >> 32 & _WORD
-    for _ in range(10):
+    rounds = counters(0, 10, key.device)
+    keys0, keys1 = (k0 + rounds * 0x9E3779B9) & _WORD, (k1 + rounds * 0xBB67AE85) & _WORD
+    for k0, k1 in zip(keys0.unbind(), keys1.unbind(), strict=True):
         p0, p1 = x0 * 0xD2511F53, x2 * 0xCD9E8D57  # int64 wraps modulo 2**64, which keeps both halves right
         x0, x1 = (p1 >> 32 & _WORD) ^ x1 ^ k0, p1 & _WORD
         x2, x3 = (p0 >> 32 & _WORD) ^ x3 ^ k1, p0 & _WORD
-        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
     return x0, x1, x2, x3
 
 

@@ -38,4 +38,5 @@ def sample_tokens(matrix: Tensor, key: Tensor, rows: int) -> tuple[Tensor, Tenso
 
 def sample_features(key: Tensor, number: int, features: int) -> Tensor:
     """``Int64["number"]``: that many of the features, uniformly and without replacement."""
-    return subsets(key, number, features, torch.zeros(1, dtype=torch.int64, device=key.device))[0]
+    order = subsets(key, number, features, torch.zeros(1, dtype=torch.int64, device=key.device))
+    return order[0].clone()  # not a view of the order of all

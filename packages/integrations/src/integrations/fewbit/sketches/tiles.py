@@ -79,6 +79,6 @@ class Tiles:
         place = counters(token, last_token, self.key.device)
         if self.kind == "dct":
             angle = (frequency * (2 * place + 1) % (4 * n)).to(self.dtype).mul_(math.pi / (2 * n))
-            return angle.cos_().mul_(torch.where(frequency == 0, k**-0.5, (2 / k) ** 0.5).to(self.dtype))
+            return angle.cos_().mul_((2 - (frequency == 0).to(self.dtype)).div_(k).sqrt_())
         angle = (frequency * place % n).to(self.dtype).mul_(2 * math.pi / n)
         return (angle.cos() + angle.sin()).mul_(k**-0.5)

@@ -1,0 +1,93 @@
+"""Functions whose derivative is rounded to levels at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actcore.functional.arguments import check_float, check_seed, draw_for, in_memory_order, int64, restored
+from actcore.functional.stepwise import check_function, check_guard, refusal_in, table_for
+from actcore.fused import RoundToLevels
+from actcore.fused.callables import value_of
+from actcore.pointwise import PointwiseFunction, pointwise_function
+
+
+def round_to_levels(
+    x: Tensor,
+    function: str | PointwiseFunction,
+    levels: Tensor | Sequence[float],
+    bits: int | None = None,
+    parameters: Sequence[float] = (),
+    seed: int | None = None,
+    stream: int = 0,
+    guard: str = "nonfinite",
+    derivative: PointwiseFunction | None = None,
+) -> Tensor:
+    """``function(x)`` with its derivative rounded to ``levels`` at random, keeping ``bits`` bits an element.
+
+    Forward is exact. The derivative is computed there too, and each element keeps one of the two levels around it,
+    chosen so that the expected level is the derivative: backward's gradient is unbiased, where that of ``stepwise`` has
+    less error and is biased. The noise is Philox of (seed, stream, element position) with 16 bits an element, so the
+    expectation is the derivative to within 2**-17 of the distance between the levels. Derivatives beyond the first or
+    last level get that level.
+
+    ::
+
+        y = actcore.round_to_levels(x, "gelu", (-0.13, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.13))
+
+    Args:
+        x: any shape.
+        function: one of the names of ``stepwise``, or a function of your own of each element.
+        levels: ``Float["k"]``, ascending and finite, 2 to ``2**bits`` of them; they should cover the derivative's
+            range.
+        bits: 1 to 8; ``None`` takes the fewest.
+        parameters: of ``function``, as in ``stepwise``.
+        seed: any int. ``None`` draws one from torch's generator of ``x``'s device, so ``torch.manual_seed`` decides.
+        stream: separates calls with the same seed: equal seeds and streams give equal noise.
+        guard: as in ``stepwise``, of ``x`` and of the derivative.
+        derivative: ``derivative(x, *parameters)``, of the shape and dtype of ``x``; ``None`` takes torch's
+            backward, under ``torch.compile`` by ``torch.func.vjp``, which does not work where saved tensors have hooks;
+            the functions that have names work there.
+
+    Raises:
+        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``function`` or ``derivative`` is not
+            what it must be, or returns something other than a tensor of the dtype of ``x``; ``seed`` is not an int.
+        ValueError: there are too few or too many levels, they do not ascend, are not finite or ask for gradients; the
+            function is unknown, takes other parameters or returns another shape; ``guard`` is unknown.
+        RuntimeError: ``function`` changes ``x`` in place.
+    """
+    check_float(x)
+    check_seed(seed)
+    check_function(function)
+    check_guard(guard)
+    if derivative is not None and not callable(derivative):
+        raise TypeError(f"derivative must be callable or None, got {derivative!r}")
+    if isinstance(function, str):
+        function, known = pointwise_function(function, parameters)
+        derivative = derivative or known
+    table = table_for(levels, x)
+    if table.dim() != 1 or not 2 <= table.numel() <= 256:
+        raise ValueError(f"levels must be 2 to 256 numbers in one dimension, got the shape {tuple(table.shape)}")
+    if table.requires_grad:
+        raise ValueError("levels must not ask for gradients, which they have none of; detach them")
+    if bits is None:
+        bits = (table.numel() - 1).bit_length()
+    if type(bits) is not int:
+        raise TypeError(f"bits must be an int or None, got {bits!r}")
+    if not 1 <= bits <= 8 or table.numel() > 2**bits:
+        raise ValueError(f"levels must be at most 2**bits with bits from 1 to 8, got {table.numel()} and bits={bits}")
+    ordered, order = in_memory_order(x)
+    if not torch.is_grad_enabled():
+        return restored(value_of(function, ordered, parameters), order)
+    draw = draw_for(x, seed)
+    try:
+        output: Tensor = RoundToLevels.apply(
+            ordered, function, list(parameters), derivative, table, bits, int64(seed or 0), int64(stream), draw, guard
+        )[0]
+    except RuntimeError as error:
+        if (rule := refusal_in(error)) is not None:
+            raise ValueError(rule) from None
+        raise
+    return restored(output, order)

@@ -1,0 +1,74 @@
+"""``rounded``: a smooth function of the catalogue, its derivative rounded to a few levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+import actcore
+from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.fewbit.functional.conditions import as_autocast, keeps_few_bits, numbers
+from integrations.fewbit.functional.options import (
+    DEFAULT_BITS,
+    Options,
+    Steps,
+    check_options,
+    constant,
+    steps_of,
+    user_steps,
+)
+from integrations.fewbit.tables import level_table, table
+from integrations.in_place import placed
+
+# The operators that autocast may know among those that a function is made of.
+_AUTOCAST: Mapping[str, str] = {"softplus": "aten::softplus", "squared_relu": "aten::pow.Tensor_Scalar"}
+
+
+def rounded(name: str, input: Tensor, parameters: tuple[float, ...], options: Options, inplace: bool = False) -> Tensor:
+    """torch's function, and where its gradient will be asked for, a derivative of few bits.
+
+    Args:
+        name: of a smooth function in ``FUNCTIONS``.
+        input: any shape.
+        parameters: the function's, in torch's order.
+        options: see ``Options``.
+        inplace: whether the output takes the memory of ``input``; torch's function of that name takes it, too.
+    """
+    check_options(**options)
+    if not keeps_few_bits(input):
+        if inplace:
+            output: Tensor = getattr(F, name)(input, *parameters, inplace=True)
+            return output
+        return FUNCTIONS[name].call(input, *parameters)
+    x = as_autocast(_AUTOCAST[name], input) if name in _AUTOCAST else input
+    parameters = numbers(*parameters)
+    if options.get("rounding") == "stochastic":
+        return placed(_at_random(name, x, parameters, options), input, inplace)
+    steps = _steps(name, x, parameters, options)
+    output = actcore.stepwise(
+        x, name, steps.boundaries, steps.levels, parameters=parameters, even=steps.even, guard="nonfinite"
+    )
+    return placed(output, input, inplace)
+
+
+def _steps(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Steps:
+    if (chosen := options.get("table")) is not None:
+        return steps_of(chosen, x)
+    if (borders := options.get("borders")) is not None:
+        return user_steps(borders, options["values"], x)
+    return steps_of(table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")), x)
+
+
+def _at_random(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Tensor:
+    codebook = level_table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform"))
+    return actcore.round_to_levels(
+        x,
+        name,
+        constant(codebook.levels, x),
+        parameters=parameters,
+        seed=options.get("seed"),
+        stream=options.get("stream", 0),
+        guard="nonfinite",
+    )

@@ -1,0 +1,322 @@
+"""``fewbit.convert``, ``restore_model`` and ``summary``: which layers are converted, and what of a model survives."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import integrations
+from integrations import fewbit, qmodules
+from integrations.fewbit import FUNCTIONS, RandomizedLinear
+
+from .fewbit_nets import Block, Net, X, equal, kept_bytes, step
+from .nets import normal
+
+LAYERS = [
+    nn.ReLU(inplace=True),
+    nn.LeakyReLU(0.2),
+    nn.Threshold(0.1, 2.0),
+    nn.Hardsigmoid(),
+    nn.Hardtanh(-2, 3),
+    nn.ReLU6(),
+    nn.Hardshrink(0.3),
+    nn.Softshrink(0.3),
+    nn.CELU(2.0),
+    nn.ELU(0.5),
+    nn.GELU(),
+    nn.GELU("tanh"),
+    nn.Hardswish(),
+    nn.LogSigmoid(),
+    nn.Mish(),
+    nn.SELU(),
+    nn.Sigmoid(),
+    nn.SiLU(inplace=True),
+    nn.Softplus(2.0, 10.0),
+    nn.Softsign(),
+    nn.Tanh(),
+    nn.Tanhshrink(),
+]
+DEFAULTS = [layer for layer in LAYERS if type(layer) not in (nn.Sigmoid, nn.Tanh)]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=repr)
+def test_every_layer_of_torch_becomes_fewbits_of_the_same_arguments(layer):
+    model = fewbit.convert(nn.Sequential(nn.Linear(32, 32), copy.deepcopy(layer)), bits=4, functions="all")
+    made = model[1]
+    assert type(made) is getattr(fewbit, type(layer).__name__)
+    assert getattr(made, "bits", 4) == 4
+    assert all(getattr(made, name) == value for name, value in vars(layer).items() if not name.startswith("_"))
+    restored = fewbit.restore_model(model)[1]
+    assert type(restored) is type(layer)
+    assert repr(restored) == repr(layer)
+
+
+@pytest.mark.parametrize("layer", DEFAULTS, ids=repr)
+def test_forward_is_torchs_bit_for_bit_and_bytes_fall(layer):
+    plain = nn.Sequential(nn.Linear(64, 64), layer, nn.Dropout(0.0))
+    model = fewbit.convert(copy.deepcopy(plain))
+    x = normal(64, 64)
+    assert torch.equal(model(x), plain(x))
+    assert kept_bytes(model, x) < kept_bytes(plain, x)
+
+
+def test_the_same_object_with_the_same_names_and_tensors():
+    model = Net().eval()
+    before = dict(model.named_parameters())
+    keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
+    assert fewbit.convert(model) is model
+    assert {name: id(p) for name, p in model.named_parameters()} == {name: id(p) for name, p in before.items()}
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in model.named_modules()] == names
+    assert not any(module.training for module in model.modules())
+    assert type(model.block.act) is fewbit.SiLU
+    model.load_state_dict(Net().state_dict())
+
+
+def test_what_a_layer_has_survives_there_and_back():
+    model, seen = Net(), []
+    model.block.act.note = "mine"
+    act = model.block.act
+    handle = act.register_forward_hook(lambda module, *args: seen.append(type(module).__module__.split(".")[0]))
+    fewbit.convert(model)
+    assert model.block.act.note == "mine"
+    late = model.block.act.register_forward_hook(lambda *args: seen.append("late"))
+    model(X)
+    model.eval()
+    fewbit.restore_model(model)
+    assert model.block.act is act
+    assert not act.training
+    model(X)
+    handle.remove()
+    late.remove()
+    model(X)
+    assert seen == ["integrations", "late", "torch", "late"]
+
+
+def test_shared_layers_stay_shared():
+    act = nn.GELU()
+    model = fewbit.convert(nn.Sequential(nn.Linear(4, 4), act, nn.ModuleList([act])))
+    assert type(model[1]) is fewbit.GELU
+    assert model[2][0] is model[1]
+    fewbit.restore_model(model)
+    assert model[1] is act is model[2][0]
+
+
+def test_restore_gives_back_what_was_there():
+    model, plain = Net(), Net()
+    objects = {name: (id(module), set(vars(module))) for name, module in model.named_modules()}
+    fewbit.convert(model, linear=0.5)
+    few = step(model)
+    assert fewbit.restore_model(model) is model
+    assert {name: (id(module), set(vars(module))) for name, module in model.named_modules()} == objects
+    assert str(model) == str(plain)
+    assert equal(step(model), step(plain))
+    assert not equal(few, step(plain))
+    fewbit.convert(model, bits=2)  # and again
+
+
+def test_dtype_and_device_may_change_in_between():
+    model = fewbit.convert(Net(), linear=0.5).to(torch.float64)
+    fewbit.restore_model(model)
+    assert model.block.linear.weight.dtype == torch.float64
+    step(model, X.double())
+
+
+def test_a_root_that_is_an_activation_becomes_its_layer():
+    act = nn.GELU()
+    made = fewbit.convert(act, bits=2)
+    assert type(made) is fewbit.GELU
+    assert fewbit.summary(made).converted == {"": ("GELU", "fewbit.GELU")}
+    assert fewbit.restore_model(made) is act
+    assert fewbit.convert(act).bits == 3
+
+
+def test_linear_layers_where_they_are_asked_for():
+    class Own(nn.Linear):
+        pass
+
+    def make():
+        return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Own(8, 8), nn.LazyLinear(4), nn.MultiheadAttention(8, 2))
+
+    model = make()
+    first = model[0]
+    fewbit.convert(model, linear=0.1)
+    assert type(model[0]) is RandomizedLinear
+    assert model[0].weight is first.weight
+    assert model[0].sketching.proj_dim_ratio == 0.1
+    found = fewbit.summary(model)
+    assert found.converted == {"0": ("Linear", "fewbit.RandomizedLinear"), "1": ("ReLU", "fewbit.ReLU")}
+    assert found.kept["2"] == "Own is a subclass of Linear"
+    assert found.kept["3"] == "its parameters have no shapes yet; call the model once before convert"
+    fewbit.restore_model(model)
+    assert model[0] is first
+    model = fewbit.convert(make(), linear={"proj_dim": 4, "matmul": "rademacher"}, functions=[])
+    assert model[0].sketching.matmul == "rademacher"
+    assert not isinstance(model[1], fewbit.ReLU)
+
+
+def test_summary():
+    model = nn.Sequential(Net(), nn.Tanh(), nn.PReLU(), fewbit.GELU(bits=1), nn.Softmax(1))
+
+    class Own(nn.GELU):
+        pass
+
+    model.append(Own())
+    model.append(nn.GELU())
+    model[6].forward = lambda x: x
+    fewbit.convert(model, bits=4)
+    model(X)
+    found = fewbit.summary(model)
+    assert found.bits == 4
+    assert found.converted == {
+        "0.block.act": ("SiLU", "fewbit.SiLU"),
+        "0.blocks.0.act": ("SiLU", "fewbit.SiLU"),
+        "0.blocks.1": ("Mish", "fewbit.Mish"),
+    }
+    saved = "torch saves the result of tanh, mostly with what comes next; functions= converts it"
+    assert found.kept == {
+        "1": saved,
+        "2": "PReLU has no few-bit form",
+        "3": "GELU is a few-bit layer already",
+        "4": "Softmax has no few-bit form",
+        "5": "Own is a subclass of GELU, and may do something else",
+        "6": "its forward was replaced",
+    }
+    assert found.calls == {"0.block": ("gelu",), "0.blocks.0": ("gelu",), "0": ("softplus",), "5": ("gelu",)}
+    assert not found.kept_calls
+    text = str(found)
+    assert "3 layers converted, 6 kept; 4 calls seen and converted; 4 bits" in text
+    assert "2 x SiLU -> fewbit.SiLU" in text
+    assert f"  1: {saved}" in text
+    assert "  0.block calls gelu" in text
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_converted_and_share_nothing(copier):
+    model = fewbit.convert(Net(), functions=["silu", "gelu"])
+    expected = step(model)
+    twin = copier(model)
+    assert equal(step(twin), expected)
+    assert fewbit.summary(twin) == fewbit.summary(model)
+    fewbit.restore_model(twin)
+    assert equal(step(twin), step(Net()))
+    assert equal(step(model), expected)
+    assert type(model.block.act) is fewbit.SiLU
+
+
+def test_a_shallow_copy_runs_with_its_own_parameters():
+    """``nn.DataParallel``'s replicas are such copies."""
+    model = fewbit.convert(Net())
+    twin = copy.copy(model)
+    twin._modules = dict(model._modules)
+    twin.block = copy.copy(model.block)
+    twin.block._modules = dict(model.block._modules)
+    twin.block.linear = nn.Linear(32, 32)
+    expected = step(model)
+    found = step(twin)
+    assert not torch.equal(found[0], expected[0])
+    by_hand = copy.deepcopy(model)
+    by_hand.block.linear.load_state_dict(twin.block.linear.state_dict())
+    assert equal(found[:2], step(by_hand)[:2])
+    twin.training = False
+    with torch.no_grad():
+        assert torch.equal(twin(X), found[0])
+
+
+def test_what_wraps_the_forward_stays_and_calls_the_plain_one_after_restore():
+    model = fewbit.convert(Net())
+    inner = model.forward
+    model.forward = lambda x: inner(x) * 2
+    fewbit.restore_model(model)
+    assert torch.equal(step(model)[0], step(Net())[0] * 2)
+    assert equal(step(model)[1:], [2 * gradient for gradient in step(Net())[1:]])
+
+
+@pytest.mark.parametrize("order", [("convert", "compress"), ("compress", "convert")])
+@pytest.mark.parametrize("first_undone", ["convert", "compress"])
+def test_with_compressed_models(order, first_undone):
+    """Both stand in the forward's place, and either may leave first. Codes of 8 bits have 256 levels: a kilobyte of
+    them must not be compressed, which would change gradients by far more than the rounding of linear inputs does."""
+    do = {"convert": lambda m: fewbit.convert(m, 8), "compress": lambda m: integrations.compress_model(m, "L1.1")}
+    undo = {"convert": fewbit.restore_model, "compress": integrations.restore_model}
+    model, plain = Net(), step(Net())
+    for name in order:
+        do[name](model)
+    found = step(model)
+    assert torch.equal(found[0], plain[0])
+    # 8 bits a linear input: 2 % (see nets.EIGHT_BITS); 8-bit steps: half a level's width, 0.2 % of the derivative's
+    # range, in each of five activations one behind the other.
+    assert all((a - b).norm() < 0.03 * b.norm() for a, b in zip(found, plain, strict=True))
+    undo[first_undone](model)
+    step(model)
+    undo[({*undo} - {first_undone}).pop()](model)
+    assert "forward" not in vars(model)
+    assert equal(step(model), plain)
+
+
+def test_with_q_layers():
+    model = qmodules.QModule(Net(), "L2")
+    fewbit.convert(model)
+    assert type(model.block.act) is qmodules.QSiLU
+    assert fewbit.summary(model).kept["block.act"] == "QSiLU is a subclass of SiLU, and may do something else"
+    step(model)
+    fewbit.restore_model(model)
+    qmodules.revert(model)
+    assert equal(step(model), step(Net()))
+
+
+def test_converting_twice_says_how_to_go_on():
+    model = fewbit.convert(Net())
+    with pytest.raises(ValueError, match=r"Net is converted already; call fewbit.restore_model\(model\) first"):
+        fewbit.convert(model, bits=2)
+    with pytest.raises(ValueError, match=r"Block is part of a converted model, .* few-bit layer at 'act'; call fewbit"):
+        fewbit.convert(model.block)
+    assert equal(step(model), step(fewbit.convert(Net())))
+
+
+WRONG = {
+    "model": (TypeError, r"model must be a torch.nn.Module, got builtin_function", {}),
+    "bits": (ValueError, "bits must be from 1 to 8", {"bits": 9}),
+    "bits, of another type": (TypeError, "bits must be an int", {"bits": 2.5}),
+    "rounding": (ValueError, "rounding must be 'nearest' or 'stochastic', got 'up'", {"rounding": "up"}),
+    "weight": (ValueError, "weight must be .*, got 'mine'", {"weight": "mine"}),
+    "functions": (ValueError, "functions must be 'all' or names of relu, .*; got 'gleu'", {"functions": ["gleu"]}),
+    "skip": (
+        ValueError,
+        "skip must name modules of the model, got 'blok', which fits none",
+        {"skip": ["block", "blok"]},
+    ),
+    "skip, of another type": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": [3]}),
+    "linear": (TypeError, "linear must be the share of rows that a sketch keeps, .* got 'few'", {"linear": "few"}),
+    "linear, out of range": (ValueError, "proj_dim_ratio", {"linear": 2.0}),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "options"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_is_refused_and_changes_nothing(error, message, options):
+    model = Net() if options else F.gelu
+    with pytest.raises(error, match=message):
+        fewbit.convert(model, **options)
+    if options:
+        assert equal(step(model), step(Net()))
+        assert type(model.block.act) is nn.SiLU
+        fewbit.convert(model)
+
+
+def test_errors_of_the_others():
+    for function in (fewbit.restore_model, fewbit.summary):
+        with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int"):
+            function(3)
+        with pytest.raises(ValueError, match=r"Block is not converted; call fewbit.convert\(model\) first"):
+            function(Block())
+
+
+def test_every_function_is_known_to_the_calls_or_has_no_name_in_torch():
+    from integrations.fewbit.registry import CALLS
+
+    known = {name.removesuffix("_") for name in CALLS.values()}
+    assert set(FUNCTIONS) - known == {"gelu_tanh", "quick_gelu", "squared_relu"}
+    assert known <= set(FUNCTIONS)
