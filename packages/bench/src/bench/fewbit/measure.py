@@ -24,6 +24,7 @@ from bench.fewbit.unfinished import Unfinished
 from bench.kernels.clock import threads
 from bench.machine import Machine
 from bench.networks import needs
+from integrations.fewbit import FUNCTIONS
 
 PARTS = ("memory", "training", "time")
 SEEDS, QUICK_SEEDS = 5, 1
@@ -117,8 +118,8 @@ def _training(options: Options, results: FewBitResults, advance: Callable[[str],
                 earlier += found.seconds
             runs.append(found)
     entropy = training.held_out(data, recipe).entropy()
-    found = replace(results, data=str(data), recipe=dict(recipe.numbers()), entropy=entropy, runs=runs)
-    return replace(found, seconds=found.seconds + earlier)
+    seconds = results.seconds + earlier
+    return replace(results, data=str(data), recipe=dict(recipe.numbers()), entropy=entropy, runs=runs, seconds=seconds)
 
 
 def _time(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
@@ -139,7 +140,7 @@ def _steps(options: Options) -> int:
     steps = {
         "memory": len(WAYS),
         "training": len(training.KINDS) * options.seeds * training.strides(options.recipe),
-        "time": len(step_time.FUNCTIONS) + 1,
+        "time": len(FUNCTIONS) + 1,
     }
     return sum(steps[part] for part in options.parts)
 
