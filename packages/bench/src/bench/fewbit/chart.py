@@ -72,9 +72,17 @@ def _draw_training(axes: Axes, results: FewBitResults) -> None:
             [STRIDE * place for place in range(1, len(means) + 1)], means, color=colour, linewidth=width, label=kind
         )
     axes.axhline(results.entropy, color=FAINT, linewidth=1, linestyle="--")
-    axes.annotate("entropy of the words", (0, results.entropy), (2, 4), textcoords="offset points", color=FAINT)
+    axes.annotate(
+        "entropy of the held-out words",
+        (1, results.entropy),
+        (0, 4),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        color=FAINT,
+    )
     axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.legend(frameon=False, loc="upper right", title="GELU")
+    axes.legend(frameon=False, loc="lower left", title="GELU")
     axes.set_xlabel("steps")
     axes.set_title(f"Training loss, nats, mean of {results.held_out().seeds}", loc="left", fontsize=11, weight="bold")
 
