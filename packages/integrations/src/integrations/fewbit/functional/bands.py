@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 import actcore
-from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional.options import constant
 
 _ops = torch.ops.actcore
@@ -29,7 +29,7 @@ def band(input: Tensor, function: str, parameters: tuple[float, ...] = ()) -> Te
     """
     low, high = _ends(function, parameters, input.dtype, input.device.type)
     ordered, order = actcore.in_memory_order(input)
-    output: Tensor = _Band.apply(ordered, constant((low,), input), constant((high,), input), function, parameters)
+    output: Tensor = _Band.apply(ordered, constant((low,), input), constant((high,), input), function, parameters)[0]
     return actcore.restored(output, order)
 
 
@@ -37,22 +37,26 @@ class _Band(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(input: Tensor, low: Tensor, high: Tensor, function: str, parameters: tuple[float, ...]) -> Tensor:
-        return FUNCTIONS[function].call(input, *parameters)
+    def forward(input: Tensor, low: Tensor, high: Tensor, function: str, parameters: tuple[float, ...]) -> Any:
+        if function == "softshrink":  # the sign of whose zeros follows from how torch cuts the tensor into vectors
+            output, mask = F.softshrink(input, *parameters), _ops.stepwise_codes(input, low, 1)
+        else:
+            output, mask = _ops.stepwise(input, function, parameters, low, 1)
+        # Inside of the band the first comparison holds, and not the second.
+        mask = mask ^ _ops.stepwise_codes(input, high, 1)
+        return output, mask.bitwise_not() if function in ("hardshrink", "softshrink", "threshold") else mask
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        input, low, high, function, _ = inputs
-        x = input.detach()
-        # Inside of the band the first comparison holds, and not the second.
-        mask = _ops.stepwise_codes(x, low, 1) ^ _ops.stepwise_codes(x, high, 1)
-        if function in ("hardshrink", "softshrink", "threshold"):
-            mask = mask.bitwise_not()
-        ctx.slope = _SIXTH if function == "hardsigmoid" else 1.0
-        ctx.save_for_backward(mask)
+        ctx.slope = _SIXTH if inputs[3] == "hardsigmoid" else 1.0
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is None:
+            return None, None, None, None, None
         (mask,) = ctx.saved_tensors
         return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None, None, None
 
