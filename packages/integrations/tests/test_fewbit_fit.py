@@ -274,3 +274,9 @@ def test_hooks_on_saved_tensors_do_not_reach_a_fit():
 def test_random_rounding_takes_no_parity(parity):
     with pytest.raises(ValueError, match="parity"):
         approximate("tanh", 2, parity=parity, rounding="stochastic")
+
+
+def test_tables_of_lists_are_those_of_tuples():
+    assert StepTable([0], [0, 1]) == StepTable((0.0,), (0.0, 1.0))
+    assert hash(StepTable([0], [0, 1])) == hash(StepTable((0.0,), (0.0, 1.0)))
+    assert hash(LevelTable([0, 1])) == hash(LevelTable((0.0, 1.0)))
