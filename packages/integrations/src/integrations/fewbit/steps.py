@@ -22,6 +22,9 @@ class StepTable:
     even: bool = False
 
     def __post_init__(self) -> None:
+        # Lists would do until the table is looked up in a cache.
+        object.__setattr__(self, "boundaries", tuple(map(float, self.boundaries)))
+        object.__setattr__(self, "levels", tuple(map(float, self.levels)))
         if len(self.levels) != len(self.boundaries) + 1 or len(self.levels) > 256:
             raise ValueError(
                 "levels must be one more than boundaries and at most 256, got "
@@ -51,6 +54,7 @@ class LevelTable:
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(map(float, self.levels)))
         if not 2 <= len(self.levels) <= 256:
             raise ValueError(f"levels must be 2 to 256, got {len(self.levels)}")
         if not all(map(math.isfinite, self.levels)):
