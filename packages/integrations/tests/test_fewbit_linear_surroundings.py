@@ -146,6 +146,18 @@ def test_autocast(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+def test_gradients_of_several_outputs_at_once(kind):
+    layer, x = made(kind), X.clone().requires_grad_()
+    wanted, output = (layer.weight, layer.bias, x), layer(x)
+    several = normal(3, 40, 6, seed=4)
+    batched = torch.autograd.grad(output, wanted, several, is_grads_batched=True, retain_graph=True)
+    for one, together in zip(several, zip(*batched, strict=True), strict=True):
+        apart = torch.autograd.grad(output, wanted, one, retain_graph=True)
+        # The same products, in sums of another order: of 40 numbers at most, whose sum of magnitudes is below 400.
+        torch.testing.assert_close(together, apart, rtol=0, atol=40 * 400 * 2**-24)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("bits", [None, 8])
 def test_double_backward_is_that_of_the_sketched_gradient(kind, bits):
     """For a given sketch the weight's gradient is a bilinear function of input and output gradient, whose derivatives

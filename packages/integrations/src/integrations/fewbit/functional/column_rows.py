@@ -62,7 +62,7 @@ def require_features(name: str, number: int) -> None:
 
 def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, nopairs: int, key: Callable[[], Tensor]) -> Tensor:
     """``linear_crs`` with options that are checked."""
-    if not keeps_input(x, weight) or nopairs >= x.shape[-1]:
+    if not keeps_input(x, weight, bias) or nopairs >= x.shape[-1]:
         return F.linear(x, weight, bias)
     given, cast_weight, cast_bias = as_matmul(x, weight, bias)
     assert given is not None

@@ -93,7 +93,7 @@ def sketched_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, sketching: Sketching, key: Callable[[], Tensor]
 ) -> Tensor:
     """``linear_randomized`` with options that are checked; ``key`` is called where there is a sketch."""
-    if not keeps_input(x, weight):
+    if not keeps_input(x, weight, bias):
         return F.linear(x, weight, bias)
     tokens = x.numel() // x.shape[-1]
     rows = sketching.rows(tokens)
@@ -118,8 +118,12 @@ def sketched_linear(
     return output
 
 
-def keeps_input(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch's own layer would keep ``x`` for the weight's gradient, and a sketch of it may take its place."""
+def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether torch's own layer would keep ``x`` for the weight's gradient, and a sketch of it may take its place.
+
+    For shapes that are no linear layer's, a vector as weight among them, torch's function is the right one: it computes
+    what it defines for them, or raises its own error.
+    """
     return (
         torch.is_grad_enabled()
         and weight.requires_grad
@@ -128,7 +132,11 @@ def keeps_input(x: Tensor, weight: Tensor) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
         and x.dtype in actcore.FLOATS
+        and x.dim() > 0
+        and weight.dim() == 2
+        and (bias is None or bias.dim() == 1)
         and x.numel() > 0
+        and weight.numel() > 0
         and (torch.compiler.is_compiling() or not _transformed())
     )
 
@@ -196,5 +204,6 @@ def _sketch_of_gradient(matrix: Tensor, noise: Tensor, sketch: Tensor, sketching
         other: Tensor = project(matrix, noise, sketching.matmul, sketch.shape[0], sketching.block_size)
         return other
     # What a NaN or an infinity of a token that is left out makes of the exact gradient.
-    left_out = matrix.detach().sum(0, dtype=sketch.dtype) * 0
+    with torch.no_grad():
+        left_out = matrix.sum(0, dtype=sketch.dtype) * 0
     return matrix.index_select(0, noise).to(sketch.dtype) + left_out
