@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from integrations.fewbit import LinearCRS, RandomizedLinear, functional
+from integrations.fewbit import GELU, LayerNorm, LinearCRS, RandomizedLinear, RMSNorm, SwiGLU, functional
 from integrations.fewbit.sketches import KINDS, operators
 
 from .nets import normal
@@ -206,6 +206,24 @@ def test_torch_func_takes_the_exact_gradient(kind):
     expected = torch.func.grad(lambda p: nn.functional.linear(X, p["weight"], p["bias"]).square().sum())(parameters)
     torch.testing.assert_close(found, expected)
     assert torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, X)["weight"].shape == (40, 6, 12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [*(MAKERS[kind] for kind in ("gaussian", "rows", "crs")), lambda: LayerNorm(12), lambda: RMSNorm(12), GELU, SwiGLU],
+    ids=["gaussian", "rows", "crs", "LayerNorm", "RMSNorm", "GELU", "SwiGLU"],
+)
+def test_torch_func_inside_torch_compile(make, fresh_compiler):
+    module = make()
+
+    def per_sample(x):
+        return torch.func.vmap(torch.func.grad(lambda row: module(row).square().sum()))(x.view(5, 8, 12))
+
+    module.eval()  # torch's own, where there are no few bits to be had
+    expected = per_sample(X)
+    module.train()
+    # Of the same operators, one call for all samples or one for each: eight roundings of numbers below 50.
+    torch.testing.assert_close(torch.compile(per_sample, backend="eager")(X), expected, rtol=0, atol=8 * 50 * 2**-24)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

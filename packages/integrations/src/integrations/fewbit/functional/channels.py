@@ -1,7 +1,7 @@
 """Which channels of a norm's input its output still tells, and what the others need.
 
-A norm's output is ``y = w * n + b``, rounded, and backward needs ``n = (y - b) / w``. The rounding of y, at most ``u |y|``
-with the unit roundoff u of its dtype, becomes
+A norm's output is ``y = w * n + b``, rounded, and backward needs ``n = (y - b) / w``. The rounding of y, at most
+``u |y|`` with the unit roundoff u of its dtype, becomes
 
     |error of n| <= u |y| / |w| <= u (|n| + |b| / |w|).
 

@@ -21,12 +21,18 @@ def keeps_few_bits(x: Tensor) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
         and not _forward_mode()
+        # What dynamo makes of the operators' Functions has no rule for vmap.
+        and not (torch.compiler.is_compiling() and in_transform())
     )
 
 
+@torch.compiler.assume_constant_result
 def in_transform() -> bool:
-    """Whether a transform of ``torch.func`` or forward-mode differentiation is on."""
-    return _mapped() or _forward_mode()
+    """Whether a transform of ``torch.func`` or forward-mode differentiation is on, for which a Function has no rules.
+
+    Dynamo calls this while it traces, with the transforms on that it is inside of.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _mapped() -> bool:

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import actcore
+from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
 from integrations.qmodules.functions.autocast import as_matmul
 
@@ -137,16 +138,11 @@ def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and (bias is None or bias.dim() == 1)
         and x.numel() > 0
         and weight.numel() > 0
-        and (torch.compiler.is_compiling() or not _transformed())
+        and not in_transform()
     )
 
 
 _PLAIN = (Tensor, nn.Parameter)
-
-
-def _transformed() -> bool:
-    """Whether ``torch.func`` or forward-mode differentiation is on, for which the Function has no rules."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 class _SketchedLinear(Function):
