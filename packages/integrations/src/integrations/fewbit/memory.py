@@ -75,8 +75,9 @@ def traverse(variable: Tensor, callback: Callable[[Any, Tensor, bool], Any]) -> 
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == _LEAF:
-            callback(node, node.variable.detach(), False)
+        leaf = getattr(node, "variable", None) if node.name() == _LEAF else None
+        if isinstance(leaf, Tensor):
+            callback(node, leaf.detach(), False)
         for tensor in _saved_by(node):
             callback(node, tensor, True)
         waiting += [following for following, _ in reversed(node.next_functions)]

@@ -44,19 +44,6 @@ def _forward_mode() -> bool:
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
-def as_autocast(operator: str, x: Tensor) -> Tensor:
-    """``x`` as autocast gives it to an operator of torch: in float32 where it knows the operator, which it has on CUDA.
-
-    Args:
-        operator: with its overload, such as ``"aten::softplus"``.
-    """
-    kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return x
-    known = torch._C._dispatch_has_kernel_for_dispatch_key(operator, f"Autocast{kind.upper()}")
-    return x.float() if known and x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def numbers(*parameters: float) -> tuple[float, ...]:
     """Parameters as numbers, for which steps can be looked up: ``torch.compile`` may have made symbols of them."""
     return tuple([float.fromhex(float(parameter).hex()) for parameter in parameters])

@@ -16,9 +16,9 @@ from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import actcore
+from integrations.autocast import as_matmul
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
-from integrations.qmodules.functions.autocast import as_matmul
 
 
 def linear_randomized(
@@ -105,7 +105,6 @@ def sketched_linear(
         return F.linear(x, weight, bias)
     # Outside of the Function, whose saved tensors are those that it computes with.
     given, cast_weight, cast_bias = as_matmul(x, weight, bias)
-    assert given is not None
     matrix = given.reshape(-1, given.shape[-1])
     noise = key()
     # With the history of the input, which a second derivative goes through.

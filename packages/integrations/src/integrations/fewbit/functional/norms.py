@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from integrations.autocast import is_known
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform
 
@@ -122,7 +123,7 @@ def _is_cast_next(x: Tensor, weight: Tensor | None, kind: str) -> bool:
     if kind == "rounded_rms_norm":
         return False
     # On CUDA it computes torch's norms in float32, and on the CPU as they are.
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{kind}", f"Autocast{device.upper()}")
+    return is_known(f"aten::{kind}", device)
 
 
 class _SharedNorm(Function):
