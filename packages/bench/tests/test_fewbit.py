@@ -150,6 +150,21 @@ def test_runs_of_a_seed_share_weights_order_masks_and_dropout(corpus, recipe):
 
 
 @needs_transformers
+def test_the_words_to_guess_are_not_seen(corpus, recipe):
+    data = sentences.load(recipe.vocabulary, recipe.length, corpus)
+    model = bert.make(recipe, torch.full((recipe.vocabulary,), 1 / recipe.vocabulary))
+    seen = []
+    model.get_submodule("bert").register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    masked = Masked.of(data.train, 0.5, torch.Generator().manual_seed(0))
+    found = bert.losses(model, masked)
+    assert len(found) == int(masked.holes.sum()) > 0
+    assert (seen[0][masked.holes] == sentences.MASK).all()
+    assert torch.equal(seen[0][~masked.holes], masked.pairs.tokens[~masked.holes])
+
+
+@needs_transformers
 def test_the_first_guess_is_by_frequency(corpus, recipe):
     data = sentences.load(recipe.vocabulary, recipe.length, corpus)
     torch.manual_seed(0)

@@ -37,7 +37,7 @@ class Recipe:
     dropout: float = 0.0
     deviation: float = 0.02
     batch: int = 32
-    steps: int = 2000
+    steps: int = 1500
     masked: float = 0.3
     rate: float = 3e-3
     warm_up: int = 100

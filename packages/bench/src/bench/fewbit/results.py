@@ -99,7 +99,7 @@ class FewBitResults:
         runs: of every training run.
         times: of activations and linear layers.
         skipped: what was left out, and why.
-        seconds: that it took.
+        seconds: that it took, the runs that were taken up included.
     """
 
     machine: Machine
