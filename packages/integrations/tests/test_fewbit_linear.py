@@ -69,14 +69,6 @@ def test_a_sketch_as_large_as_its_input_is_the_input(kind):
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_token_and_none(kind):
-    module = layer(kind)
-    for x in (normal(12), normal(1, 12), normal(0, 12), normal(3, 0, 12)):
-        for expected, found in zip(step(plain_of(module), x)[1], step(module, x)[1], strict=True):
-            assert torch.equal(found, expected)
-
-
 def test_rows_of_the_sketch():
     def rows(tokens, **options):
         return layer(**options).sketching.rows(tokens)
@@ -215,16 +207,6 @@ def test_rounding_draws_from_another_stream_than_the_sketch():
     expected = actcore.GroupAffine(4).compress(sketch, seed=3, stream=5).payload
     assert torch.equal(codes, expected[0])
     assert torch.equal(bounds, expected[1])
-
-
-def test_transposed_and_expanded_inputs():
-    x = normal(12, 8, 5).transpose(0, 2)
-    module = layer()
-    assert torch.equal(module(x), plain_of(module)(x))
-    torch.manual_seed(1)
-    found = gradient(module, x, torch.ones(()).expand(5, 8, 6))
-    torch.manual_seed(1)
-    assert torch.equal(found, gradient(module, x.contiguous(), torch.ones(5, 8, 6)))
 
 
 def test_sampled_features():

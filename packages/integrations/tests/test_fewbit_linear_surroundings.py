@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from integrations.fewbit import LinearCRS, RandomizedLinear, functional
+from integrations.fewbit import GELU, LayerNorm, LinearCRS, RandomizedLinear, RMSNorm, SwiGLU, functional
 from integrations.fewbit.sketches import KINDS, operators
 
 from .nets import normal
@@ -146,6 +146,18 @@ def test_autocast(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+def test_gradients_of_several_outputs_at_once(kind):
+    layer, x = made(kind), X.clone().requires_grad_()
+    wanted, output = (layer.weight, layer.bias, x), layer(x)
+    several = normal(3, 40, 6, seed=4)
+    batched = torch.autograd.grad(output, wanted, several, is_grads_batched=True, retain_graph=True)
+    for one, together in zip(several, zip(*batched, strict=True), strict=True):
+        apart = torch.autograd.grad(output, wanted, one, retain_graph=True)
+        # The same products, in sums of another order: of 40 numbers at most, whose sum of magnitudes is below 400.
+        torch.testing.assert_close(together, apart, rtol=0, atol=40 * 400 * 2**-24)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("bits", [None, 8])
 def test_double_backward_is_that_of_the_sketched_gradient(kind, bits):
     """For a given sketch the weight's gradient is a bilinear function of input and output gradient, whose derivatives
@@ -194,6 +206,24 @@ def test_torch_func_takes_the_exact_gradient(kind):
     expected = torch.func.grad(lambda p: nn.functional.linear(X, p["weight"], p["bias"]).square().sum())(parameters)
     torch.testing.assert_close(found, expected)
     assert torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, X)["weight"].shape == (40, 6, 12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [*(MAKERS[kind] for kind in ("gaussian", "rows", "crs")), lambda: LayerNorm(12), lambda: RMSNorm(12), GELU, SwiGLU],
+    ids=["gaussian", "rows", "crs", "LayerNorm", "RMSNorm", "GELU", "SwiGLU"],
+)
+def test_torch_func_inside_torch_compile(make, fresh_compiler):
+    module = make()
+
+    def per_sample(x):
+        return torch.func.vmap(torch.func.grad(lambda row: module(row).square().sum()))(x.view(5, 8, 12))
+
+    module.eval()  # torch's own, where there are no few bits to be had
+    expected = per_sample(X)
+    module.train()
+    # Of the same operators, one call for all samples or one for each: eight roundings of numbers below 50.
+    torch.testing.assert_close(torch.compile(per_sample, backend="eager")(X), expected, rtol=0, atol=8 * 50 * 2**-24)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

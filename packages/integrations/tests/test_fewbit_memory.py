@@ -1,5 +1,7 @@
 """FewBit's functions that count the bytes of a graph, and ``catch_gradients``."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -68,6 +70,24 @@ def test_a_custom_functions_tensors():
 
     output = Mine.apply(torch.randn(2, requires_grad=True))
     assert estimate_memory_usage(output, True) == 4 * 12
+
+
+def test_a_custom_functions_attributes_of_any_kind():
+    class Hoarder(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.variable = torch.zeros(100)  # as a leaf's node calls its leaf
+            ctx.cycle = {"others": {torch.zeros(10)}}
+            ctx.cycle["self"] = [ctx.cycle]
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    y = Hoarder.apply(torch.randn(5, requires_grad=True))
+    assert estimate_memory_usage(y) == 4 * 5
+    assert estimate_memory_usage(y, saved_only=True) == 4 * (100 + 10)
 
 
 def test_a_graph_of_ten_thousand_nodes():
@@ -139,6 +159,16 @@ def test_hooks_count_each_storage_once():
     assert (usage.forward, usage.backward, usage.value) == (80, None, 80)
     z.sum().backward()
     assert (usage.forward, usage.backward, usage.value) == (80, 80, 80)
+
+
+def test_hooks_keep_no_result_alive():
+    """A result that its own node saves: with its history it would hold the node that holds it."""
+    x = torch.randn(16, requires_grad=True)
+    with memory_usage_hooks():
+        y = x.exp()
+    alive = weakref.ref(y)
+    del y
+    assert alive() is None
 
 
 def test_catch_gradients_copies_the_value_and_its_gradient():

@@ -258,6 +258,21 @@ def test_several_dimensions_and_inputs_that_are_not_contiguous():
         torch.testing.assert_close(wrong, right, rtol=0, atol=64 * 2**-24 * 5 * 25)
 
 
+@every_norm
+@pytest.mark.parametrize("again", [False, True])
+def test_a_single_sample_without_a_dimension_for_it(torchs, ours, again):
+    plain = trained(torchs, dtype=torch.float64, spread=0.001)
+    found, expected = [], []
+    for norm, gradients in ((ours.from_module(plain), found), (plain, expected)):
+        x, y = normal(WIDTH, dtype=torch.float64).requires_grad_(), normal(WIDTH, dtype=torch.float64, seed=1)
+        gradients += torch.autograd.grad(norm(x), [x, *norm.parameters()], y, create_graph=again)
+        if again:
+            gradients += torch.autograd.grad(gradients[0].square().sum(), [x, norm.weight])
+    for wrong, right in zip(found, expected, strict=True):
+        # Roundings of float64, of sums over 64 channels of products below 1e3: far from the next mistake, of order 1.
+        torch.testing.assert_close(wrong, right, rtol=0, atol=64 * 1e3 * 1e2 * 2**-53)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator tells what is alive")
 def test_the_bytes_of_a_block_by_the_allocator():
     """Each norm of a pre-norm block keeps its input no more, which is 768 KiB, nor what RMSNorm keeps on the CPU beside

@@ -194,6 +194,15 @@ class GemmaRMSNorm(Norm):
         return super().forward(x) + super().forward(x) / self.weight
 
 
+class ClampedRMSNorm(Norm):
+    """Llama's wherever epsilon does not matter."""
+
+    def forward(self, x):
+        wide = x.float()
+        least = (wide * wide).mean(-1, keepdim=True).clamp_min(self.variance_epsilon)
+        return self.weight * (wide * torch.rsqrt(least)).to(x.dtype)
+
+
 class GatedRMSNorm(Norm):
     def forward(self, x, gate=None):
         return super().forward(x) if gate is None else super().forward(x * gate)
@@ -234,6 +243,7 @@ def test_convert_keeps_norms_that_compute_something_else():
     model = nn.ModuleDict(
         {
             "gemma": GemmaRMSNorm(8),
+            "clamped": ClampedRMSNorm(8, eps=1e-8),
             "gated": GatedRMSNorm(8),
             "mine": Mine(8),
             "replaced": nn.LayerNorm(8),
@@ -247,6 +257,7 @@ def test_convert_keeps_norms_that_compute_something_else():
     assert dict(model.named_modules()) == modules
     assert dict(summary(model).kept) == {
         "gemma": "GemmaRMSNorm computes another norm than Llama's",
+        "clamped": "ClampedRMSNorm computes another norm than Llama's",
         "gated": "GatedRMSNorm computes another norm than Llama's",
         "mine": "Mine is a subclass of LayerNorm",
         "replaced": "its forward was replaced",

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 _CALL = nn.Module._call_impl.__code__  # runs a module's hooks and its forward
 
 
-def caller(mode: FewBitCalls) -> nn.Module | None:
-    """The innermost module whose forward the caller is inside of, as far out as the forward for which ``mode`` is on;
-    ``None`` where it is inside of one that has a mode of its own."""
+def callers(mode: FewBitCalls) -> Iterator[nn.Module]:
+    """The modules whose forward the caller is inside of, from the innermost to the one for whose forward ``mode`` is
+    on; none behind one that has a mode of its own."""
     for frame in _frames(sys._getframe(1)):
         if frame.f_code is _CALL:
-            module: nn.Module = frame.f_locals["self"]
-            return module
-        if _runs(mode, frame):
-            return mode.base if frame.f_locals["self"] is mode else None
-    return None
+            yield frame.f_locals["self"]
+        elif _runs(mode, frame):
+            if frame.f_locals["self"] is mode:
+                yield mode.base
+            return
 
 
 def around_checkpoint(mode: FewBitCalls) -> nn.Module | None:
@@ -57,8 +57,8 @@ def _runs(mode: FewBitCalls, frame: FrameType) -> bool:
     return frame.f_code is type(mode).run.__code__
 
 
-def caller_when_traced() -> nn.Module | None:
-    """The innermost module one of whose methods dynamo is tracing; ``None`` where it cannot tell."""
+def callers_when_traced() -> Iterator[nn.Module]:
+    """The modules one of whose methods dynamo is tracing, innermost first; none where it cannot tell."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -66,11 +66,10 @@ def caller_when_traced() -> nn.Module | None:
         while tracing is not None:
             module = _self_of(tracing)
             if module is not None:
-                return module
+                yield module
             tracing = getattr(tracing, "parent", None)
     except (ImportError, AttributeError):  # none of this is public
-        pass
-    return None
+        return
 
 
 def _self_of(tracing: Any) -> nn.Module | None:

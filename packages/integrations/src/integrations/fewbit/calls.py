@@ -15,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from integrations.fewbit import functional
-from integrations.fewbit.callers import around_checkpoint, caller, caller_when_traced, reentrant_checkpoints
+from integrations.fewbit.callers import around_checkpoint, callers, callers_when_traced, reentrant_checkpoints
 from integrations.fewbit.conversion import Calls, calls_of
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
@@ -86,8 +86,7 @@ class FewBitCalls(TorchFunctionMode):
         if torch.compiler.is_compiling():
             taken: bool = _takes_when_traced(self.calls.key, kind)
             return taken
-        module = caller(self)
-        return module is not None and self.calls.take(kind, module)
+        return self.calls.take(kind, callers(self))
 
     def _follow_checkpoints(self, activation: bool) -> None:
         """Has a checkpoint that this forward has entered compute its segment again under this mode: it would not save
@@ -119,4 +118,4 @@ class FewBitCalls(TorchFunctionMode):
 def _takes_when_traced(key: str, kind: str) -> bool:
     """Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
     calls = calls_of(key)
-    return calls is not None and calls.take(kind, caller_when_traced())
+    return calls is not None and calls.take(kind, list(callers_when_traced()) or [calls.model])

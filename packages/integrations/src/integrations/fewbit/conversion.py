@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from torch import nn
 
 from integrations.exchanged import exchanged_lines
+from integrations.fewbit.registry import is_activation
 from integrations.module_tree import paths_of
 from integrations.stand_in import ForwardStandIn
 
@@ -87,14 +88,15 @@ class Calls:
         self.seen: dict[tuple[str, str], str] = {}  # path and function -> why the call stays, if it does
         self._begin()
 
-    def take(self, function: str, module: nn.Module | None) -> bool:
+    def take(self, function: str, callers: Iterable[nn.Module]) -> bool:
         """Whether a call of a function is exchanged; notes it.
 
         Args:
             function: its name in ``FUNCTIONS``.
-            module: which makes the call; ``None`` where that cannot be told.
+            callers: the modules that it is made inside of, innermost first. The innermost one makes the call, or, if
+                that is an activation which is nobody's part, as in ``nn.GELU()(x)``, the one that calls that.
         """
-        place = ("", False) if module is None else self._place(module)
+        place = self._place(callers)
         if place is None:
             return False
         path, skipped = place
@@ -120,14 +122,20 @@ class Calls:
         self._places: WeakKeyDictionary[nn.Module, tuple[str, bool]] = WeakKeyDictionary()
         self._foreign: WeakSet[nn.Module] = WeakSet()
 
-    def _place(self, module: nn.Module) -> tuple[str, bool] | None:
-        """A module's path, and whether it is skipped; ``None`` for one that is none of the model's, or of a part of it
-        that has a conversion of its own."""
-        if module not in self._places and module not in self._foreign:
+    def _place(self, callers: Iterable[nn.Module]) -> tuple[str, bool] | None:
+        """The path of the module that makes a call, and whether it is skipped; ``None`` for one that is none of the
+        model's, or of a part of it that has a conversion of its own."""
+        if not self._places:
             self._places.update(places(self.model, self.skip))
-            if module not in self._places:
-                self._foreign.add(module)
-        return self._places.get(module)
+        for module in callers:
+            if module not in self._places and module not in self._foreign:
+                if is_activation(module):
+                    continue
+                self._places.update(places(self.model, self.skip))  # it may have come into the model since
+                if module not in self._places:
+                    self._foreign.add(module)
+            return self._places.get(module)
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("key", "_places", "_foreign")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from numbers import Real
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,15 +12,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from integrations.compiling import compiled_module
 from integrations.fewbit import functional, modules
-from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.fewbit.arguments import chosen_functions, linear_options, require_found, skip_entries
 from integrations.fewbit.conversion import (
     RECORD,
-    SAVED_ANYWAY,
     Calls,
     Conversion,
-    Skip,
     Summary,
-    fits,
     not_chosen,
     places,
 )
@@ -92,14 +88,14 @@ def convert(
     _require_unconverted(inner)
     if not isinstance(norms, bool):
         raise TypeError(f"norms must be True or False, got {norms!r}")
-    chosen, skipped = _chosen(functions), _skip(skip)
+    chosen, skipped = chosen_functions(functions), skip_entries(skip)
     settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
     modules.GELU(**settings)  # which refuses what is wrong, and so does the table
     table("gelu", bits, weight=weight)
     options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
     where = places(inner, skipped)
-    _require_found(skipped, where)
-    plan = _Plan(chosen, settings, _linear_options(linear), norms)
+    require_found(skipped, where)
+    plan = _Plan(chosen, settings, linear_options(linear), norms)
     for module, (path, is_skipped) in where.items():
         plan.consider(path, module, is_skipped)
     if inner is not model and inner in plan.layers:
@@ -243,43 +239,6 @@ def _accepted(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(name: str) -> str:
     return name.removesuffix("_")
-
-
-def _chosen(functions: str | Iterable[str] | None) -> frozenset[str]:
-    if functions is None:
-        return frozenset(FUNCTIONS).difference(SAVED_ANYWAY)
-    names = [functions] if isinstance(functions, str) else list(functions)
-    if names == ["all"]:
-        return frozenset(FUNCTIONS)
-    for name in names:
-        if name not in FUNCTIONS:
-            raise ValueError(f"functions must be 'all' or names of {', '.join(FUNCTIONS)}; got {name!r}")
-    return frozenset(names)
-
-
-def _skip(skip: Any) -> Skip:
-    entries = (skip,) if isinstance(skip, (str, type)) else tuple(skip)
-    for entry in entries:
-        if not isinstance(entry, str) and not (isinstance(entry, type) and issubclass(entry, nn.Module)):
-            raise TypeError(f"skip must hold paths of modules or classes of modules, got {entry!r}")
-    return entries
-
-
-def _require_found(skip: Skip, where: Mapping[nn.Module, tuple[str, bool]]) -> None:
-    for entry in skip:
-        if not any(fits(path, module, (entry,)) for module, (path, _) in where.items()):
-            raise ValueError(f"skip must name modules of the model, got {entry!r}, which fits none")
-
-
-def _linear_options(linear: Any) -> Mapping[str, Any] | None:
-    if linear is None or isinstance(linear, Mapping):
-        return linear
-    if isinstance(linear, Real) and not isinstance(linear, bool):
-        return {"proj_dim_ratio": float(linear)}
-    raise TypeError(
-        f"linear must be the share of rows that a sketch keeps, such as 0.1, or RandomizedLinear's keyword arguments, "
-        f"got {linear!r}"
-    )
 
 
 def _require_unconverted(model: object) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from integrations.saved.tensors import StorageSet, storages_of
 
 _RAW = "_raw_saved_"
+_LEAF = "torch::autograd::AccumulateGrad"
 
 
 def estimate_memory_usage(variable: Tensor, saved_only: bool = False) -> int:
@@ -74,7 +75,7 @@ def traverse(variable: Tensor, callback: Callable[[Any, Tensor, bool], Any]) -> 
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
+        leaf = getattr(node, "variable", None) if node.name() == _LEAF else None
         if isinstance(leaf, Tensor):
             callback(node, leaf.detach(), False)
         for tensor in _saved_by(node):
@@ -117,7 +118,7 @@ def memory_usage_hooks() -> Iterator[HookedMemoryUsage]:
 
     def pack(tensor: Tensor) -> Tensor:
         usage.forward = (usage.forward or 0) + _new_bytes(tensor, packed)
-        return tensor
+        return tensor.detach()  # with its history, a result that its own node saves would never be freed
 
     def unpack(tensor: Tensor) -> Tensor:
         usage.backward = (usage.backward or 0) + _new_bytes(tensor, unpacked)
@@ -147,29 +148,36 @@ def _saved_by(node: Any) -> Iterator[Tensor]:
                 continue
             for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
                 if saved is not None:
-                    yield from _tensors(saved.data, set())
-    yield from _tensors(getattr(node, "__dict__", {}))
+                    yield from _tensors(saved.data, opens=True)
+    yield from _tensors(getattr(node, "__dict__", {}), opens=False)
 
 
-def _tensors(value: Any, within: set[int] | None = None) -> Iterator[Tensor]:
-    """The tensors in containers and, for what hooks have stored, in the attributes of objects.
+def _tensors(value: Any, opens: bool) -> Iterator[Tensor]:
+    """The tensors in a value: in containers, and in what they contain.
 
     Args:
         value: where to look.
-        within: ids of the objects that were looked into; ``None`` looks into none.
+        opens: whether to look into the attributes of objects, as for what hooks have stored.
     """
-    if isinstance(value, Tensor):
-        yield value.detach()
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part, within)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part, within)
-    elif within is not None and id(value) not in within and not _is_opaque(value):
-        within.add(id(value))
-        for name in _attributes(value):
-            yield from _tensors(getattr(value, name, None), within)
+    seen: dict[int, Any] = {}  # the objects, too, so that no address is given to another
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value.detach()
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            waiting += reversed(_parts(value, opens))
+
+
+def _parts(value: Any, opens: bool) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return list(value)
+    if opens and not _is_opaque(value):
+        return [getattr(value, name, None) for name in _attributes(value)]
+    return []
 
 
 def _is_opaque(value: Any) -> bool:

@@ -48,12 +48,15 @@ def _is_rounded_rms_norm(module: nn.Module) -> bool:
     epsilons = [value for name in EPSILONS if (value := module.__dict__.get(name)) is not None]
     if set(module._parameters) != {"weight"} or module._buffers or weight is None or weight.dim() != 1:
         return False
-    if len(epsilons) != 1 or not isinstance(epsilons[0], float):
+    if len(epsilons) != 1 or not isinstance(epsilons[0], float) or epsilons[0] < 0:
         return False
     if len(inspect.signature(module.forward).parameters) != 1:  # a gate, for one
         return False
     generator = torch.Generator().manual_seed(0)
-    x, other = torch.randn(2, *weight.shape, generator=generator), torch.randn(weight.shape, generator=generator)
+    # Rows that epsilon decides, that it half decides, and that it does not; outputs up to some hundreds.
+    sizes = torch.tensor([0.0, 0.01 * epsilons[0] ** 0.5, epsilons[0] ** 0.5, 1.0, 100.0])
+    x = sizes[:, None] * torch.randn(len(sizes), *weight.shape, generator=generator)
+    other = 100 * torch.randn(weight.shape, generator=generator)
     return all(_agrees(module, x.to(dtype), other.to(dtype), epsilons[0]) for dtype in _DTYPES)
 
 

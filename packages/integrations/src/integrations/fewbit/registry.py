@@ -120,6 +120,12 @@ def recognised(module: nn.Module) -> Recognised | None:
     return Recognised(known.name, known.layer, {**known.arguments, **arguments})
 
 
+def is_activation(module: nn.Module) -> bool:
+    """Whether a module is of a class that has a few-bit form."""
+    kind = type(module)
+    return kind in _TORCH or kind.__name__ in _OTHERS.get(kind.__module__, {})
+
+
 def likeness(module: nn.Module) -> str:
     """Why a module that looks like an activation is none that has a few-bit form; empty for all others."""
     kind = type(module)

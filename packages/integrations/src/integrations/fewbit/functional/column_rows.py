@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from integrations.autocast import as_matmul
 from integrations.fewbit.functional.linear import keeps_input, require_one_source
 from integrations.fewbit.sketches import drawn_key, sample_features, seeded_key
-from integrations.qmodules.functions.autocast import as_matmul
 
 
 def linear_crs(
@@ -62,10 +62,9 @@ def require_features(name: str, number: int) -> None:
 
 def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, nopairs: int, key: Callable[[], Tensor]) -> Tensor:
     """``linear_crs`` with options that are checked."""
-    if not keeps_input(x, weight) or nopairs >= x.shape[-1]:
+    if not keeps_input(x, weight, bias) or nopairs >= x.shape[-1]:
         return F.linear(x, weight, bias)
     given, cast_weight, cast_bias = as_matmul(x, weight, bias)
-    assert given is not None
     features = sample_features(key(), nopairs, given.shape[-1])
     # What is left out may be a NaN or an infinity, which the exact gradient would show. 0 for all finite numbers whose
     # sum is finite, in float32 at least.

@@ -21,12 +21,18 @@ def keeps_few_bits(x: Tensor) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
         and not _forward_mode()
+        # What dynamo makes of the operators' Functions has no rule for vmap; torch.jit.trace makes tensors of sizes.
+        and not (in_transform() if torch.compiler.is_compiling() else torch._C._get_tracing_state() is not None)
     )
 
 
+@torch.compiler.assume_constant_result
 def in_transform() -> bool:
-    """Whether a transform of ``torch.func`` or forward-mode differentiation is on."""
-    return _mapped() or _forward_mode()
+    """Whether a transform of ``torch.func`` or forward-mode differentiation is on, for which a Function has no rules.
+
+    Dynamo calls this while it traces, with the transforms on that it is inside of.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _mapped() -> bool:
@@ -36,19 +42,6 @@ def _mapped() -> bool:
 
 def _forward_mode() -> bool:
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
-
-
-def as_autocast(operator: str, x: Tensor) -> Tensor:
-    """``x`` as autocast gives it to an operator of torch: in float32 where it knows the operator, which it has on CUDA.
-
-    Args:
-        operator: with its overload, such as ``"aten::softplus"``.
-    """
-    kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return x
-    known = torch._C._dispatch_has_kernel_for_dispatch_key(operator, f"Autocast{kind.upper()}")
-    return x.float() if known and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def numbers(*parameters: float) -> tuple[float, ...]:

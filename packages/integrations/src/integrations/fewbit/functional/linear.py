@@ -16,8 +16,9 @@ from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import actcore
+from integrations.autocast import as_matmul
+from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
-from integrations.qmodules.functions.autocast import as_matmul
 
 
 def linear_randomized(
@@ -93,7 +94,7 @@ def sketched_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, sketching: Sketching, key: Callable[[], Tensor]
 ) -> Tensor:
     """``linear_randomized`` with options that are checked; ``key`` is called where there is a sketch."""
-    if not keeps_input(x, weight):
+    if not keeps_input(x, weight, bias):
         return F.linear(x, weight, bias)
     tokens = x.numel() // x.shape[-1]
     rows = sketching.rows(tokens)
@@ -104,7 +105,6 @@ def sketched_linear(
         return F.linear(x, weight, bias)
     # Outside of the Function, whose saved tensors are those that it computes with.
     given, cast_weight, cast_bias = as_matmul(x, weight, bias)
-    assert given is not None
     matrix = given.reshape(-1, given.shape[-1])
     noise = key()
     # With the history of the input, which a second derivative goes through.
@@ -118,8 +118,12 @@ def sketched_linear(
     return output
 
 
-def keeps_input(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch's own layer would keep ``x`` for the weight's gradient, and a sketch of it may take its place."""
+def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether torch's own layer would keep ``x`` for the weight's gradient, and a sketch of it may take its place.
+
+    For shapes that are no linear layer's, a vector as weight among them, torch's function is the right one: it computes
+    what it defines for them, or raises its own error.
+    """
     return (
         torch.is_grad_enabled()
         and weight.requires_grad
@@ -128,17 +132,16 @@ def keeps_input(x: Tensor, weight: Tensor) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
         and x.dtype in actcore.FLOATS
+        and x.dim() > 0
+        and weight.dim() == 2
+        and (bias is None or bias.dim() == 1)
         and x.numel() > 0
-        and (torch.compiler.is_compiling() or not _transformed())
+        and weight.numel() > 0
+        and not in_transform()
     )
 
 
 _PLAIN = (Tensor, nn.Parameter)
-
-
-def _transformed() -> bool:
-    """Whether ``torch.func`` or forward-mode differentiation is on, for which the Function has no rules."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 class _SketchedLinear(Function):
@@ -196,5 +199,6 @@ def _sketch_of_gradient(matrix: Tensor, noise: Tensor, sketch: Tensor, sketching
         other: Tensor = project(matrix, noise, sketching.matmul, sketch.shape[0], sketching.block_size)
         return other
     # What a NaN or an infinity of a token that is left out makes of the exact gradient.
-    left_out = matrix.detach().sum(0, dtype=sketch.dtype) * 0
+    with torch.no_grad():
+        left_out = matrix.sum(0, dtype=sketch.dtype) * 0
     return matrix.index_select(0, noise).to(sketch.dtype) + left_out

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from integrations.autocast import is_known
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform
 
@@ -122,7 +123,7 @@ def _is_cast_next(x: Tensor, weight: Tensor | None, kind: str) -> bool:
     if kind == "rounded_rms_norm":
         return False
     # On CUDA it computes torch's norms in float32, and on the CPU as they are.
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{kind}", f"Autocast{device.upper()}")
+    return is_known(f"aten::{kind}", device)
 
 
 class _SharedNorm(Function):
@@ -247,13 +248,13 @@ def _by_formula(
     centred: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients in operators that have derivatives themselves."""
-    over, batch = list(range(-dims, 0)), list(range(normal.dim() - dims))
+    over, shape = list(range(-dims, 0)), normal.shape[-dims:]
     to_weight = to_bias = None
     to_normal = torch.zeros_like(normal)
     if to_output is not None:
         scaled = to_output.to(normal.dtype)
-        to_weight = None if weight is None else (scaled * normal).sum(batch)
-        to_bias = None if bias is None else scaled.sum(batch)
+        to_weight = None if weight is None else (scaled * normal).sum_to_size(shape)
+        to_bias = None if bias is None else scaled.sum_to_size(shape)
         to_normal = scaled if weight is None else scaled * weight.to(normal.dtype)
     if to_kept is not None and channels is not None:
         flat = to_normal.flatten(-dims).index_add(-1, channels, to_kept.to(normal.dtype))
@@ -263,5 +264,5 @@ def _by_formula(
         to_x = to_x - to_normal.mean(over, keepdim=True)
     if to_rstd is not None:
         # d rstd / dx = -rstd**2 * normal / n, and rstd itself is multiplied below.
-        to_x = to_x - to_rstd * rstd * normal / normal.shape[-dims:].numel()
+        to_x = to_x - to_rstd * rstd * normal / shape.numel()
     return to_x * rstd.to(normal.dtype), to_weight, to_bias

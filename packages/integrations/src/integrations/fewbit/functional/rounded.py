@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actcore
+from integrations.autocast import in_float32
 from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.functional.conditions import as_autocast, keeps_few_bits, numbers
+from integrations.fewbit.functional.conditions import keeps_few_bits, numbers
 from integrations.fewbit.functional.options import (
     DEFAULT_BITS,
     Options,
@@ -42,7 +43,7 @@ def rounded(name: str, input: Tensor, parameters: tuple[float, ...], options: Op
             output: Tensor = getattr(F, name)(input, *parameters, inplace=True)
             return output
         return FUNCTIONS[name].call(input, *parameters)
-    x = as_autocast(_AUTOCAST[name], input) if name in _AUTOCAST else input
+    x = in_float32(_AUTOCAST[name], input)[0] if name in _AUTOCAST else input
     parameters = numbers(*parameters)
     if options.get("rounding") == "stochastic":
         return placed(_at_random(name, x, parameters, options), input, inplace)

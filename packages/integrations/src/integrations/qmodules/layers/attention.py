@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import actcore
-from integrations.qmodules.functions.autocast import as_matmul
+from integrations.autocast import as_matmul
 from integrations.qmodules.functions.linear import Linear
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
@@ -65,7 +65,7 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``F.linear`` that stores ``x``."""
-        x, weight, bias = as_matmul(x, weight, bias)  # type: ignore[assignment]  # None stays None
+        x, weight, bias = as_matmul(x, weight, bias)
         saving = self._saving(x, weight) if torch.is_grad_enabled() else None
         output: Tensor = F.linear(x, weight, bias) if saving is None else Linear.apply(x, weight, bias, saving)
         return output

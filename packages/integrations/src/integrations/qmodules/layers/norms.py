@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from integrations.qmodules.functions.autocast import as_norm
+from integrations.autocast import in_float32
 from integrations.qmodules.functions.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.base import QLayer
@@ -116,7 +116,7 @@ class QLayerNorm(_SampleNorm, nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         dims = len(self.normalized_shape)
         if self._takes(input) and tuple(input.shape[-dims:]) == tuple(self.normalized_shape):
-            x, weight, bias = as_norm("layer_norm", input, self.weight, self.bias)
+            x, weight, bias = in_float32("aten::layer_norm", input, self.weight, self.bias)
             assert x is not None
             saving = self._saving(x)
             if saving is not None:
@@ -132,7 +132,7 @@ class QGroupNorm(_SampleNorm, nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         if self._takes(input) and self._fits(input):
-            x, weight, bias = as_norm("group_norm", input, self.weight, self.bias)
+            x, weight, bias = in_float32("aten::group_norm", input, self.weight, self.bias)
             assert x is not None
             saving = self._saving(x)
             if saving is not None:
@@ -153,7 +153,7 @@ class QRMSNorm(_SampleNorm, nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         dims = len(self.normalized_shape)
         if self._takes(x) and tuple(x.shape[-dims:]) == tuple(self.normalized_shape):
-            cast, weight = as_norm("rms_norm", x, self.weight)
+            cast, weight = in_float32("aten::rms_norm", x, self.weight)
             assert cast is not None
             saving = self._saving(cast)
             if saving is not None:

@@ -1,0 +1,52 @@
+"""Casts as torch's autocast makes them, outside of our Functions: a Function's saved input is what it computes with."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVarTuple
+
+import torch
+
+Tensors = TypeVarTuple("Tensors")
+"""Tensors, and ``None`` for those that are not there."""
+
+
+def as_matmul(*tensors: *Tensors) -> tuple[*Tensors]:
+    """Arguments of a convolution or a linear layer: in autocast's dtype where it is on."""
+    kind = _device(tensors)
+    return _cast(tensors, torch.get_autocast_dtype(kind)) if kind and torch.is_autocast_enabled(kind) else tensors
+
+
+def in_float32(operator: str, *tensors: *Tensors) -> tuple[*Tensors]:
+    """Arguments of an operator that autocast computes in float32: so where it is on and knows the operator.
+
+    Args:
+        operator: with its overload, such as ``"aten::layer_norm"``.
+        tensors: of which the first that is there tells the device.
+    """
+    kind = _device(tensors)
+    return _cast(tensors, torch.float32) if kind and is_known(operator, kind) else tensors
+
+
+def is_known(operator: str, device: str) -> bool:
+    """Whether autocast is on for this type of device, and has a rule for the operator there. Of the operators that it
+    computes in float32 it knows all on CUDA, and on the CPU few."""
+    return torch.is_autocast_enabled(device) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        operator, f"Autocast{device.upper()}"
+    )
+
+
+def _device(tensors: tuple[Any, ...]) -> str:
+    for tensor in tensors:
+        if tensor is not None and torch.amp.is_autocast_available(tensor.device.type):
+            return str(tensor.device.type)
+    return ""
+
+
+def _cast(tensors: tuple[Any, ...], dtype: torch.dtype) -> Any:
+    """All but float64 and integers, which autocast leaves alone."""
+    return tuple(
+        tensor
+        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64
+        else tensor.to(dtype)
+        for tensor in tensors
+    )
