@@ -323,3 +323,9 @@ def test_every_function_is_known_to_the_calls_or_has_no_name_in_torch():
     known = {name.removesuffix("_") for name in CALLS.values()}
     assert set(FUNCTIONS) - known == {"gelu_tanh", "quick_gelu", "squared_relu"}
     assert known <= set(FUNCTIONS)
+
+
+def test_no_bits_are_three_as_everywhere():
+    model = fewbit.convert(Net(), bits=None)
+    assert fewbit.summary(model).bits == model.block.act.bits == 3
+    assert equal(step(model), step(fewbit.convert(Net())))

@@ -22,6 +22,7 @@ from integrations.fewbit.conversion import (
     places,
 )
 from integrations.fewbit.forward import FewBitForward
+from integrations.fewbit.functional.options import DEFAULT_BITS
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
@@ -35,7 +36,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def convert(
     model: Model,
-    bits: int = 3,
+    bits: int | None = 3,
     *,
     functions: str | Iterable[str] | None = None,
     rounding: str = "nearest",
@@ -62,7 +63,7 @@ def convert(
 
     Args:
         model: any module. Calls are exchanged in its forward: convert the module that you call, not one around it.
-        bits: 1 to 8 an element, for smooth functions; piecewise linear ones take 1 and stay exact.
+        bits: 1 to 8 an element, ``None`` for 3, for smooth functions; piecewise linear ones take 1 and stay exact.
         functions: names in ``FUNCTIONS`` of those to convert, ``"gelu"`` for both of its forms; ``"all"``; or ``None``
             for all but ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer behind
             them saves anyway, so that there is nothing to be had.
@@ -92,6 +93,7 @@ def convert(
     for name, value in (("norms", norms), ("calls", calls)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
+    bits = DEFAULT_BITS if bits is None else bits
     chosen, skipped = chosen_functions(functions), skip_entries(skip)
     settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
     modules.GELU(**settings)  # which refuses what is wrong, and so does the table
@@ -193,7 +195,10 @@ class _Plan:
         activation = recognised(module)
         is_linear = self._linear is not None and isinstance(module, nn.Linear)
         if activation is None and not is_linear:
-            if reason := likeness(module, self._calls):
+            reason = likeness(module, self._calls)
+            if self._linear is not None and type(module).__name__ == "Conv1D":
+                reason = "transformers' linear layer with a transposed weight has no randomized form"
+            if reason:
                 self.kept.append((path, reason))
             return
         reason = "skipped" if skipped else self._reason(module, activation)
