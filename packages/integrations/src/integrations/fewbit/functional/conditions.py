@@ -21,8 +21,8 @@ def keeps_few_bits(x: Tensor) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
         and not _forward_mode()
-        # What dynamo makes of the operators' Functions has no rule for vmap.
-        and not (torch.compiler.is_compiling() and in_transform())
+        # What dynamo makes of the operators' Functions has no rule for vmap; torch.jit.trace makes tensors of sizes.
+        and not (in_transform() if torch.compiler.is_compiling() else torch._C._get_tracing_state() is not None)
     )
 
 
