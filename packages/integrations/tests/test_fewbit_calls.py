@@ -106,12 +106,21 @@ def test_default_functions_are_all_but_those_whose_result_is_saved_anyway():
 
 
 def test_functions_choose():
-    model = fewbit.convert(Calling(lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.silu(x)), functions=["gelu"])
+    model = fewbit.convert(Calling(lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.silu(x)), functions=["silu"])
     step(model)
-    assert fewbit.summary(model).calls == {"": ("gelu",)}
+    assert fewbit.summary(model).calls == {"": ("silu",)}
     assert fewbit.summary(model).kept_calls == {
-        "": ("gelu_tanh: gelu_tanh is not among functions", "silu: silu is not among functions")
+        "": ("gelu: gelu is not among functions", "gelu_tanh: gelu_tanh is not among functions")
     }
+
+
+def test_gelu_means_both_forms():
+    model = nn.Sequential(Calling(lambda x: F.gelu(x, approximate="tanh")), nn.GELU("tanh"), nn.GELU(), nn.SiLU())
+    fewbit.convert(model, functions="gelu")
+    step(model)
+    assert list(fewbit.summary(model).converted) == ["1", "2"]
+    assert fewbit.summary(model).calls == {"0": ("gelu_tanh",)}
+    assert fewbit.summary(model).kept == {"3": "silu is not among functions"}
 
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad", "inference_mode"])
@@ -257,6 +266,20 @@ def test_skip_leaves_calls_too(skip):
     assert found.kept_calls == {"blocks.0": ("gelu: skipped",)}
     assert found.kept == {"blocks.0.act": "skipped"}
     assert list(found.converted) == ["block.act", "blocks.1"]
+
+
+def test_a_subclass_of_a_layer_stays_and_its_call_is_converted():
+    class Own(nn.GELU):
+        pass
+
+    def make(calls):
+        return fewbit.convert(nn.Sequential(Own()), bits=1, calls=calls)
+
+    assert equal(step(make(True)), step(fewbit.GELU(bits=1)))
+    assert equal(step(make(False)), step(nn.GELU()))
+    reason = "Own is a subclass of GELU, and may do something else"
+    assert fewbit.summary(make(True)).kept == {"0": f"{reason}; calls that its forward makes are converted"}
+    assert fewbit.summary(make(False)).kept == {"0": reason}
 
 
 def test_skip_takes_classes():

@@ -180,7 +180,7 @@ def test_summary():
         "2": "PReLU has no few-bit form",
         "3": "GELU is a few-bit layer already",
         "4": "Softmax has no few-bit form",
-        "5": "Own is a subclass of GELU, and may do something else",
+        "5": "Own is a subclass of GELU, and may do something else; calls that its forward makes are converted",
         "6": "its forward was replaced",
     }
     assert found.calls == {"0.block": ("gelu",), "0.blocks.0": ("gelu",), "0": ("softplus",), "5": ("gelu",)}
@@ -214,6 +214,8 @@ WRONG = {
         {"skip": ["block", "blok"]},
     ),
     "skip, of another type": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": [3]}),
+    "skip, a number": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": 3}),
+    "calls": (TypeError, "calls must be True or False, got 'all'", {"calls": "all"}),
     "linear": (TypeError, "linear must be the share of rows that a sketch keeps, .* got 'few'", {"linear": "few"}),
     "linear, out of range": (ValueError, "proj_dim_ratio", {"linear": 2.0}),
 }
@@ -244,3 +246,9 @@ def test_every_function_is_known_to_the_calls_or_has_no_name_in_torch():
     known = {name.removesuffix("_") for name in CALLS.values()}
     assert set(FUNCTIONS) - known == {"gelu_tanh", "quick_gelu", "squared_relu"}
     assert known <= set(FUNCTIONS)
+
+
+def test_no_bits_are_three_as_everywhere():
+    model = fewbit.convert(Net(), bits=None)
+    assert fewbit.summary(model).bits == model.block.act.bits == 3
+    assert equal(step(model), step(fewbit.convert(Net())))

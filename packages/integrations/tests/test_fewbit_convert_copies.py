@@ -80,7 +80,8 @@ def test_with_q_layers():
     model = qmodules.QModule(Net(), "L2")
     fewbit.convert(model)
     assert type(model.block.act) is qmodules.QSiLU
-    assert fewbit.summary(model).kept["block.act"] == "QSiLU is a subclass of SiLU, and may do something else"
+    reason = "QSiLU is a subclass of SiLU, and may do something else"
+    assert fewbit.summary(model).kept["block.act"].startswith(reason)
     step(model)
     fewbit.restore_model(model)
     qmodules.revert(model)

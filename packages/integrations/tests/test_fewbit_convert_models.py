@@ -183,3 +183,25 @@ def test_timms_own_formulas():
         assert torch.equal(found, expected)
     model = fewbit.convert(nn.Sequential(activations.Swish(inplace=True)))
     assert fewbit.summary(model).kept == {"0": "Swish works in place"}
+
+
+def test_norms_of_timm():
+    norms = pytest.importorskip("timm.layers.norm")
+    plain = nn.Sequential(norms.LayerNorm(16), norms.LayerNorm2d(8), norms.LayerNorm(16))
+    plain[2]._fast_norm = True
+    model = fewbit.convert(copy.deepcopy(plain), norms=True)
+    x = normal(2, 8, 16, 16)
+    assert torch.equal(model(x), plain(x))
+    assert fewbit.summary(model).converted == {"0": ("LayerNorm", "fewbit.LayerNorm")}
+    assert fewbit.summary(model).kept == {
+        "1": "LayerNorm2d is a subclass of LayerNorm",
+        "2": "timm.layers.norm.LayerNorm is a subclass of LayerNorm",
+    }
+    assert type(fewbit.restore_model(model)[0]) is norms.LayerNorm
+
+
+def test_linear_layers_of_gpt2_stay_and_summary_says_so():
+    kinds = pytest.importorskip("transformers.pytorch_utils")
+    model = fewbit.convert(nn.Sequential(nn.Linear(8, 8), kinds.Conv1D(8, 8)), linear=0.5)
+    assert list(fewbit.summary(model).converted) == ["0"]
+    assert "has no randomized form" in fewbit.summary(model).kept["1"]

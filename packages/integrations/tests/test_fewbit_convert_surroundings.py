@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from integrations import fewbit
 
 from .fewbit_nets import Net, X, equal, kept_bytes, step
+from .nets import normal
 
 
 class Checkpointed(Net):
@@ -184,3 +185,21 @@ def test_traced_by_jit_it_runs_as_it_is(training, rounding):
     assert torch.equal(traced(X), model(X))
     with pytest.raises(Exception, match=r"script it after fewbit.restore_model"):
         torch.jit.script(fewbit.convert(nn.Sequential(nn.ReLU())))
+
+
+def test_masks_of_dropouts_are_the_plain_models_where_the_sketches_have_a_seed():
+    """And others where they draw from torch's generator, which the docstring says."""
+
+    def output(**options):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.5))
+        if options:
+            fewbit.convert(net, **options)
+        torch.manual_seed(1)
+        return net(normal(32, 16).requires_grad_())
+
+    plain = output()
+    assert torch.equal(output(bits=2), plain)
+    assert torch.equal(output(linear={"proj_dim_ratio": 0.5, "seed": 3}), plain)
+    assert not torch.equal(output(linear=0.5), plain)
+    assert not torch.equal(output(rounding="stochastic"), plain)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import actcore
 from integrations.fewbit import functional
 from integrations.fewbit.sketches import KINDS
 
@@ -63,3 +64,45 @@ def test_shapes_that_are_no_linear_layers_are_torchs(kind, shapes):
 def test_an_input_without_dimensions_raises_torchs_error(kind):
     with pytest.raises(RuntimeError, match="at least 1D"):
         SAMPLERS[kind](torch.tensor(1.0), normal(6, 12).requires_grad_())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_sampled_tokens_in_few_bits(rows):
+    """Of any number, and rounded by the key: equal tokens in a row, the one that is not zero, round anew each time."""
+    x = torch.zeros(40, 12)
+    x[7] = normal(12, seed=3)
+    module = layer("rows", proj_dim=rows, proj_dim_ratio=None, bits=2)
+    y = normal(40, 6, seed=4)
+    torch.manual_seed(1)
+    first, second = gradient(module, x, y), gradient(module, x, y)
+    torch.manual_seed(1)
+    assert torch.equal(gradient(module, x, y), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounding_has_noise_of_its_own(kind, monkeypatch):
+    """Not that of the sketch of the next forward, whose stream is one more."""
+    seen = []
+    compress = actcore.GroupAffine.compress
+    monkeypatch.setattr(
+        actcore.GroupAffine,
+        "compress",
+        lambda self, tensor, *, seed, stream: (
+            seen.append((seed.item(), stream.item())) or compress(self, tensor, seed=seed, stream=stream)
+        ),
+    )
+    module = layer(kind, bits=2, seed=5)
+    keys = [tuple(key.tolist()) for key in made_keys(module, monkeypatch)]
+    assert len(seen) == len(keys) == 8
+    assert len({*seen, *keys}) == 16
+
+
+def made_keys(module, monkeypatch):
+    """The keys of eight forwards."""
+    keys = []
+    draw = module._key
+    monkeypatch.setattr(module, "_key", lambda x: keys.append(draw(x)) or keys[-1])
+    for _ in range(8):
+        module(normal(40, 12))
+    return keys

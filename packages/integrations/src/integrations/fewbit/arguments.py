@@ -13,7 +13,7 @@ from integrations.fewbit.conversion import SAVED_ANYWAY, Skip, fits
 
 
 def chosen_functions(functions: str | Iterable[str] | None) -> frozenset[str]:
-    """The names that ``functions`` chooses."""
+    """The names that ``functions`` chooses: with ``gelu`` its approximation by tanh, which torch has as an option."""
     if functions is None:
         return frozenset(FUNCTIONS).difference(SAVED_ANYWAY)
     names = [functions] if isinstance(functions, str) else list(functions)
@@ -22,12 +22,12 @@ def chosen_functions(functions: str | Iterable[str] | None) -> frozenset[str]:
     for name in names:
         if name not in FUNCTIONS:
             raise ValueError(f"functions must be 'all' or names of {', '.join(FUNCTIONS)}; got {name!r}")
-    return frozenset(names)
+    return frozenset([*names, "gelu_tanh"] if "gelu" in names else names)
 
 
 def skip_entries(skip: Any) -> Skip:
     """The entries of ``skip``, which may be one alone."""
-    entries = (skip,) if isinstance(skip, (str, type)) else tuple(skip)
+    entries = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, (str, type)) else (skip,)
     for entry in entries:
         if not isinstance(entry, str) and not (isinstance(entry, type) and issubclass(entry, nn.Module)):
             raise TypeError(f"skip must hold paths of modules or classes of modules, got {entry!r}")

@@ -58,7 +58,10 @@ def _runs(mode: FewBitCalls, frame: FrameType) -> bool:
 
 
 def callers_when_traced() -> Iterator[nn.Module]:
-    """The modules one of whose methods dynamo is tracing, innermost first; none where it cannot tell."""
+    """The modules one of whose methods dynamo is tracing, innermost first; none where it cannot tell.
+
+    The code that is compiled is for the mode, training or ``eval()``, that those are in which are looked at.
+    """
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -74,6 +77,9 @@ def callers_when_traced() -> Iterator[nn.Module]:
 
 def _self_of(tracing: Any) -> nn.Module | None:
     """The module that is the first argument of the function which dynamo is tracing."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+
     code: CodeType = tracing.f_code
     if not code.co_argcount:
         return None
@@ -84,7 +90,12 @@ def _self_of(tracing: Any) -> nn.Module | None:
         variable = variable.realize()
     key = getattr(variable, "module_key", None)
     value = getattr(variable, "value", None) if key is None else tracing.output.get_submodule(key)
-    return value if isinstance(value, nn.Module) else None
+    if not isinstance(value, nn.Module):
+        return None
+    if variable.source is not None:
+        # As if the forward read it: dynamo compiles anew when it changes.
+        install_guard(AttrSource(variable.source, "training").make_guard(GuardBuilder.CONSTANT_MATCH))
+    return value
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -29,11 +29,12 @@ class FewBitCalls(TorchFunctionMode):
     Args:
         calls: what is exchanged, and where that is noted.
         base: the module that a call is counted for which is made in no module's forward.
+        in_eval: see ``Calls.take``.
     """
 
-    def __init__(self, calls: Calls, base: nn.Module) -> None:
+    def __init__(self, calls: Calls, base: nn.Module, in_eval: frozenset[nn.Module] | None = None) -> None:
         super().__init__()
-        self.calls, self.base = calls, base
+        self.calls, self.base, self.in_eval = calls, base, in_eval
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The function's result, with its calls exchanged."""
@@ -86,7 +87,7 @@ class FewBitCalls(TorchFunctionMode):
         if torch.compiler.is_compiling():
             taken: bool = _takes_when_traced(self.calls.key, kind)
             return taken
-        return self.calls.take(kind, callers(self))
+        return self.calls.take(kind, callers(self), self.in_eval)
 
     def _follow_checkpoints(self, activation: bool) -> None:
         """Has a checkpoint that this forward has entered compute its segment again under this mode: it would not save
@@ -105,7 +106,9 @@ class FewBitCalls(TorchFunctionMode):
         return self.calls in getattr(function, "few_bit_calls", ())
 
     def _again(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        mode = FewBitCalls(self.calls, around_checkpoint(self) or self.base)
+        # The model may be in another mode by then.
+        in_eval = self.calls.in_eval() if self.in_eval is None else self.in_eval
+        mode = FewBitCalls(self.calls, around_checkpoint(self) or self.base, in_eval)
 
         def recompute(*args: Any, **kwargs: Any) -> Any:
             return mode.run(fn, args, kwargs)

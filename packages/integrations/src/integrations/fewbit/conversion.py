@@ -88,21 +88,26 @@ class Calls:
         self.seen: dict[tuple[str, str], str] = {}  # path and function -> why the call stays, if it does
         self._begin()
 
-    def take(self, function: str, callers: Iterable[nn.Module]) -> bool:
-        """Whether a call of a function is exchanged; notes it.
+    def take(self, function: str, callers: Iterable[nn.Module], in_eval: frozenset[nn.Module] | None = None) -> bool:
+        """Whether a call of a function is exchanged; notes it. One that is made in a module in ``eval()`` never is.
 
         Args:
             function: its name in ``FUNCTIONS``.
             callers: the modules that it is made inside of, innermost first. The innermost one makes the call, or, if
                 that is an activation which is nobody's part, as in ``nn.GELU()(x)``, the one that calls that.
+            in_eval: those of the model that count as in ``eval()``, whatever they are in now.
         """
-        place = self._place(callers)
+        place = self._place(callers, in_eval)
         if place is None:
             return False
         path, skipped = place
         reason = "skipped" if skipped else "" if function in self.functions else not_chosen(function)
         self.seen[path, function] = reason
         return not reason
+
+    def in_eval(self) -> frozenset[nn.Module]:
+        """The model's modules that are in ``eval()``."""
+        return frozenset(module for module in self._modules() if not module.training)
 
     def for_copy(self, model: nn.Module) -> Calls:
         """The same for a shallow copy of the model."""
@@ -122,19 +127,24 @@ class Calls:
         self._places: WeakKeyDictionary[nn.Module, tuple[str, bool]] = WeakKeyDictionary()
         self._foreign: WeakSet[nn.Module] = WeakSet()
 
-    def _place(self, callers: Iterable[nn.Module]) -> tuple[str, bool] | None:
-        """The path of the module that makes a call, and whether it is skipped; ``None`` for one that is none of the
-        model's, or of a part of it that has a conversion of its own."""
+    def _modules(self) -> Mapping[nn.Module, tuple[str, bool]]:
         if not self._places:
             self._places.update(places(self.model, self.skip))
+        return self._places
+
+    def _place(self, callers: Iterable[nn.Module], in_eval: frozenset[nn.Module] | None) -> tuple[str, bool] | None:
+        """The path of the module that makes a call, and whether it is skipped; ``None`` for one that is not in training
+        or none of the model's, or of a part of it that has a conversion of its own."""
+        known = self._modules()
         for module in callers:
-            if module not in self._places and module not in self._foreign:
+            if module not in known and module not in self._foreign:
                 if is_activation(module):
                     continue
                 self._places.update(places(self.model, self.skip))  # it may have come into the model since
-                if module not in self._places:
+                if module not in known:
                     self._foreign.add(module)
-            return self._places.get(module)
+            training = module.training if in_eval is None else module not in in_eval
+            return known.get(module) if training else None
         return None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from integrations.fewbit.conversion import (
     places,
 )
 from integrations.fewbit.forward import FewBitForward
+from integrations.fewbit.functional.options import DEFAULT_BITS
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
@@ -35,7 +36,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def convert(
     model: Model,
-    bits: int = 3,
+    bits: int | None = 3,
     *,
     functions: str | Iterable[str] | None = None,
     rounding: str = "nearest",
@@ -55,19 +56,22 @@ def convert(
 
     Recognised layers of torch, transformers and timm become few-bit ones; calls such as ``F.gelu(x)`` or
     ``x.sigmoid()`` that the model's own forward makes in training are exchanged as they are made, also in what a
-    checkpoint computes again and under ``torch.compile``. Forward values are the same bit for bit. Names, parameters,
-    buffers, ``state_dict`` keys, hooks, dtype, device and mode stay; ``restore_model`` undoes it.
+    checkpoint computes again and under ``torch.compile``. Each layer in ``eval()``, and each call that it makes, is
+    torch's. Forward values are the same bit for bit, but for the masks of dropouts where ``linear`` or
+    ``rounding="stochastic"`` draw from the same generator. Names, parameters, buffers, ``state_dict`` keys, hooks,
+    dtype, device and mode stay; ``restore_model`` undoes it.
 
     Args:
         model: any module. Calls are exchanged in its forward: convert the module that you call, not one around it.
-        bits: 1 to 8 an element, for smooth functions; piecewise linear ones take 1 and stay exact.
-        functions: names in ``FUNCTIONS`` of those to convert; ``"all"``; or ``None`` for all but ``sigmoid`` and
-            ``tanh``: torch saves their result, which a product or a linear layer behind them saves anyway, so that
-            there is nothing to be had.
-        rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean.
+        bits: 1 to 8 an element, ``None`` for 3, for smooth functions; piecewise linear ones take 1 and stay exact.
+        functions: names in ``FUNCTIONS`` of those to convert, ``"gelu"`` for both of its forms; ``"all"``; or ``None``
+            for all but ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer behind
+            them saves anyway, so that there is nothing to be had.
+        rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean. The noise is drawn
+            from torch's generator in each forward, so what draws behind it gets other numbers.
         weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
         linear: exchanges linear layers for ``RandomizedLinear``, too: the share of the input's rows that its sketch
-            keeps, or the layer's keyword arguments.
+            keeps, or the layer's keyword arguments. They, too, draw from torch's generator, unless one is ``seed``.
         norms: exchanges ``nn.LayerNorm``, ``nn.RMSNorm`` and norms as transformers' Llama has them, too, for those that
             save their output, which linear layers behind them save anyway; see ``fewbit.LayerNorm``. Nothing behind
             them may work in place.
@@ -86,8 +90,10 @@ def convert(
     """
     inner = compiled_module(model)
     _require_unconverted(inner)
-    if not isinstance(norms, bool):
-        raise TypeError(f"norms must be True or False, got {norms!r}")
+    for name, value in (("norms", norms), ("calls", calls)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    bits = DEFAULT_BITS if bits is None else bits
     chosen, skipped = chosen_functions(functions), skip_entries(skip)
     settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
     modules.GELU(**settings)  # which refuses what is wrong, and so does the table
@@ -95,7 +101,7 @@ def convert(
     options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
     where = places(inner, skipped)
     require_found(skipped, where)
-    plan = _Plan(chosen, settings, linear_options(linear), norms)
+    plan = _Plan(chosen, settings, linear_options(linear), norms, calls)
     for module, (path, is_skipped) in where.items():
         plan.consider(path, module, is_skipped)
     if inner is not model and inner in plan.layers:
@@ -169,8 +175,10 @@ class _Plan:
         settings: Mapping[str, Any],
         linear: Mapping[str, Any] | None,
         norms: bool,
+        calls: bool,
     ) -> None:
-        self._functions, self._settings, self._linear, self._norms = functions, settings, linear, norms
+        self._functions, self._settings, self._linear = functions, settings, linear
+        self._norms, self._calls = norms, calls
         self.layers: dict[nn.Module, nn.Module] = {}
         self.converted: list[tuple[str, str, str]] = []
         self.kept: list[tuple[str, str]] = []
@@ -187,7 +195,10 @@ class _Plan:
         activation = recognised(module)
         is_linear = self._linear is not None and isinstance(module, nn.Linear)
         if activation is None and not is_linear:
-            if reason := likeness(module):
+            reason = likeness(module, self._calls)
+            if self._linear is not None and type(module).__name__ == "Conv1D":
+                reason = "transformers' linear layer with a transposed weight has no randomized form"
+            if reason:
                 self.kept.append((path, reason))
             return
         reason = "skipped" if skipped else self._reason(module, activation)

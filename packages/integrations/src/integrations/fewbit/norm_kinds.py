@@ -35,12 +35,24 @@ def sharing_kind(module: nn.Module) -> type[SharedNorm] | str:
     kind = _TORCH.get(type(module))
     if kind is not None:
         return kind
+    if _is_timms(module):
+        return LayerNorm
     name = type(module).__name__
     if isinstance(module, tuple(_TORCH)):
-        return f"{name} is a subclass of {next(base.__name__ for base in _TORCH if isinstance(module, base))}"
+        base = next(base.__name__ for base in _TORCH if isinstance(module, base))
+        whole = f"{type(module).__module__}.{name}" if name == base else name
+        return f"{whole} is a subclass of {base}"
     if _is_rounded_rms_norm(module):
         return RoundedRMSNorm
     return f"{name} computes another norm than Llama's"
+
+
+def _is_timms(module: nn.Module) -> bool:
+    """Whether it is timm's subclass whose forward is torch's, unless it was built with fast norms on."""
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("timm.layers.norm", "LayerNorm") and not getattr(
+        module, "_fast_norm", True
+    )
 
 
 def _is_rounded_rms_norm(module: nn.Module) -> bool:

@@ -126,8 +126,12 @@ def is_activation(module: nn.Module) -> bool:
     return kind in _TORCH or kind.__name__ in _OTHERS.get(kind.__module__, {})
 
 
-def likeness(module: nn.Module) -> str:
-    """Why a module that looks like an activation is none that has a few-bit form; empty for all others."""
+def likeness(module: nn.Module, calls: bool) -> str:
+    """Why a module that looks like an activation is none that has a few-bit form; empty for all others.
+
+    Args:
+        calls: whether the calls that it makes are exchanged nevertheless.
+    """
     kind = type(module)
     if kind is nn.MultiheadAttention or module._modules:
         return ""
@@ -138,7 +142,10 @@ def likeness(module: nn.Module) -> str:
     if kind.__module__.startswith("integrations.fewbit.modules"):
         return f"{kind.__name__} is a few-bit layer already"
     bases = [base.__name__ for base in kind.__mro__[1:] if base in _TORCH]
-    return f"{kind.__name__} is a subclass of {bases[0]}, and may do something else" if bases else ""
+    if not bases:
+        return ""
+    kept = f"{kind.__name__} is a subclass of {bases[0]}, and may do something else"
+    return f"{kept}; calls that its forward makes are converted" if calls else kept
 
 
 def _arguments_of(module: nn.Module) -> dict[str, Any]:

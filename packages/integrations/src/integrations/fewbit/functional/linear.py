@@ -106,15 +106,15 @@ def sketched_linear(
     # Outside of the Function, whose saved tensors are those that it computes with.
     given, cast_weight, cast_bias = as_matmul(x, weight, bias)
     matrix = given.reshape(-1, given.shape[-1])
-    noise = key()
+    drawn, chosen = key(), None
     # With the history of the input, which a second derivative goes through.
     if sketching.matmul == "rows":
-        noise, weights = sample_tokens(matrix, noise, rows)
+        chosen, weights = sample_tokens(matrix, drawn, rows)
         dtype = torch.promote_types(matrix.dtype, torch.float32)
-        sketch = matrix.index_select(0, noise).to(dtype) * weights.to(dtype)[:, None]
+        sketch = matrix.index_select(0, chosen).to(dtype) * weights.to(dtype)[:, None]
     else:
-        sketch = project(matrix, noise, sketching.matmul, rows, sketching.block_size)
-    output: Tensor = _SketchedLinear.apply(given, cast_weight, cast_bias, sketch, noise, sketching)
+        sketch = project(matrix, drawn, sketching.matmul, rows, sketching.block_size)
+    output: Tensor = _SketchedLinear.apply(given, cast_weight, cast_bias, sketch, drawn, chosen, sketching)
     return output
 
 
@@ -147,7 +147,8 @@ _PLAIN = (Tensor, nn.Parameter)
 class _SketchedLinear(Function):
     """``F.linear``; backward multiplies the sketch of the gradient with that of the input.
 
-    The sketch is an argument, so that its history is known. ``noise`` is the sketch's key, or the sampled tokens.
+    The sketch is an argument, so that its history is known. Backward makes ``S`` from its key, or from the tokens that
+    were sampled.
     """
 
     @staticmethod
@@ -157,15 +158,16 @@ class _SketchedLinear(Function):
         weight: Tensor,
         bias: Tensor | None,
         sketch: Tensor,
-        noise: Tensor,
+        key: Tensor,
+        chosen: Tensor | None,
         sketching: Sketching,
     ) -> Tensor:
         ctx.sketching, ctx.dtype = sketching, weight.dtype
         actcore.save_for_backward(
             ctx,
-            (sketch, storage(x.dtype, sketching.bits, noise)),
+            (sketch, storage(x.dtype, sketching.bits, key)),
             (weight if ctx.needs_input_grad[0] else None, None),
-            (noise, None),
+            (key if chosen is None else chosen, None),
             stream=0,  # the codec rounds by the sketch's key
         )
         return F.linear(x, weight, bias)
@@ -187,6 +189,7 @@ class _SketchedLinear(Function):
                 gradient.matmul(weight) if to_x else None,
                 to_weight_gradient,
                 matrix.sum(0) if to_bias else None,
+                None,
                 None,
                 None,
                 None,

@@ -9,6 +9,9 @@ from torch import Tensor
 
 import actcore
 
+_ROUNDING = actcore.stream_of("rounding of a sketch", 0, 0) >> 1
+"""What a stream of sketches is exchanged with for that of their rounding."""
+
 
 def storage(dtype: torch.dtype, bits: int | None, key: Tensor) -> actcore.Codec | None:
     """The codec of a sketch; ``None`` stores it as it is.
@@ -16,7 +19,7 @@ def storage(dtype: torch.dtype, bits: int | None, key: Tensor) -> actcore.Codec 
     Args:
         dtype: of the matrix that was sketched: the sketch takes no more bytes an element.
         bits: 1 to 8 bits an element; ``None`` for the dtype's.
-        key: the sketch's own, from which the rounding draws, too.
+        key: ``Int64["2"]``: the sketch's own seed and stream, from which the rounding draws, too.
     """
     if bits is not None:
         return RoundedSketch(bits, key)
@@ -32,8 +35,8 @@ class RoundedSketch:
 
     def compress(self, tensor: Tensor, *, seed: int | Tensor = 0, stream: int | Tensor = 0) -> actcore.Compressed:
         """The form of ``GroupAffine``, whatever seed and stream are given."""
-        # The sketch's own noise is of the stream itself, so this is of another.
-        return actcore.GroupAffine(self.bits).compress(tensor, seed=self.key[:1], stream=self.key[1:] + 1)
+        # Neither the sketch's own stream nor, as one more would be, that of the next forward's sketch.
+        return actcore.GroupAffine(self.bits).compress(tensor, seed=self.key[:1], stream=self.key[1:] ^ _ROUNDING)
 
     def decompress(self, compressed: actcore.Compressed) -> Tensor:
         """By the codec that it is stored with."""
