@@ -42,6 +42,7 @@ def test_wrong_arguments(arguments, text):
         (("gelu", LEVELS), {"bits": 2}, ValueError, "levels must be at most 2**bits with bits from 1 to 8, got 8"),
         (("gelu", LEVELS), {"bits": 3.0}, TypeError, "bits must be an int or None, got 3.0"),
         (("gelu", LEVELS), {"seed": 1.5}, TypeError, "seed must be an int or None, got 1.5"),
+        (("gelu", LEVELS), {"stream": 1.5}, TypeError, "stream must be an int, got 1.5"),
         (("gelu", LEVELS), {"guard": "all"}, ValueError, "guard must be one of 'none', 'nan', 'nonfinite', got 'all'"),
         (("gelu", LEVELS), {"derivative": 1}, TypeError, "derivative must be callable or None, got 1"),
         (("gelu", LEVELS), {"derivative": torch.sum}, ValueError, "derivative must be applied to each element"),

@@ -44,11 +44,25 @@ def test_nothing_but_codes_and_levels_is_saved():
     assert weight.grad is None
 
 
-def test_its_output_is_a_tensor_of_its_own():
+@pytest.mark.parametrize("alike", [lambda x: x, lambda x: x.view_as(x), lambda x: x.view(2, 5).flatten()])
+def test_its_output_is_a_tensor_of_its_own(alike):
     x = normal(10)
-    output = actcore.stepwise(x, lambda x: x, *TABLES[torch.float32])
-    assert torch.equal(output, x)
-    assert output.data_ptr() != x.data_ptr()
+    for output in (
+        actcore.stepwise(x, alike, *TABLES[torch.float32]),
+        actcore.round_to_levels(x, alike, (0.0, 2.0)),
+        actcore.round_to_levels(x.clone().requires_grad_(), alike, (0.0, 2.0)).detach(),
+    ):
+        assert torch.equal(output, x)
+        assert output.data_ptr() != x.data_ptr()
+
+
+def test_its_output_may_be_changed_in_place():
+    x = normal(10).requires_grad_()
+    before = x.detach().clone()
+    with torch.no_grad():
+        actcore.stepwise(x, lambda x: x[:], *TABLES[torch.float32]).zero_()
+        actcore.round_to_levels(x, lambda x: x[:], (0.0, 2.0)).zero_()
+    assert torch.equal(x, before)
 
 
 def test_derivatives_and_transforms():

@@ -259,3 +259,18 @@ def test_an_error_is_of_a_table():
 def test_what_no_codebook_is(levels, text):
     with pytest.raises(ValueError, match=text):
         LevelTable(levels)
+
+
+def test_hooks_on_saved_tensors_do_not_reach_a_fit():
+    def wave(x):
+        return x * torch.sin(x)
+
+    expected = approximate(wave, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, torch.zeros_like):
+        assert approximate(wave, 2) == expected
+
+
+@pytest.mark.parametrize("parity", ["even", "odd"])
+def test_random_rounding_takes_no_parity(parity):
+    with pytest.raises(ValueError, match="parity"):
+        approximate("tanh", 2, parity=parity, rounding="stochastic")

@@ -21,6 +21,12 @@ def check_seed(seed: object) -> None:
         raise TypeError(f"seed must be an int or None, got {seed!r}")
 
 
+def check_stream(stream: object) -> None:
+    """Raises ``TypeError`` unless it is an int."""
+    if isinstance(stream, bool) or not isinstance(stream, int):
+        raise TypeError(f"stream must be an int, got {stream!r}")
+
+
 def draw_for(x: Tensor, seed: int | None) -> Tensor | None:
     """What is added to the seed of the noise: a number from torch's generator of the device where there is no seed."""
     if seed is not None:

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actcore.functional.arguments import check_float, check_seed, draw_for, in_memory_order, int64, restored
+from actcore.functional.arguments import (
+    check_float,
+    check_seed,
+    check_stream,
+    draw_for,
+    in_memory_order,
+    int64,
+    restored,
+)
 from actcore.functional.stepwise import check_function, check_guard, refusal_in, table_for
 from actcore.fused import RoundToLevels
 from actcore.fused.callables import value_of
@@ -53,13 +61,15 @@ def round_to_levels(
 
     Raises:
         TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``function`` or ``derivative`` is not
-            what it must be, or returns something other than a tensor of the dtype of ``x``; ``seed`` is not an int.
+            what it must be, or returns something other than a tensor of the dtype of ``x``; ``seed`` or ``stream`` is
+            not an int.
         ValueError: there are too few or too many levels, they do not ascend, are not finite or ask for gradients; the
             function is unknown, takes other parameters or returns another shape; ``guard`` is unknown.
         RuntimeError: ``function`` changes ``x`` in place.
     """
     check_float(x)
     check_seed(seed)
+    check_stream(stream)
     check_function(function)
     check_guard(guard)
     if derivative is not None and not callable(derivative):

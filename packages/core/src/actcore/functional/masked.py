@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from actcore.functional.arguments import check_float, check_seed, draw_for, in_memory_order, int64, restored
+from actcore.functional.arguments import (
+    check_float,
+    check_seed,
+    check_stream,
+    draw_for,
+    in_memory_order,
+    int64,
+    restored,
+)
 from actcore.fused import Dropout, Relu
 
 
@@ -37,13 +45,14 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
         stream: separates calls with the same seed: equal seeds and streams give equal noise.
 
     Raises:
-        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``p`` or ``seed`` is not a number.
+        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``p``, ``seed`` or ``stream`` is not a number.
         ValueError: ``p`` is not a probability.
     """
     check_float(x)
     if not isinstance(p, (int, float)):
         raise TypeError(f"p must be a number, got {p!r}")
     check_seed(seed)
+    check_stream(stream)
     if not 0 <= p <= 1:
         raise ValueError(f"p must be a probability from 0 to 1, got {p}")
     if not training or p == 0:

@@ -27,7 +27,7 @@ def value_of(
     if _version(given) != version:
         raise ValueError(f"{name} must not change x in place; give the form of it that returns a new tensor")
     _require_alike(name, value, x)
-    return value.clone() if value is given else value.detach().contiguous()
+    return _own(value, given)
 
 
 def value_and_derivative(
@@ -53,7 +53,7 @@ def value_and_derivative(
                 (slope,) = torch.autograd.grad(value, given, torch.ones_like(value), materialize_grads=True)
             else:
                 slope = torch.zeros_like(value)
-    return value.detach().clone() if value is given else value.detach().contiguous(), slope.detach().contiguous()
+    return _own(value, given), slope.detach().contiguous()
 
 
 def _without_hooks() -> AbstractContextManager[None]:
@@ -80,6 +80,14 @@ def _require_alike(name: str, value: object, x: Tensor) -> None:
         )
     if value.device != x.device:
         raise ValueError(f"{name} must return a tensor on the device of x, {x.device}, got {value.device}")
+
+
+def _own(value: Tensor, x: Tensor) -> Tensor:
+    """``value`` without history, in contiguous memory that is not that of ``x``: others may change it in place."""
+    value = value.detach()
+    if value.is_contiguous() and not torch.compiler.is_compiling() and torch._C._is_alias_of(value, x):  # type: ignore[attr-defined]
+        return value.clone()
+    return value.contiguous()
 
 
 def _version(x: Tensor) -> int:

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from actcore.fused.batches import first, require_shared
 from actcore.fused.callables import value_and_derivative
-from actcore.fused.stepwise import StepwiseBackward, refuse_curvature
+from actcore.fused.functions import FusedFunction
+from actcore.fused.stepwise import refuse_curvature, stepped
 from actcore.pointwise import PointwiseFunction
 
 _ops = torch.ops.actcore
 
 
-class RoundToLevels(Function):
+class RoundToLevels(FusedFunction):
     """``function(x)``, and the level that each element's derivative was rounded to."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class RoundToLevels(Function):
             return (None,) * 10
         refuse_curvature()
         codes, levels = ctx.saved_tensors
-        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded, True)
+        gradient = stepped(gradients[0], codes, levels, ctx.bits, ctx.guarded, curved=True)
         return gradient, *(None,) * 9
 
     @staticmethod

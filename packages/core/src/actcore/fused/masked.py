@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from actcore.fused.batches import first, map_backward, map_forward
+from actcore.fused.functions import FusedFunction
 
 _ops = torch.ops.actcore
 
@@ -22,7 +22,13 @@ def dropout_scale(p: float) -> float:
     return DROPOUT_STEPS / kept if kept else 0.0
 
 
-class MaskBackward(Function):
+def masked(gradient: Tensor, mask: Tensor, scale: float) -> Any:
+    """``gradient * scale`` where the mask is 1, with a history where one is asked for."""
+    call = MaskBackward.apply if torch.is_grad_enabled() else _ops.mask_backward
+    return call(gradient.contiguous(), mask, scale)
+
+
+class MaskBackward(FusedFunction):
     """``gradient * scale`` where the mask is 1; its derivative is the same operator."""
 
     @staticmethod
@@ -37,7 +43,7 @@ class MaskBackward(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (mask,) = ctx.saved_tensors
-        return MaskBackward.apply(gradients[0].contiguous(), mask, ctx.scale), None, None
+        return masked(gradients[0], mask, ctx.scale), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -52,7 +58,7 @@ class MaskBackward(Function):
         return map_backward(apply, apply, first(gradient, in_dims[0], size), first(mask, in_dims[1], size))
 
 
-class Relu(Function):
+class Relu(FusedFunction):
     """``relu_mask`` with its gradient."""
 
     @staticmethod
@@ -70,7 +76,7 @@ class Relu(Function):
         if gradients[0] is None:
             return None
         (mask,) = ctx.saved_tensors
-        return MaskBackward.apply(gradients[0].contiguous(), mask, 1.0)
+        return masked(gradients[0], mask, 1.0)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -82,11 +88,11 @@ class Relu(Function):
         return map_forward(call, info.batch_size, prod(x.shape[1:]), x)
 
 
-class Dropout(Function):
+class Dropout(FusedFunction):
     """``dropout_mask`` with its gradient."""
 
     @staticmethod
-    def forward(input: Tensor, p: float, seed: int, stream: int, draw: Tensor | None = None) -> Any:
+    def forward(input: Tensor, p: float, seed: int, stream: int, draw: Tensor | None) -> Any:
         return _ops.dropout_mask(input, p, seed, stream, draw)
 
     @staticmethod
@@ -101,7 +107,7 @@ class Dropout(Function):
         if gradients[0] is None:
             return None, None, None, None, None
         (mask,) = ctx.saved_tensors
-        return MaskBackward.apply(gradients[0].contiguous(), mask, ctx.scale), None, None, None, None
+        return masked(gradients[0], mask, ctx.scale), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:

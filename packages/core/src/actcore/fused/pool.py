@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from actcore.fused.batches import first, map_backward, map_forward
+from actcore.fused.functions import FusedFunction
 from actcore.pooling import pooled_shape
 
 _ops = torch.ops.actcore
 
 
-class MaxPoolBackward(Function):
+class MaxPoolBackward(FusedFunction):
     """Each gradient at its maximum's place; its derivative reads there."""
 
     @staticmethod
@@ -56,7 +56,7 @@ class MaxPoolBackward(Function):
         return map_backward(one, every, first(gradient, in_dims[0], size), first(packed, in_dims[1], size))
 
 
-class MaxPool(Function):
+class MaxPool(FusedFunction):
     """``max_pool`` with its gradient."""
 
     @staticmethod
@@ -76,7 +76,8 @@ class MaxPool(Function):
             return None, None, None, None, None, None
         (packed,) = ctx.saved_tensors
         # Compiled code has no double backward anyway, and torch 2.13 cannot compile a Function inside of another.
-        call = _ops.max_pool_backward if torch.compiler.is_compiling() else MaxPoolBackward.apply
+        history = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        call = MaxPoolBackward.apply if history else _ops.max_pool_backward
         gradient = call(gradients[0].contiguous(), packed, ctx.input_shape, *ctx.options)
         return gradient, None, None, None, None, None
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from actcore.fused.batches import first, map_backward, map_forward, require_shared
 from actcore.fused.callables import value_of
+from actcore.fused.functions import FusedFunction
 from actcore.pointwise import PIECEWISE_LINEAR, PointwiseFunction
 
 _ops = torch.ops.actcore
@@ -36,7 +36,15 @@ _NO_CURVATURE = (
 )
 
 
-class StepwiseBackward(Function):
+def stepped(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded: bool, curved: bool) -> Any:
+    """``gradient * levels[code]``, with a history where one is asked for."""
+    gradient = gradient.contiguous()
+    if not torch.is_grad_enabled():
+        return _ops.stepwise_backward(gradient, codes, levels, bits, guarded)
+    return StepwiseBackward.apply(gradient, codes, levels, bits, guarded, curved)
+
+
+class StepwiseBackward(FusedFunction):
     """``gradient * levels[code]``; its derivative by the gradient is the same operator.
 
     Where the function is curved it is not all of the second derivative, and is refused.
@@ -57,7 +65,7 @@ class StepwiseBackward(Function):
         if ctx.curved:
             raise RuntimeError(_NO_CURVATURE)
         codes, levels = ctx.saved_tensors
-        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded, False)
+        gradient = stepped(gradients[0], codes, levels, ctx.bits, ctx.guarded, curved=False)
         return gradient, *(None,) * (ctx.inputs - 1)
 
     @staticmethod
@@ -85,7 +93,7 @@ class StepwiseBackward(Function):
         return map_backward(apply, apply, first(gradient, in_dims[0], size), first(codes, in_dims[1], size), guarded)
 
 
-class Stepwise(Function):
+class Stepwise(FusedFunction):
     """``stepwise`` with the levels that stand for the derivative."""
 
     @staticmethod
@@ -120,7 +128,7 @@ class Stepwise(Function):
         if ctx.curved:
             refuse_curvature()
         codes, levels = ctx.saved_tensors
-        gradient = StepwiseBackward.apply(gradients[0].contiguous(), codes, levels, ctx.bits, ctx.guarded, ctx.curved)
+        gradient = stepped(gradients[0], codes, levels, ctx.bits, ctx.guarded, ctx.curved)
         return gradient, None, None, None, None, None, None, None
 
     @staticmethod

@@ -85,7 +85,7 @@ def approximate(
         weight: how much each ``x`` counts: ``"uniform"``, ``"normal"`` (the density of N(0, 1)), or a torch function.
         parity: ``"even"`` for a derivative that is an even function of ``x``: the intervals are then of ``|x|``, so
             that none is spent twice, and the error is a third at equal bits. ``None`` knows it of the functions in
-            ``FUNCTIONS``; ``"none"`` fits intervals of ``x`` to these, too.
+            ``FUNCTIONS``; ``"none"`` fits intervals of ``x`` to these, too. Of no meaning for stochastic rounding.
         rounding: ``"nearest"`` or ``"stochastic"``.
         derivative: the derivative as a torch function, where autograd's is not wanted.
         parameters: those of a function in ``FUNCTIONS``, in torch's order; empty for its defaults.
@@ -104,6 +104,8 @@ def approximate(
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f'rounding must be "nearest" or "stochastic", got {rounding!r}')
     if rounding == "stochastic":
+        if parity not in (None, "none"):
+            raise ValueError(f'parity is of intervals of x, which rounding="stochastic" has none of, got {parity!r}')
         return fit_codebooks(slope, (2 ** checked_bits(bits),), domain, weight, cells)[0]
     return fit_tables(slope, (2 ** checked_bits(bits),), domain, weight, parity, cells)[0]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
 
@@ -51,7 +52,8 @@ class Slope:
         if self._derivative is not None:
             with torch.no_grad():
                 return self._shaped("derivative", self._derivative(x), x)
-        with torch.inference_mode(False), torch.enable_grad():
+        # The caller's hooks on saved tensors may give back other numbers; those of here come before them.
+        with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
             at = x.clone().requires_grad_()
             # A copy, which the function may change in place.
             value = self._shaped("function", self._call(at.clone(), *self._parameters), x)
@@ -112,6 +114,10 @@ class Slope:
         if not value.dtype.is_floating_point:
             raise ValueError(f"{what} must return floating-point numbers, but {self.name} returns {value.dtype}")
         return value.double()
+
+
+def _itself(saved: Tensor) -> Tensor:
+    return saved
 
 
 def _known(name: str) -> FewBitFunction:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from threading import Lock, Thread
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
+from integrations.fewbit.apart import fitted_apart
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.fit import DOMAIN, Parity, approximate, checked_bits
 from integrations.fewbit.objective import WEIGHTS
 from integrations.fewbit.shipped import SMOOTH, shipped_levels, shipped_table
 from integrations.fewbit.steps import LevelTable, StepTable
-
-_Table = TypeVar("_Table", StepTable, LevelTable)
-
-_lock = Lock()
 
 
 def table(
@@ -43,7 +37,6 @@ def table(
         bits: 1 to 8.
         parameters: in torch's order; empty for the defaults.
         weight: ``"uniform"``, the paper's, or ``"normal"`` for inputs of N(0, 1).
-
         parity: ``None`` for steps of ``|x|`` where the derivative is even; ``"none"`` for steps of ``x`` there, too.
 
     Raises:
@@ -66,8 +59,7 @@ def table(
         inside = threshold if DOMAIN[0] < threshold < DOMAIN[1] else math.copysign(20.0, threshold)
         if given != (1.0, inside):
             return _stretched(table(function, bits, (1.0, inside), weight), 1 / beta)
-    found: StepTable = _apart(_fitted, function, bits, given, weight)
-    return found
+    return _fitted(function, bits, given, weight)
 
 
 def level_table(function: str, bits: int, parameters: Sequence[float] = (), weight: str = "uniform") -> LevelTable:
@@ -79,8 +71,7 @@ def level_table(function: str, bits: int, parameters: Sequence[float] = (), weig
     given = _checked(function, bits, parameters, weight)
     if given == _defaults(function):
         return shipped_levels(function, bits, weight)
-    found: LevelTable = _apart(_fitted_levels, function, bits, given, weight)
-    return found
+    return _fitted_levels(function, bits, given, weight)
 
 
 # A table holds numbers, not tensors. Called rather than written above the functions, which would lose their types.
@@ -88,45 +79,14 @@ torch.compiler.assume_constant_result(table)
 torch.compiler.assume_constant_result(level_table)
 
 
-@lru_cache(maxsize=1024)
+@fitted_apart(1024)
 def _fitted(function: str, bits: int, parameters: tuple[float, ...], weight: str) -> StepTable:
     return approximate(function, bits, parameters=parameters, weight=weight)
 
 
-@lru_cache(maxsize=1024)
+@fitted_apart(1024)
 def _fitted_levels(function: str, bits: int, parameters: tuple[float, ...], weight: str) -> LevelTable:
     return approximate(function, bits, parameters=parameters, weight=weight, rounding="stochastic")
-
-
-@lru_cache(maxsize=1024)
-def _apart(
-    fitted: Callable[[str, int, tuple[float, ...], str], _Table],
-    function: str,
-    bits: int,
-    parameters: tuple[float, ...],
-    weight: str,
-) -> _Table:
-    """Fits in a thread of its own, where no mode of the caller's is on: of functorch, fake tensors or a default device.
-
-    One at a time, so that threads that want the same table wait for one fit, which the cache of ``fitted`` is for. The
-    cache of this function is for every later call, which starts no thread.
-    """
-    found: list[_Table] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(fitted(function, bits, parameters, weight))
-        except BaseException as error:
-            failed.append(error)
-
-    with _lock:
-        worker = Thread(target=run, name="fewbit-fit")
-        worker.start()
-        worker.join()
-    if failed:
-        raise failed[0]
-    return found[0]
 
 
 def _stretched(unstretched: StepTable, factor: float) -> StepTable:

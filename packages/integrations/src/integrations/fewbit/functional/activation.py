@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from torch import Tensor
 
 import actcore
+from integrations.fewbit.apart import fitted_apart
 from integrations.fewbit.fit import approximate
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
@@ -78,13 +78,13 @@ def check_arguments(function: object, bits: int | None, table: object, rounding:
         raise TypeError(f"table must be a {kind.__name__} for rounding={rounding!r}, got {type(table).__name__}")
 
 
-@lru_cache(maxsize=64)
+@fitted_apart(64)
 def fitted_steps(function: ScalarFunction, bits: int, weight: str | Callable[[Tensor], Tensor]) -> StepTable:
     """The steps of a user's function."""
     return approximate(function, bits, weight=weight)
 
 
-@lru_cache(maxsize=64)
+@fitted_apart(64)
 def fitted_levels(function: ScalarFunction, bits: int, weight: str | Callable[[Tensor], Tensor]) -> LevelTable:
     """The levels for rounding the derivative of a user's function at random."""
     return approximate(function, bits, weight=weight, rounding="stochastic")

@@ -67,10 +67,11 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 
 
 def _band(name: str, input: Tensor, parameters: tuple[float, ...], inplace: bool = False) -> Tensor:
+    parameters = numbers(*parameters)
     # Nothing is above an infinite threshold, so there is no interval to tell.
     told = all(map(math.isfinite, parameters)) or (name == "hardtanh" and not any(map(math.isnan, parameters)))
     if not keeps_few_bits(input) or not told:
         options: dict[str, Any] = {"inplace": True} if inplace else {}
         output: Tensor = getattr(F, name)(input, *parameters, **options)
         return output
-    return placed(band(input, name, numbers(*parameters)), input, inplace)
+    return placed(band(input, name, parameters), input, inplace)

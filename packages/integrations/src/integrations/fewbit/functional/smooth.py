@@ -2,7 +2,7 @@
 
 The method is that of "Few-bit backward" (Novikov et al., ICML 2023). Where the input is NaN or infinite the gradient is
 NaN, and so are those of the 1024 elements around it in memory, for which one byte tells it. What the functions take
-beside torch's arguments are the keywords of ``Options``. Second derivatives are those of a step function, 0.
+beside torch's arguments are the keywords of ``Options``. ``create_graph=True`` raises: second derivatives are lost.
 """
 
 from __future__ import annotations
