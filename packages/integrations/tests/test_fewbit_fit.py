@@ -196,6 +196,12 @@ def test_a_constant_derivative():
 REFUSED = [
     ("softmax", lambda x: F.softmax(x, 0), "the value of .* depends on the elements beside it"),
     ("cumsum", lambda x: x.cumsum(0), "depends on the elements beside it"),
+    ("mean", lambda x: x - x.mean(), "depends on the elements beside it"),
+    ("greatest", lambda x: x - x.max(), "depends on the elements beside it"),
+    ("reverse", lambda x: x.flip(0), "depends on the elements beside it"),
+    ("any", lambda x: x * (x > 0).any(), "depends on the elements beside it"),
+    ("how many", lambda x: x / x.numel(), "depends on the elements beside it"),
+    ("spread", lambda x: torch.sin(x) / x.std(), "depends on the elements beside it"),
     ("dropout", F.dropout, "changes from call to call"),
     (
         "sum",
@@ -217,6 +223,17 @@ def test_what_is_no_scalar_function_with_a_derivative(function, text):
         return
     with pytest.raises(ValueError, match=text):
         approximate(function, 3)
+
+
+def test_a_derivative_is_of_each_element_too():
+    with pytest.raises(ValueError, match="derivative must map each element by itself"):
+        approximate("gelu", 2, derivative=lambda x: x / x.abs().max())
+
+
+@pytest.mark.parametrize("function", [torch.log, lambda x: torch.lgamma(x.float()), lambda x: (x > 5) * torch.exp(x)])
+def test_functions_of_each_element_are_taken(function):
+    """With NaN where the function has no value, float32 inside, or values of very different sizes."""
+    Slope(function).require_elementwise(torch.linspace(-10, 10, 2001, dtype=torch.float64))
 
 
 BAD = [

@@ -18,6 +18,9 @@ ScalarFunction = str | Callable[[Tensor], Tensor]
 # inside a user's function makes it 2**-24 of the largest value.
 _ROUNDING = 1e-5
 
+# Points that a function is also evaluated at one by one.
+_ALONE = 16
+
 
 class Slope:
     """``slope(x)`` is the derivative at ``x``: ``Float64["n"] -> Float64["n"]``, on the CPU, without history."""
@@ -67,19 +70,33 @@ class Slope:
         return slope.detach().masked_fill(value.detach().isnan(), torch.nan)
 
     def require_elementwise(self, x: Tensor) -> None:
-        """Raises unless the values at half of the points, in reverse, are those among all points."""
-        if self.known:
-            return
-        half = slice(1, None, 2)
+        """Raises unless the values at some of the points, lopsided and shuffled, and at single ones are those among all.
+
+        Half of the points would not do: evenly chosen they have the mean of all, and in reverse they look the same to a
+        function that reverses.
+        """
+        if not self.known:
+            self._require_elementwise("function", self._call, x)
+        if self._derivative is not None:
+            self._require_elementwise("derivative", self._derivative, x)
+
+    def _require_elementwise(self, what: str, call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        count = len(x)
+        shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(count), device="cpu")
+        some = shuffled[(shuffled >= count // 8) & (shuffled < count - count // 4)]
+        alone = torch.linspace(0, count - 1, _ALONE, device="cpu").long().unsqueeze(1)
         with torch.no_grad():
-            among_all = self._shaped("function", self._call(x.clone()), x).flip(0)[half]
-            fewer = x.flip(0)[half].clone()
-            among_half = self._shaped("function", self._call(fewer.clone()), fewer)
-        apart = (among_all - among_half).abs().nan_to_num(0.0)
-        if bool((apart > _ROUNDING * among_all[among_all.isfinite()].abs().sum() / max(1, len(fewer))).any()):
+            among_all = self._shaped(what, call(x.clone()), x)
+            values = [self._shaped(what, call(x[at]), x[at]) for at in (some, *alone)]
+        chosen = torch.cat([some, alone.flatten()])
+        expected, found = among_all[chosen], torch.cat(values)
+        same = (expected == found) | (expected.isnan() & found.isnan())
+        apart = (expected - found).abs().nan_to_num(torch.inf).masked_fill(same, 0.0)
+        finite = among_all[among_all.isfinite()]
+        if bool((apart > _ROUNDING * finite.abs().sum() / max(1, len(finite))).any()):
             raise ValueError(
-                f"function must map each element by itself, the same way each time, but the value of {self.name} at "
-                f"{fewer[apart.argmax()]:.6g} depends on the elements beside it or changes from call to call; "
+                f"{what} must map each element by itself, the same way each time, but the value of {self.name} at "
+                f"{x[chosen[apart.argmax()]]:.6g} depends on the elements beside it or changes from call to call; "
                 "functions of a whole row, such as softmax, and random ones, such as dropout, have no derivative to fit"
             )
 
