@@ -199,7 +199,7 @@ def test_compiled():
         torch.compiler.reset()
         mine, compiled = x.clone().requires_grad_(), x.clone().requires_grad_()
         (layer(mine) * x).sum().backward()
-        torch.compile(lambda y: (layer(y) * x).sum(), fullgraph=True, backend="aot_eager")(compiled).backward()
+        torch.compile(lambda y, x=x: (layer(y) * x).sum(), fullgraph=True, backend="aot_eager")(compiled).backward()
         assert torch.equal(mine.grad, compiled.grad)
 
 

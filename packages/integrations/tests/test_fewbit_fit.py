@@ -244,6 +244,11 @@ BAD = [
     (TypeError, "bits must be an int, got 2.5", {"bits": 2.5}),
     (ValueError, "domain must be two finite numbers that ascend, got (1, 1)", {"domain": (1, 1)}),
     (ValueError, "domain must be two finite numbers that ascend, got (0, inf)", {"domain": (0, math.inf)}),
+    (ValueError, "domain must be two finite numbers that ascend, got 3", {"domain": 3}),
+    (ValueError, "domain must be two finite numbers that ascend, got ('a', 'b')", {"domain": ("a", "b")}),
+    (ValueError, "domain must be two finite numbers that ascend, got (1, 2, 3)", {"domain": (1, 2, 3)}),
+    (TypeError, "function must be a torch function of a tensor, such as torch.sin, but sin ", {"function": math.sin}),
+    (TypeError, "parameters must be a sequence of numbers, such as (2.0,), got 2.0", {"parameters": 2.0}),
     (ValueError, "weight must be 'uniform' or 'normal', or a torch function of x, got 'flat'", {"weight": "flat"}),
     (ValueError, "weight must be finite and not negative, got -10.0 at x=-10", {"weight": lambda x: x}),
     (ValueError, "weight must be above 0 somewhere in the domain, got 0 everywhere", {"weight": torch.zeros_like}),
@@ -271,7 +276,11 @@ def test_an_error_is_of_a_table():
 
 @pytest.mark.parametrize(
     ("levels", "text"),
-    [((1.0,), "levels must be 2 to 256"), ((1.0, math.nan), "finite"), ((1.0, 0.0), "levels must ascend")],
+    [
+        ((1.0,), "levels must be 2 to 256"),
+        ((1.0, math.nan), "finite"),
+        ((1.0, 0.0), "levels must ascend"),
+    ],
 )
 def test_what_no_codebook_is(levels, text):
     with pytest.raises(ValueError, match=text):
@@ -291,3 +300,17 @@ def test_hooks_on_saved_tensors_do_not_reach_a_fit():
 def test_random_rounding_takes_no_parity(parity):
     with pytest.raises(ValueError, match="parity"):
         approximate("tanh", 2, parity=parity, rounding="stochastic")
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "levels"), [("ab", (1.0, 2.0, 3.0)), ((0.0,), [0.0, 1.0]), (("0",), (0.0, 1.0))]
+)
+def test_tables_are_of_numbers(boundaries, levels):
+    with pytest.raises(TypeError, match="must be a tuple of numbers, got"):
+        StepTable(boundaries, levels)
+
+
+def test_a_function_of_arrays_is_refused():
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(TypeError, match="function must be a torch function of a tensor, such as"):
+        approximate(numpy.sin, 3)

@@ -37,11 +37,11 @@ def round_to_levels(
 ) -> Tensor:
     """``function(x)`` with its derivative rounded to ``levels`` at random, keeping ``bits`` bits an element.
 
-    Forward is exact, on the CPU as that of ``stepwise`` is. The derivative is computed there too, and each element keeps one of the two levels around it,
-    chosen so that the expected level is the derivative: backward's gradient is unbiased, where that of ``stepwise`` has
-    less error and is biased. The noise is Philox of (seed, stream, element position) with 16 bits an element, so the
-    expectation is the derivative to within 2**-17 of the distance between the levels. Derivatives beyond the first or
-    last level get that level.
+    Forward is exact, on the CPU as that of ``stepwise`` is. The derivative is computed there too, and each element
+    keeps one of the two levels around it, chosen so that the expected level is the derivative: backward's gradient
+    is unbiased, where that of ``stepwise`` has less error and is biased. The noise is Philox of (seed, stream,
+    element position) with 16 bits an element, so the expectation is the derivative to within 2**-17 of the distance
+    between the levels. Derivatives beyond the first or last level get that level.
 
     ::
 

@@ -22,6 +22,8 @@ class StepTable:
     even: bool = False
 
     def __post_init__(self) -> None:
+        _require_numbers("boundaries", self.boundaries)
+        _require_numbers("levels", self.levels)
         if len(self.levels) != len(self.boundaries) + 1 or len(self.levels) > 256:
             raise ValueError(
                 "levels must be one more than boundaries and at most 256, got "
@@ -51,6 +53,7 @@ class LevelTable:
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        _require_numbers("levels", self.levels)
         if not 2 <= len(self.levels) <= 256:
             raise ValueError(f"levels must be 2 to 256, got {len(self.levels)}")
         if not all(map(math.isfinite, self.levels)):
@@ -62,3 +65,8 @@ class LevelTable:
     def bits(self) -> int:
         """The fewest bits that tell the levels apart."""
         return (len(self.levels) - 1).bit_length()
+
+
+def _require_numbers(name: str, numbers: object) -> None:
+    if not isinstance(numbers, tuple) or not all(isinstance(number, (int, float)) for number in numbers):
+        raise TypeError(f"{name} must be a tuple of numbers, got {numbers!r}")
