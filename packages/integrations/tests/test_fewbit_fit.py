@@ -302,9 +302,7 @@ def test_random_rounding_takes_no_parity(parity):
         approximate("tanh", 2, parity=parity, rounding="stochastic")
 
 
-@pytest.mark.parametrize(
-    ("boundaries", "levels"), [("ab", (1.0, 2.0, 3.0)), ((0.0,), [0.0, 1.0]), (("0",), (0.0, 1.0))]
-)
+@pytest.mark.parametrize(("boundaries", "levels"), [("ab", (1.0, 2.0, 3.0)), ((0.0,), 3.0), (("x",), (0.0, 1.0))])
 def test_tables_are_of_numbers(boundaries, levels):
     with pytest.raises(TypeError, match="must be a tuple of numbers, got"):
         StepTable(boundaries, levels)
@@ -314,3 +312,9 @@ def test_a_function_of_arrays_is_refused():
     numpy = pytest.importorskip("numpy")
     with pytest.raises(TypeError, match="function must be a torch function of a tensor, such as"):
         approximate(numpy.sin, 3)
+
+
+def test_tables_of_lists_are_those_of_tuples():
+    assert StepTable([0], [0, 1]) == StepTable((0.0,), (0.0, 1.0))
+    assert hash(StepTable([0], [0, 1])) == hash(StepTable((0.0,), (0.0, 1.0)))
+    assert hash(LevelTable([0, 1])) == hash(LevelTable((0.0, 1.0)))

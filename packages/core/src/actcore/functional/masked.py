@@ -45,7 +45,8 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
         stream: separates calls with the same seed: equal seeds and streams give equal noise.
 
     Raises:
-        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``p``, ``seed`` or ``stream`` is not a number.
+        TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``p``, ``seed`` or ``stream`` is not a
+            number.
         ValueError: ``p`` is not a probability.
     """
     check_float(x)

@@ -71,7 +71,7 @@ class Slope:
         return slope.detach().masked_fill(value.detach().isnan(), torch.nan)
 
     def require_elementwise(self, x: Tensor) -> None:
-        """Raises unless the values at some points, lopsided and shuffled, and at single ones are those among all points.
+        """Raises unless the values at some points, lopsided and shuffled, and single ones are those among all.
 
         Half of the points would not do: evenly chosen they have the mean of all, and in reverse they look the same to a
         function that reverses.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,8 +23,9 @@ class StepTable:
     even: bool = False
 
     def __post_init__(self) -> None:
-        _require_numbers("boundaries", self.boundaries)
-        _require_numbers("levels", self.levels)
+        # Lists would do until the table is looked up in a cache.
+        object.__setattr__(self, "boundaries", _floats("boundaries", self.boundaries))
+        object.__setattr__(self, "levels", _floats("levels", self.levels))
         if len(self.levels) != len(self.boundaries) + 1 or len(self.levels) > 256:
             raise ValueError(
                 "levels must be one more than boundaries and at most 256, got "
@@ -53,7 +55,7 @@ class LevelTable:
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _require_numbers("levels", self.levels)
+        object.__setattr__(self, "levels", _floats("levels", self.levels))
         if not 2 <= len(self.levels) <= 256:
             raise ValueError(f"levels must be 2 to 256, got {len(self.levels)}")
         if not all(map(math.isfinite, self.levels)):
@@ -67,6 +69,8 @@ class LevelTable:
         return (len(self.levels) - 1).bit_length()
 
 
-def _require_numbers(name: str, numbers: object) -> None:
-    if not isinstance(numbers, tuple) or not all(isinstance(number, (int, float)) for number in numbers):
-        raise TypeError(f"{name} must be a tuple of numbers, got {numbers!r}")
+def _floats(name: str, numbers: Iterable[float]) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, numbers))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a tuple of numbers, got {numbers!r}") from None
