@@ -198,8 +198,8 @@ def test_compiled():
     for x in (normal(130).view(13, 10), normal(96).view(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)):
         torch.compiler.reset()
         mine, compiled = x.clone().requires_grad_(), x.clone().requires_grad_()
-        layer(mine).square().sum().backward()
-        torch.compile(lambda x: layer(x).square().sum(), fullgraph=True, backend="aot_eager")(compiled).backward()
+        (layer(mine) * x).sum().backward()
+        torch.compile(lambda y, x=x: (layer(y) * x).sum(), fullgraph=True, backend="aot_eager")(compiled).backward()
         assert torch.equal(mine.grad, compiled.grad)
 
 

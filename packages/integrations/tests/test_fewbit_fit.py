@@ -196,6 +196,12 @@ def test_a_constant_derivative():
 REFUSED = [
     ("softmax", lambda x: F.softmax(x, 0), "the value of .* depends on the elements beside it"),
     ("cumsum", lambda x: x.cumsum(0), "depends on the elements beside it"),
+    ("mean", lambda x: x - x.mean(), "depends on the elements beside it"),
+    ("greatest", lambda x: x - x.max(), "depends on the elements beside it"),
+    ("reverse", lambda x: x.flip(0), "depends on the elements beside it"),
+    ("any", lambda x: x * (x > 0).any(), "depends on the elements beside it"),
+    ("how many", lambda x: x / x.numel(), "depends on the elements beside it"),
+    ("spread", lambda x: torch.sin(x) / x.std(), "depends on the elements beside it"),
     ("dropout", F.dropout, "changes from call to call"),
     (
         "sum",
@@ -219,6 +225,17 @@ def test_what_is_no_scalar_function_with_a_derivative(function, text):
         approximate(function, 3)
 
 
+def test_a_derivative_is_of_each_element_too():
+    with pytest.raises(ValueError, match="derivative must map each element by itself"):
+        approximate("gelu", 2, derivative=lambda x: x / x.abs().max())
+
+
+@pytest.mark.parametrize("function", [torch.log, lambda x: torch.lgamma(x.float()), lambda x: (x > 5) * torch.exp(x)])
+def test_functions_of_each_element_are_taken(function):
+    """With NaN where the function has no value, float32 inside, or values of very different sizes."""
+    Slope(function).require_elementwise(torch.linspace(-10, 10, 2001, dtype=torch.float64))
+
+
 BAD = [
     (ValueError, "function must be one of relu, ", {"function": "gelo"}),
     (TypeError, "function must be a name of FUNCTIONS or a torch function, got 3", {"function": 3}),
@@ -227,6 +244,11 @@ BAD = [
     (TypeError, "bits must be an int, got 2.5", {"bits": 2.5}),
     (ValueError, "domain must be two finite numbers that ascend, got (1, 1)", {"domain": (1, 1)}),
     (ValueError, "domain must be two finite numbers that ascend, got (0, inf)", {"domain": (0, math.inf)}),
+    (ValueError, "domain must be two finite numbers that ascend, got 3", {"domain": 3}),
+    (ValueError, "domain must be two finite numbers that ascend, got ('a', 'b')", {"domain": ("a", "b")}),
+    (ValueError, "domain must be two finite numbers that ascend, got (1, 2, 3)", {"domain": (1, 2, 3)}),
+    (TypeError, "function must be a torch function of a tensor, such as torch.sin, but sin ", {"function": math.sin}),
+    (TypeError, "parameters must be a sequence of numbers, such as (2.0,), got 2.0", {"parameters": 2.0}),
     (ValueError, "weight must be 'uniform' or 'normal', or a torch function of x, got 'flat'", {"weight": "flat"}),
     (ValueError, "weight must be finite and not negative, got -10.0 at x=-10", {"weight": lambda x: x}),
     (ValueError, "weight must be above 0 somewhere in the domain, got 0 everywhere", {"weight": torch.zeros_like}),
@@ -254,7 +276,11 @@ def test_an_error_is_of_a_table():
 
 @pytest.mark.parametrize(
     ("levels", "text"),
-    [((1.0,), "levels must be 2 to 256"), ((1.0, math.nan), "finite"), ((1.0, 0.0), "levels must ascend")],
+    [
+        ((1.0,), "levels must be 2 to 256"),
+        ((1.0, math.nan), "finite"),
+        ((1.0, 0.0), "levels must ascend"),
+    ],
 )
 def test_what_no_codebook_is(levels, text):
     with pytest.raises(ValueError, match=text):
@@ -274,6 +300,18 @@ def test_hooks_on_saved_tensors_do_not_reach_a_fit():
 def test_random_rounding_takes_no_parity(parity):
     with pytest.raises(ValueError, match="parity"):
         approximate("tanh", 2, parity=parity, rounding="stochastic")
+
+
+@pytest.mark.parametrize(("boundaries", "levels"), [("ab", (1.0, 2.0, 3.0)), ((0.0,), 3.0), (("x",), (0.0, 1.0))])
+def test_tables_are_of_numbers(boundaries, levels):
+    with pytest.raises(TypeError, match="must be a tuple of numbers, got"):
+        StepTable(boundaries, levels)
+
+
+def test_a_function_of_arrays_is_refused():
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(TypeError, match="function must be a torch function of a tensor, such as"):
+        approximate(numpy.sin, 3)
 
 
 def test_tables_of_lists_are_those_of_tuples():

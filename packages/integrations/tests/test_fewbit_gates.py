@@ -56,6 +56,14 @@ def test_one_tensor_is_split_in_half(name):
     assert torch.equal(mine[0], torchs[0]) or name == "glu"
 
 
+@pytest.mark.parametrize("options", [{}, {"bits": 8}])
+def test_glu_takes_torchs_arguments(options):
+    x = normal(6, 10, 3)
+    for dim in (1, -2, 0):
+        assert torch.equal(functional.glu(x, dim, **options), F.glu(x, dim))
+    assert torch.equal(functional.glu(x, dim=1, **options), F.glu(x, dim=1))
+
+
 def test_the_gate_may_be_the_second():
     a, b = normal(5), normal(5, seed=1)
     assert torch.equal(functional.swiglu(a, b, gate_first=False), a * F.silu(b))

@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -201,6 +202,8 @@ class TestActivation:
             (lambda: fewbit.Activation("sin"), TypeError, "function must be a torch function such as torch.sin"),
             (lambda: fewbit.Activation(torch.sin, bits=9), ValueError, "bits must be from 1 to 8"),
             (lambda: fewbit.Activation(lambda x: x.softmax(-1)), ValueError, "must map each element by itself"),
+            (lambda: fewbit.Activation(lambda x: x - x.mean()), ValueError, "must map each element by itself"),
+            (lambda: fewbit.GELU(weight="foo"), ValueError, "weight must be 'uniform' or 'normal', got 'foo'"),
             (lambda: fewbit.Activation(lambda x: x.sum()), ValueError, "must map a tensor to one of its shape"),
             (lambda: fewbit.Activation(torch.log), ValueError, "must be finite on the domain"),
             (
@@ -282,3 +285,26 @@ class TestStepwise:
             tensor.dtype == torch.uint8 or tensor.numel() <= 4
             for tensor in saved_by(fewbit.Stepwise((0.0,), (0.0, 1.0)), normal(100))
         )
+
+
+def test_what_is_not_the_default_is_shown():
+    assert repr(fewbit.SiLU(weight="normal")) == "SiLU(bits=3, weight='normal')"
+    assert repr(fewbit.SiLU(table=fewbit.StepTable((0.0,), (0.0, 1.0)))) == "SiLU(bits=1, table=StepTable)"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("layer", [fewbit.GELU(), nn.Sequential(fewbit.ReLU())])
+def test_scripting_is_refused(layer):
+    with pytest.raises(RuntimeError, match="does not know the operators of fewbit"):
+        torch.jit.script(layer)
+
+
+def test_compiling_steps_warns_of_nothing():
+    torch.compiler.reset()
+    x = torch.tensor([-1.0, 2.0], requires_grad=True)
+    layer = fewbit.Stepwise((0.5,), (0.0, 3.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(output, layer(x))

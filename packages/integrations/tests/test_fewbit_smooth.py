@@ -160,7 +160,11 @@ class TestSteps:
             ({"rounding": "up"}, ValueError, "rounding must be 'nearest' or 'stochastic', got 'up'"),
             ({"weight": "mine"}, ValueError, "weight must be"),
             ({"approximate": "erf"}, ValueError, "approximate must be 'none' or 'tanh', got 'erf'"),
-            ({"bitz": 3}, TypeError, "bitz"),
+            ({"weight": torch.exp}, ValueError, "weight must be 'uniform' or 'normal', got"),
+            ({"bitz": 3}, TypeError, "unknown keyword 'bitz'; beside torch's arguments there are bits, borders, "),
+            ({"stream": "a"}, TypeError, "stream must be an int, got 'a'"),
+            ({"stream": None}, TypeError, "stream must be an int, got None"),
+            ({"seed": 1.0}, TypeError, "seed must be an int or None, got 1.0"),
         ],
     )
     def test_bad_options(self, options, error, message):

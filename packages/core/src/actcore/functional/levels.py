@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,9 +17,10 @@ from actcore.functional.arguments import (
     int64,
     restored,
 )
+from actcore.functional.layouts import AsLaidOut, lies_apart
 from actcore.functional.stepwise import check_function, check_guard, refusal_in, table_for
 from actcore.fused import RoundToLevels
-from actcore.fused.callables import value_of
+from actcore.fused.callables import value_and_derivative, value_of
 from actcore.pointwise import PointwiseFunction, pointwise_function
 
 
@@ -35,11 +37,11 @@ def round_to_levels(
 ) -> Tensor:
     """``function(x)`` with its derivative rounded to ``levels`` at random, keeping ``bits`` bits an element.
 
-    Forward is exact. The derivative is computed there too, and each element keeps one of the two levels around it,
-    chosen so that the expected level is the derivative: backward's gradient is unbiased, where that of ``stepwise`` has
-    less error and is biased. The noise is Philox of (seed, stream, element position) with 16 bits an element, so the
-    expectation is the derivative to within 2**-17 of the distance between the levels. Derivatives beyond the first or
-    last level get that level.
+    Forward is exact, on the CPU as that of ``stepwise`` is. The derivative is computed there too, and each element
+    keeps one of the two levels around it, chosen so that the expected level is the derivative: backward's gradient
+    is unbiased, where that of ``stepwise`` has less error and is biased. The noise is Philox of (seed, stream,
+    element position) with 16 bits an element, so the expectation is the derivative to within 2**-17 of the distance
+    between the levels. Derivatives beyond the first or last level get that level.
 
     ::
 
@@ -89,6 +91,10 @@ def round_to_levels(
     if not 1 <= bits <= 8 or table.numel() > 2**bits:
         raise ValueError(f"levels must be at most 2**bits with bits from 1 to 8, got {table.numel()} and bits={bits}")
     ordered, order = in_memory_order(x)
+    if lies_apart(x):
+        # Autograd's derivative is by the elements in memory order, which the function of x as it lies knows nothing of.
+        derivative = derivative or partial(_slope, function)
+        function = AsLaidOut(function, x.detach(), order)
     if not torch.is_grad_enabled():
         return restored(value_of(function, ordered, parameters), order)
     draw = draw_for(x, seed)
@@ -101,3 +107,7 @@ def round_to_levels(
             raise ValueError(rule) from None
         raise
     return restored(output, order)
+
+
+def _slope(function: PointwiseFunction, x: Tensor, *parameters: float) -> Tensor:
+    return value_and_derivative(function, x, parameters, None)[1]

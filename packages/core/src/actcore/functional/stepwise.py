@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from actcore.functional.arguments import check_float, in_memory_order, restored
+from actcore.functional.layouts import AsLaidOut, lies_apart
 from actcore.fused import Stepwise
 from actcore.fused.guards import GUARDS
-from actcore.pointwise import PointwiseFunction
+from actcore.pointwise import PIECEWISE_LINEAR, PointwiseFunction, pointwise_function
 
 
 def stepwise(
@@ -27,9 +28,11 @@ def stepwise(
     """``function(x)`` with a step function for a derivative, keeping ``bits`` bits an element.
 
     Forward is exact. Backward multiplies the gradient by ``levels[i]``, where ``i`` is the number of boundaries that
-    are not above ``x``; for NaN that is all of them. On the CPU the values are those that torch computes on one thread,
-    bit for bit, but for the last few elements of elu, celu, selu and softplus, where torch computes by other
-    instructions. The method is that of Novikov et al., "Few-bit backward" (ICML 2023).
+    are not above ``x``; for NaN that is all of them. On the CPU the values are those that torch computes on one thread
+    for ``x`` as it lies in memory, bit for bit, but for the last few elements of elu, celu and selu, where torch
+    computes by other instructions, and for the sign of softshrink's zeros where ``x`` is not contiguous. Compiled and
+    inside of ``torch.func`` they are those of a contiguous copy, which differ in the last digits. The method is that of
+    Novikov et al., "Few-bit backward" (ICML 2023).
 
     ::
 
@@ -87,6 +90,10 @@ def stepwise(
     if function == "softplus" and len(parameters) not in (0, 2):
         raise ValueError(f"parameters of softplus must be 2 numbers, or none for its defaults, got {len(parameters)}")
     ordered, order = in_memory_order(x)
+    # A piecewise linear function's values are the same in any layout, or zeros of the other sign.
+    if lies_apart(x) and function not in PIECEWISE_LINEAR:
+        at = pointwise_function(function, parameters)[0] if isinstance(function, str) else function
+        function = AsLaidOut(at, x.detach(), order)
     try:
         output: Tensor = Stepwise.apply(ordered, function, list(parameters), low, step, bits, bool(even), guard)[0]
     except RuntimeError as error:

@@ -22,12 +22,17 @@ def value_of(
         ValueError: it has another shape or device than ``x``, or ``x`` was changed in place.
     """
     given = x.detach()
+    return _own(called(function, given, parameters, name), given)
+
+
+def called(function: PointwiseFunction, given: Tensor, parameters: Sequence[float], name: str = "function") -> Tensor:
+    """``function(given, *parameters)``, which may be ``given`` itself. Raises what ``value_of`` does."""
     version = _version(given)
     value = function(given, *parameters)
     if _version(given) != version:
         raise ValueError(f"{name} must not change x in place; give the form of it that returns a new tensor")
-    _require_alike(name, value, x)
-    return _own(value, given)
+    _require_alike(name, value, given)
+    return value
 
 
 def value_and_derivative(

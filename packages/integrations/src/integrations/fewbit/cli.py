@@ -107,6 +107,8 @@ def _fit(options: argparse.Namespace) -> None:
     function, name = _function(options.function)
     if options.output:
         files.require_type(options.output)
+    for path in filter(None, (options.output, options.plot)):
+        files.require_folder(path)
     start = perf_counter()
     low, high = options.domain
     found = approximate(
@@ -129,6 +131,9 @@ def _fit(options: argparse.Namespace) -> None:
 
 def _quantize(options: argparse.Namespace) -> None:
     function, name = _function(options.function)
+    if options.output:
+        files.require_type(options.output)
+        files.require_folder(options.output)
     found = approximate(function, options.bits, parity="none")
     if not options.output:
         print(_listed(found))
@@ -139,6 +144,7 @@ def _quantize(options: argparse.Namespace) -> None:
 
 def _draw(options: argparse.Namespace) -> None:
     bits = checked_bits(options.bits)
+    files.require_folder(options.path)
     plot.plot_functions({name: table(name, bits) for name in shipped.SMOOTH}, options.path)
 
 

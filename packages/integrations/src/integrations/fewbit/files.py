@@ -63,3 +63,9 @@ def require_type(path: Path) -> None:
     """Raises ``ValueError`` if a file's name ends in none of ``TYPES``."""
     if path.suffix not in TYPES:
         raise ValueError(f"a table's file must end in .npz or .json, got {path}")
+
+
+def require_folder(path: Path) -> None:
+    """Raises ``FileNotFoundError`` if there is no folder to write a file into."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}; make it first")

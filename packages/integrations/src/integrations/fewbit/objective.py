@@ -95,7 +95,10 @@ class Objective:
 
 
 def _checked_domain(domain: Sequence[float]) -> tuple[float, float]:
-    low, high = map(float, domain)
+    try:
+        low, high = map(float, domain)
+    except (TypeError, ValueError):
+        raise ValueError(f"domain must be two finite numbers that ascend, got {domain!r}") from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"domain must be two finite numbers that ascend, got {tuple(domain)}")
     return low, high

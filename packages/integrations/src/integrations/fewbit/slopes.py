@@ -18,6 +18,9 @@ ScalarFunction = str | Callable[[Tensor], Tensor]
 # inside a user's function makes it 2**-24 of the largest value.
 _ROUNDING = 1e-5
 
+# Points that a function is also evaluated at one by one.
+_ALONE = 16
+
 
 class Slope:
     """``slope(x)`` is the derivative at ``x``: ``Float64["n"] -> Float64["n"]``, on the CPU, without history."""
@@ -34,13 +37,14 @@ class Slope:
             raise TypeError(f"function must be a name of FUNCTIONS or a torch function, got {function!r}")
         if derivative is not None and not callable(derivative):
             raise TypeError(f"derivative must be a torch function, got {derivative!r}")
+        parameters = numbers_of(parameters)
         if self.known and parameters and len(parameters) != len(self.known.defaults):
             raise ValueError(
                 f"parameters of {self.name} must be {len(self.known.defaults)} numbers "
                 f"({', '.join(self.known.defaults) or 'it has none'}), got {len(parameters)}"
             )
         self._call: Callable[..., Tensor] = self.known.call if self.known else function  # type: ignore[assignment]
-        self._parameters = tuple(parameters)
+        self._parameters = parameters
         self._derivative = derivative
 
     @property
@@ -51,12 +55,12 @@ class Slope:
     def __call__(self, x: Tensor) -> Tensor:
         if self._derivative is not None:
             with torch.no_grad():
-                return self._shaped("derivative", self._derivative(x), x)
+                return self._evaluated("derivative", self._derivative, x)
         # The caller's hooks on saved tensors may give back other numbers; those of here come before them.
         with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
             at = x.clone().requires_grad_()
             # A copy, which the function may change in place.
-            value = self._shaped("function", self._call(at.clone(), *self._parameters), x)
+            value = self._evaluated("function", self._call, at.clone())
             if not value.requires_grad:
                 raise ValueError(
                     f"function must have a derivative that torch knows, but {self.name} returns a tensor without "
@@ -67,19 +71,33 @@ class Slope:
         return slope.detach().masked_fill(value.detach().isnan(), torch.nan)
 
     def require_elementwise(self, x: Tensor) -> None:
-        """Raises unless the values at half of the points, in reverse, are those among all points."""
-        if self.known:
-            return
-        half = slice(1, None, 2)
+        """Raises unless the values at some points, lopsided and shuffled, and single ones are those among all.
+
+        Half of the points would not do: evenly chosen they have the mean of all, and in reverse they look the same to a
+        function that reverses.
+        """
+        if not self.known:
+            self._require_elementwise("function", self._call, x)
+        if self._derivative is not None:
+            self._require_elementwise("derivative", self._derivative, x)
+
+    def _require_elementwise(self, what: str, call: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        count = len(x)
+        shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(count), device="cpu")
+        some = shuffled[(shuffled >= count // 8) & (shuffled < count - count // 4)]
+        alone = torch.linspace(0, count - 1, _ALONE, device="cpu").long().unsqueeze(1)
         with torch.no_grad():
-            among_all = self._shaped("function", self._call(x.clone()), x).flip(0)[half]
-            fewer = x.flip(0)[half].clone()
-            among_half = self._shaped("function", self._call(fewer.clone()), fewer)
-        apart = (among_all - among_half).abs().nan_to_num(0.0)
-        if bool((apart > _ROUNDING * among_all[among_all.isfinite()].abs().sum() / max(1, len(fewer))).any()):
+            among_all = self._evaluated(what, call, x.clone())
+            values = [self._evaluated(what, call, x[at]) for at in (some, *alone)]
+        chosen = torch.cat([some, alone.flatten()])
+        expected, found = among_all[chosen], torch.cat(values)
+        same = (expected == found) | (expected.isnan() & found.isnan())
+        apart = (expected - found).abs().nan_to_num(torch.inf).masked_fill(same, 0.0)
+        finite = among_all[among_all.isfinite()]
+        if bool((apart > _ROUNDING * finite.abs().sum() / max(1, len(finite))).any()):
             raise ValueError(
-                f"function must map each element by itself, the same way each time, but the value of {self.name} at "
-                f"{fewer[apart.argmax()]:.6g} depends on the elements beside it or changes from call to call; "
+                f"{what} must map each element by itself, the same way each time, but the value of {self.name} at "
+                f"{x[chosen[apart.argmax()]]:.6g} depends on the elements beside it or changes from call to call; "
                 "functions of a whole row, such as softmax, and random ones, such as dropout, have no derivative to fit"
             )
 
@@ -104,7 +122,16 @@ class Slope:
                 f"{x[at]:.6g} and {left[at]:.6g} at {-x[at]:.6g}; leave parity out"
             )
 
-    def _shaped(self, what: str, value: object, x: Tensor) -> Tensor:
+    def _evaluated(self, what: str, call: Callable[..., Tensor], x: Tensor) -> Tensor:
+        try:
+            value: object = call(x, *self._parameters) if what == "function" else call(x)
+        except (TypeError, ValueError, RuntimeError) as error:
+            if self.known:
+                raise
+            raise TypeError(
+                f"{what} must be a torch function of a tensor, such as torch.sin, but {self.name} fails on a float64 "
+                f"tensor of shape {tuple(x.shape)}: {error}"
+            ) from error
         if not isinstance(value, Tensor) or value.shape != x.shape:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
@@ -114,6 +141,14 @@ class Slope:
         if not value.dtype.is_floating_point:
             raise ValueError(f"{what} must return floating-point numbers, but {self.name} returns {value.dtype}")
         return value.double()
+
+
+def numbers_of(parameters: Sequence[float]) -> tuple[float, ...]:
+    """Parameters as floats; ``TypeError`` where they are none, such as a number without its parentheses."""
+    try:
+        return tuple(map(float, parameters))
+    except (TypeError, ValueError):
+        raise TypeError(f"parameters must be a sequence of numbers, such as (2.0,), got {parameters!r}") from None
 
 
 def _itself(saved: Tensor) -> Tensor:

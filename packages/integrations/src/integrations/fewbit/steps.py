@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,8 +24,8 @@ class StepTable:
 
     def __post_init__(self) -> None:
         # Lists would do until the table is looked up in a cache.
-        object.__setattr__(self, "boundaries", tuple(map(float, self.boundaries)))
-        object.__setattr__(self, "levels", tuple(map(float, self.levels)))
+        object.__setattr__(self, "boundaries", _floats("boundaries", self.boundaries))
+        object.__setattr__(self, "levels", _floats("levels", self.levels))
         if len(self.levels) != len(self.boundaries) + 1 or len(self.levels) > 256:
             raise ValueError(
                 "levels must be one more than boundaries and at most 256, got "
@@ -54,7 +55,7 @@ class LevelTable:
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", tuple(map(float, self.levels)))
+        object.__setattr__(self, "levels", _floats("levels", self.levels))
         if not 2 <= len(self.levels) <= 256:
             raise ValueError(f"levels must be 2 to 256, got {len(self.levels)}")
         if not all(map(math.isfinite, self.levels)):
@@ -66,3 +67,10 @@ class LevelTable:
     def bits(self) -> int:
         """The fewest bits that tell the levels apart."""
         return (len(self.levels) - 1).bit_length()
+
+
+def _floats(name: str, numbers: Iterable[float]) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, numbers))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a tuple of numbers, got {numbers!r}") from None

@@ -12,6 +12,7 @@ from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.fit import DOMAIN, Parity, approximate, checked_bits
 from integrations.fewbit.objective import WEIGHTS
 from integrations.fewbit.shipped import SMOOTH, shipped_levels, shipped_table
+from integrations.fewbit.slopes import numbers_of
 from integrations.fewbit.steps import LevelTable, StepTable
 
 
@@ -115,7 +116,7 @@ def _checked(function: str, bits: int, parameters: Sequence[float], weight: str)
         raise ValueError(
             f"weight must be {' or '.join(map(repr, WEIGHTS))}, got {weight!r}; approximate() takes functions, too"
         )
-    given = tuple(map(float, parameters))
+    given = numbers_of(parameters)
     defaults = FUNCTIONS[function].defaults
     if given and len(given) != len(defaults):
         raise ValueError(

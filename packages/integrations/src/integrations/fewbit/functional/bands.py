@@ -23,9 +23,10 @@ _SIXTH = float.fromhex("0x1.555556p-3")
 def band(input: Tensor, function: str, parameters: tuple[float, ...] = ()) -> Tensor:
     """A function of the catalogue whose derivative is a constant in some places and 0 in the others.
 
-    Values and gradients are torch's bit for bit, infinite inputs and gradients included. Where ``input`` is NaN the
-    gradient is what torch's vectors compute, or for threshold and the shrinking functions, what it computes for single
-    elements; these differ in torch itself.
+    Values and gradients are torch's bit for bit, infinite inputs and gradients included, but for the sign of
+    softshrink's zeros where ``input`` is not contiguous, which torch itself makes depend on the layout. Where ``input``
+    is NaN the gradient is what torch's vectors compute, 0 for hardtanh and relu6, or for threshold and the shrinking
+    functions, what it computes for single elements; these differ in torch itself.
     """
     low, high = _ends(function, parameters, input.dtype, input.device.type)
     ordered, order = actcore.in_memory_order(input)

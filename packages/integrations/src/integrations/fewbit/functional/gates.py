@@ -25,10 +25,14 @@ _FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
 }
 
 
-def glu(input: Tensor, other: Tensor | None = None, dim: int = -1, *, bits: int | None = None) -> Tensor:
+def glu(input: Tensor, other: Tensor | int | None = None, dim: int = -1, *, bits: int | None = None) -> Tensor:
     """``torch.nn.functional.glu``: ``value * sigmoid(gate)``, the halves of ``input`` along ``dim`` in this order, or
     ``input`` and ``other``. See ``swiglu`` for ``bits``; without them this is torch's own, which keeps the input alone.
+    A number in the second place is ``dim``, which torch has there.
     """
+    if isinstance(other, int):
+        dim = other
+        other = None
     if other is None and bits is None:
         return F.glu(input, dim)
     return _gated("sigmoid", input, other, dim, bits, gate_first=False)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
+from integrations.fewbit.objective import WEIGHTS
 from integrations.fewbit.steps import StepTable
 
 DEFAULT_BITS = 3
@@ -52,6 +53,16 @@ class Steps:
     even: bool = False
 
 
+def check_keywords(options: Options) -> None:
+    """Raises ``TypeError`` for a keyword that ``Options`` does not have, or what ``check_options`` does."""
+    for name in options:
+        if name not in Options.__annotations__:
+            raise TypeError(
+                f"unknown keyword {name!r}; beside torch's arguments there are {', '.join(Options.__annotations__)}"
+            )
+    check_options(**options)
+
+
 def check_options(
     bits: int | None = None,
     borders: Any = None,
@@ -67,6 +78,14 @@ def check_options(
         raise TypeError(f"bits must be an int from 1 to 8, or None for {DEFAULT_BITS}, got {bits!r}")
     if bits is not None and not 1 <= bits <= 8:
         raise ValueError(f"bits must be from 1 to 8, or None for {DEFAULT_BITS}, got {bits}")
+    if not isinstance(weight, str) or weight not in WEIGHTS:
+        raise ValueError(
+            f"weight must be {' or '.join(map(repr, WEIGHTS))}, got {weight!r}; for another one give "
+            "table=fewbit.approximate(..., weight=...)"
+        )
+    for name, number in (("seed", seed), ("stream", stream)):
+        if not isinstance(number, int) and (name == "stream" or number is not None):
+            raise TypeError(f"{name} must be an int{' or None' * (name == 'seed')}, got {number!r}")
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"rounding must be 'nearest' or 'stochastic', got {rounding!r}")
     if (borders is None) != (values is None):

@@ -15,7 +15,7 @@ from integrations.fewbit.functional.options import (
     DEFAULT_BITS,
     Options,
     Steps,
-    check_options,
+    check_keywords,
     constant,
     steps_of,
     user_steps,
@@ -37,7 +37,7 @@ def rounded(name: str, input: Tensor, parameters: tuple[float, ...], options: Op
         options: see ``Options``.
         inplace: whether the output takes the memory of ``input``; torch's function of that name takes it, too.
     """
-    check_options(**options)
+    check_keywords(options)
     if not keeps_few_bits(input):
         if inplace:
             output: Tensor = getattr(F, name)(input, *parameters, inplace=True)

@@ -38,7 +38,9 @@ def hardswish(input: Tensor, inplace: bool = False, **options: Unpack[Options]) 
 
 def logsigmoid(input: Tensor, **options: Unpack[Options]) -> Tensor:
     """``torch.nn.functional.logsigmoid``, keeping few bits."""
-    return rounded("logsigmoid", input, (), options)
+    output = rounded("logsigmoid", input, (), options)
+    # As torch does, which on other devices keeps the order of the input.
+    return output.contiguous() if output.device.type == "cpu" else output
 
 
 def mish(input: Tensor, inplace: bool = False, **options: Unpack[Options]) -> Tensor:

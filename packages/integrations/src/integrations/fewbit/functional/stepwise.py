@@ -79,14 +79,20 @@ class _Integral:
         return (value * x.sign() if self.table.even else value).to(x.dtype)
 
 
-@lru_cache(maxsize=256)
 def _offsets(table: StepTable) -> tuple[float, ...]:
-    """What the integral is at 0 on the line of each interval."""
+    """What the integral is at 0 on the line of each interval. ``torch.compile`` warns of caches that it looks into."""
+    return _computed(table) if torch.compiler.is_compiling() else _kept(table)
+
+
+def _computed(table: StepTable) -> tuple[float, ...]:
     offsets = [0.0]
     for border, (left, right) in zip(table.boundaries, pairwise(table.levels), strict=True):
         offsets.append(offsets[-1] + (left - right) * border)
     at_zero = offsets[sum(border <= 0 for border in table.boundaries)]
     return tuple(offset - at_zero for offset in offsets)
+
+
+_kept = lru_cache(maxsize=256)(_computed)
 
 
 def _floats(numbers: Numbers) -> tuple[float, ...]:

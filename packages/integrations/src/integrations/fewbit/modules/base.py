@@ -30,6 +30,13 @@ class FewBitActivation(nn.Module):
         keywords = [parameter for parameter in own if parameter.kind is parameter.KEYWORD_ONLY]
         cls.__signature__ = inspect.Signature([*theirs, *keywords])  # type: ignore[attr-defined]
 
+    def __prepare_scriptable__(self) -> None:
+        """What ``torch.jit.script`` asks for first."""
+        raise RuntimeError(
+            f"torch.jit.script does not know the operators of fewbit.{type(self).__name__}; use torch.compile, or "
+            "torch's own layer"
+        )
+
 
 class Smooth(FewBitActivation):
     """A layer whose derivative is made of steps.
@@ -60,6 +67,10 @@ class Smooth(FewBitActivation):
         own = [f"bits={self.bits}"]
         if self.rounding != "nearest":
             own.append(f"rounding={self.rounding!r}")
+        if self.table is not None:
+            own.append("table=StepTable")
+        elif self.weight != "uniform":
+            own.append(f"weight={self.weight!r}")
         return ", ".join(filter(None, [super().extra_repr(), *own]))
 
     def _options(self) -> Options:
