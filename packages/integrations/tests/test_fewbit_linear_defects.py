@@ -115,7 +115,7 @@ def test_variance_had_the_wrong_sign():
     assert estimate_variance_rmm(x, y, 4, "rademacher") == 0
 
 
-def test_estimator_lost_the_sketchs_variance():
+def test_estimator_lost_the_variance_of_the_sketch():
     layer = RandomizedLinear(5, 4, proj_dim=8)
     model, x = VarianceEstimator(layer), normal(32, 5)
     model(x).backward(normal(32, 4))

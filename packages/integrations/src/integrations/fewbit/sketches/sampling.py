@@ -13,7 +13,7 @@ def sample_tokens(matrix: Tensor, key: Tensor, rows: int) -> tuple[Tensor, Tenso
 
     Of all probabilities that do not know the other factor, these give its product with ``matrix`` the least variance
     where the other's norms are independent of these (after Drineas, Kannan and Mahoney, "Fast Monte Carlo algorithms
-    for matrices I", SIAM J. Comput. 36, 2006).
+    for matrices I", SIAM Journal on Computing 36, 2006).
 
     Args:
         matrix: ``Float["tokens d"]``.
