@@ -32,6 +32,7 @@ class Traits:
     """Of an operator.
 
     Attributes:
+        name: with its library and overload.
         view: it makes nothing: its results share memory with its arguments.
         writes: positions and names of the arguments that it changes.
         statistics: positions of the running statistics that it may update, and of the flag; empty for most.
@@ -39,6 +40,7 @@ class Traits:
         known: it has no effects but those.
     """
 
+    name: str
     view: bool
     writes: tuple[tuple[int, str], ...]
     statistics: tuple[int, ...]
@@ -76,6 +78,7 @@ def traits_of(function: OpOverload) -> Traits:
     )
     returns = schema.returns
     return Traits(
+        name=str(function),
         view=bool(returns) and not writes and all(part.alias_info is not None for part in returns),
         writes=writes,
         statistics=statistics,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actcore import Kept
 from integrations.checkpoint.costs import seconds_of
 from integrations.checkpoint.graph import Op, Step, Value
-from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, tensors_of
+from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, overwritten, shapes_of, tensors_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.paths import Paths
 
@@ -141,7 +140,7 @@ class Recorder(TorchDispatchMode):
         first = len(self.values)
         self._ops.append(
             _Op(
-                name=str(func),
+                name=traits.name,
                 module=self._paths.current,
                 reads=reads,
                 makes=tuple(range(first, first + len(makes))),
@@ -278,17 +277,3 @@ class Saved:
 
     def __del__(self) -> None:
         self.recorder.released(self.value)
-
-
-def shapes_of(results: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Shapes of an operator's results; but for bytes, which are a kernel's own notes, of a size that depends on it."""
-    return tuple(tuple(tensor.shape) for tensor in tensors_of(results) if tensor.dtype is not torch.uint8)
-
-
-def overwritten(geometry: Geometry) -> str:
-    """The message for a saved tensor whose memory has other contents by now; torch's own."""
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{geometry.dtype} {list(geometry.size)}], as torch says without checkpointing, too; use an out-of-place "
-        "operation, or change the tensor after backward."
-    )
