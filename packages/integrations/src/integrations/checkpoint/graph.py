@@ -62,7 +62,12 @@ class Op:
 
 @dataclass(frozen=True)
 class Step:
-    """A node of backward: the saved values that it reads, and its time."""
+    """A node of backward, or the part of it in which it only reads what was saved.
+
+    Attributes:
+        reads: saved values that it reads; what has to be made again for it is made first.
+        seconds: its time, by the model of ``costs.py``.
+    """
 
     reads: tuple[int, ...]
     seconds: float

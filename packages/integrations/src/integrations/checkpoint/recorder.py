@@ -72,6 +72,7 @@ class Recorder(TorchDispatchMode):
         self._backward = False
         self._paused = False
         self._node: object = self  # of no step
+        self._reading = self._working = False  # whether it has read, and made nothing so far; whether it has made something
         self._live = 0
 
     @property
@@ -216,6 +217,7 @@ class Recorder(TorchDispatchMode):
         if self._backward:
             self._turn()
             self.steps[-1][0].append(saved.value)
+            self._reading = not self._working
         if isinstance(saved.content, Kept):
             return saved.content.unpack()
         if self.values[saved.value].reused:
@@ -238,6 +240,11 @@ class Recorder(TorchDispatchMode):
 
     def _run_backward(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._turn()
+        if self._reading:
+            # What a node reads is made again before the node makes anything: an event of its own.
+            self._reading = False
+            self.steps.append((list(self.steps[-1][0]), 0.0))
+            self.other.append(self._live)
         out = func(*args, **kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         for _, tensor in self._memory.new(results, args, kwargs):
@@ -247,6 +254,7 @@ class Recorder(TorchDispatchMode):
             self._memory.add(tensor, _PASSING)
             self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
         self.other[-1] = max(self.other[-1], self._live)
+        self._working = True
         reads, seconds = self.steps[-1]
         self.steps[-1] = reads, seconds + seconds_of(func, args, kwargs, results)
         return out
@@ -260,7 +268,7 @@ class Recorder(TorchDispatchMode):
         # By name and number: the node itself would be kept alive, and what it holds.
         name = None if node is None else (node.name(), node._sequence_nr())
         if name != self._node or not self.steps:
-            self._node = name
+            self._node, self._reading, self._working = name, False, False
             self.steps.append(([], 0.0))
             self.other.append(self._live)
 

@@ -33,7 +33,7 @@ class Schedule:
 
     Attributes:
         ops: in order.
-        recomputed: the values that are made again instead of being kept.
+        recomputed: the values that are made again instead of being kept, for themselves or for others.
     """
 
     ops: tuple[Planned, ...]
@@ -43,7 +43,7 @@ class Schedule:
     def of(cls, graph: Graph, kept: Collection[int]) -> Schedule:
         """The schedule by which these values are kept, and the others if they have to be.
 
-        Kept is what cannot be made again. A value whose memory an operator takes over cannot be kept: it is made again
+        Kept is what cannot be made again; what backward needs neither by itself nor for what it needs is left alone. A value whose memory an operator takes over cannot be kept: it is made again
         if an operator that reads it is repeated.
 
         Args:
@@ -58,20 +58,20 @@ class Schedule:
             unknown = min(kept - set(range(len(graph.values))))
             raise ValueError(f"kept must name values of the graph, 0 to {len(graph.values) - 1}, got {unknown}")
         taken_over = {value.reuses for value in graph.values if value.reuses >= 0}
-        recomputed = {
+        free = {
             number
             for number, value in enumerate(graph.values)
-            if number not in kept and number not in taken_over and graph.ops[value.producer].repeatable
+            if number in taken_over or (number not in kept and graph.ops[value.producer].repeatable)
         }
+        recomputed = {value for value in free - taken_over if graph.values[value].saved >= 0}
         segments = _Sets(len(graph.ops))
         for number in range(len(graph.ops) - 1, -1, -1):
             op = graph.ops[number]
             if recomputed.isdisjoint(op.makes):
                 continue
-            recomputed.update(taken_over.intersection(op.reads))
-            for value in op.reads:
-                if value in recomputed:
-                    segments.join(number, graph.values[value].producer)
+            for value in free.intersection(op.reads):
+                recomputed.add(value)
+                segments.join(number, graph.values[value].producer)
         ops = tuple(
             Planned(op.name, op.module, op.shapes, op.makes, -1 if recomputed.isdisjoint(op.makes) else segments.first(number))
             for number, op in enumerate(graph.ops)
