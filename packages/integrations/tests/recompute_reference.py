@@ -45,12 +45,20 @@ def simulated_peak(graph, kept):
                             last.setdefault(value, number)
                         else:
                             ends[value] = max(ends.get(value, 0), event)
-            live = {}
+            # What is kept for the repetition alone goes when it has been read there for the last time.
+            leaves = {}
+            for number in chosen:
+                for value in graph.ops[number].reads:
+                    entry = graph.values[value]
+                    if value not in schedule.recomputed and max(entry.until, entry.saved) < event:
+                        leaves.setdefault(value, number)
+            gone, live = 0, {}
             for number in reversed(chosen):
                 for value in graph.ops[number].makes:
                     live[value] = graph.values[value].nbytes
                     live.pop(graph.values[value].reuses, None)
-                inner[event] = max(inner[event], sum(live.values()))
+                inner[event] = max(inner[event], sum(live.values()) - gone)
+                gone += sum(graph.values[value].nbytes for value, after in leaves.items() if after == number)
                 live = {value: nbytes for value, nbytes in live.items() if last.get(value, -1) > number}
             for value, nbytes in live.items():
                 made[event].append((value, nbytes, graph.values[value].saved))
@@ -128,7 +136,7 @@ def outcome(forward, model, args, kwargs, steps=1, seed=7):
         outputs.append(forward(*args, **kwargs))
         loss = sum(tensor.square().sum() for tensor in tree_leaves(outputs[-1]))
         loss.backward()
-    gradients = [parameter.grad for parameter in model.parameters()]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return [*tree_leaves(outputs), *gradients, *model.buffers(), torch.get_rng_state()]
 
 

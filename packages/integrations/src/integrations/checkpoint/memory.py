@@ -108,15 +108,6 @@ class Geometry(NamedTuple):
         return torch._neg_view(tensor) if self.negative else tensor
 
 
-def overwritten(geometry: Geometry) -> str:
-    """The message for a saved tensor whose memory has other contents by now; torch's own."""
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{geometry.dtype} {list(geometry.size)}], as torch says without checkpointing, too; use an out-of-place "
-        "operation, or change the tensor after backward."
-    )
-
-
 def shapes_of(results: Any) -> tuple[tuple[int, ...], ...]:
     """Shapes of an operator's results; but for bytes, which are a kernel's own notes, of a size that depends on it."""
     return tuple(tuple(tensor.shape) for tensor in tensors_of(results) if tensor.dtype is not torch.uint8)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actcore import Kept
 from integrations.checkpoint.costs import seconds_of
 from integrations.checkpoint.graph import Op, Step, Value
-from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, overwritten, shapes_of, tensors_of
+from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.paths import Paths
 
@@ -59,7 +59,6 @@ class Recorder(TorchDispatchMode):
         self.values: list[_Value] = []
         self.steps: list[tuple[list[int], float]] = []
         self.other: list[int] = []  # of each step
-        self.saves: list[int] = []  # of each value, by how many nodes
         self._ops: list[_Op] = []
         self._paths = paths
         self._fake = fake
@@ -93,6 +92,7 @@ class Recorder(TorchDispatchMode):
         for value in self._holding.values():
             if value != _PASSING:
                 self.values[value].until = self.event
+        self._move_to_last()
         ops: list[Op] = []
         for op in self._ops:
             lost = any(self.values[value].reused and not ops[self.values[value].producer].repeatable for value in op.reads)
@@ -102,6 +102,21 @@ class Recorder(TorchDispatchMode):
         values = tuple(Value(v.nbytes, v.producer, v.reuses, v.until, v.saved) for v in self.values)
         steps = tuple(Step(tuple(dict.fromkeys(reads)), seconds) for reads, seconds in self.steps)
         return tuple(ops), values, steps, (*(0 for _ in ops), *self.other)
+
+    def _move_to_last(self) -> None:
+        """What was saved before another part of its memory was written is saved as the last value there."""
+        last = list(range(len(self.values)))
+        for number in range(len(self.values) - 1, -1, -1):
+            value = self.values[number]
+            if value.reuses >= 0:
+                last[value.reuses] = last[number]
+        for number, value in enumerate(self.values):
+            if last[number] != number:
+                final = self.values[last[number]]
+                final.saved, value.saved = max(final.saved, value.saved), -1
+        for op in self._ops:
+            op.packs = [last[value] for value in op.packs]
+        self.steps = [([last[value] for value in reads], seconds) for reads, seconds in self.steps]
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -220,8 +235,6 @@ class Recorder(TorchDispatchMode):
             self._reading = not self._working
         if isinstance(saved.content, Kept):
             return saved.content.unpack()
-        if self.values[saved.value].reused:
-            raise RuntimeError(overwritten(saved.content[0]))
         geometry, device = saved.content
         self._paused = True
         try:

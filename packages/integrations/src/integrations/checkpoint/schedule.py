@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from integrations.checkpoint.graph import Graph
@@ -34,10 +34,18 @@ class Schedule:
     Attributes:
         ops: in order.
         recomputed: the values that are made again instead of being kept, for themselves or for others.
+        becomes: values whose memory is taken over, and by which.
     """
 
     ops: tuple[Planned, ...]
     recomputed: frozenset[int]
+    becomes: Mapping[int, int]
+
+    def is_made_again(self, value: int | None) -> bool:
+        """Whether what the memory of a value holds in the end is not kept."""
+        while value in self.becomes:
+            value = self.becomes[value]
+        return value in self.recomputed
 
     @classmethod
     def of(cls, graph: Graph, kept: Collection[int]) -> Schedule:
@@ -57,13 +65,13 @@ class Schedule:
         if not kept <= set(range(len(graph.values))):
             unknown = min(kept - set(range(len(graph.values))))
             raise ValueError(f"kept must name values of the graph, 0 to {len(graph.values) - 1}, got {unknown}")
-        taken_over = {value.reuses for value in graph.values if value.reuses >= 0}
+        taken_over = {value.reuses: number for number, value in enumerate(graph.values) if value.reuses >= 0}
         free = {
             number
             for number, value in enumerate(graph.values)
             if number in taken_over or (number not in kept and graph.ops[value.producer].repeatable)
         }
-        recomputed = {value for value in free - taken_over if graph.values[value].saved >= 0}
+        recomputed = {value for value in free - taken_over.keys() if graph.values[value].saved >= 0}
         segments = _Sets(len(graph.ops))
         for number in range(len(graph.ops) - 1, -1, -1):
             op = graph.ops[number]
@@ -76,7 +84,7 @@ class Schedule:
             Planned(op.name, op.module, op.shapes, op.makes, -1 if recomputed.isdisjoint(op.makes) else segments.first(number))
             for number, op in enumerate(graph.ops)
         )
-        return cls(ops, frozenset(recomputed))
+        return cls(ops, frozenset(recomputed), taken_over)
 
 
 class _Sets:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from actcore import Kept
-from integrations.checkpoint.memory import Geometry, overwritten, tensors_of
+from integrations.checkpoint.memory import Geometry, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,20 @@ class Segment:
 
     def __init__(self) -> None:
         self.calls: list[Call | None] | None = []  # None, once they have been repeated for the last time
-        self.overwritten: set[int] = set()
+        self._becomes: dict[int, int] = {}  # values whose memory was taken over
         self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
         self._made: dict[int, Tensor] = {}
         self._seen: dict[int, set[int]] = {}  # which of them have been read since the value was made
         self._lock = threading.RLock()  # backward has a thread for each device
+
+    def append(self, call: Call) -> None:
+        """One more operator."""
+        assert self.calls is not None
+        self.calls.append(call)
+        for old, new in call.changes:
+            self._becomes[old] = new
+            if old in self._handles:
+                self._handles[new] = self._handles.pop(old)
 
     def hold(self, value: int) -> None:
         """One more saved tensor is in the value's memory."""
@@ -95,6 +104,7 @@ class Segment:
     def release(self, value: int) -> None:
         """One fewer is."""
         with self._lock:
+            value = self._latest(value)
             self._handles[value] -= 1
             if not self._handles[value]:
                 del self._handles[value]
@@ -109,8 +119,7 @@ class Segment:
             reader: what tells it from the others there.
         """
         with self._lock:
-            if value in self.overwritten:
-                raise RuntimeError(overwritten(geometry))
+            value = self._latest(value)
             again = _may_come_again()
             if value not in self._made:
                 self._repeat(again)
@@ -124,6 +133,12 @@ class Segment:
             with _repeating():
                 return geometry.view(base)
 
+    def _latest(self, value: int) -> int:
+        """What a value has become: another part of the same memory may have been written since it was saved."""
+        while value in self._becomes:
+            value = self._becomes[value]
+        return value
+
     def _repeat(self, again: bool) -> None:
         """Repeats what leads to the values that are saved and not there."""
         if self.calls is None:
@@ -131,8 +146,7 @@ class Segment:
                 "backward went through this part of the graph a second time, and what it needs was freed the first time: "
                 "pass retain_graph=True to the first backward"
             )
-        wanted = {value for value in self._handles if value not in self.overwritten}
-        needed, last = set(wanted), dict.fromkeys(wanted, len(self.calls))
+        needed, last = set(self._handles), dict.fromkeys(self._handles, len(self.calls))
         chosen: list[int] = []
         for place in range(len(self.calls) - 1, -1, -1):
             call = self.calls[place]
@@ -161,20 +175,40 @@ class Segment:
 class Handle:
     """What autograd holds in the place of a tensor that a segment makes again."""
 
-    __slots__ = ("geometry", "segment", "value")
+    __slots__ = ("_counter", "_version", "geometry", "segment", "value")
 
     def __init__(self, segment: Segment, value: int, tensor: Tensor) -> None:
         self.segment = segment
         self.value = value
         self.geometry = Geometry.of(tensor)
+        self._version = tensor._version
+        # Shares the version counter and nothing else: autograd checks versions only where no hook is active, and
+        # versions are of tensors, so that parts of one memory may be written that others do not see.
+        self._counter = tensor.detach()
+        self._counter.data = _EMPTY
         segment.hold(value)
 
     def unpack(self) -> Tensor:
-        """The tensor."""
+        """The tensor.
+
+        Raises:
+            RuntimeError: it was changed in place since; the message is torch's.
+        """
+        found = self._counter._version
+        if found != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.geometry.dtype} {list(self.geometry.size)}] is at version {found}; expected version "
+                f"{self._version} instead. Hint: it is made again for backward, as it was saved; use an out-of-place "
+                "operation, or change the tensor after backward."
+            )
         return self.segment.get(self.value, self.geometry, id(self))
 
     def __del__(self) -> None:
         self.segment.release(self.value)
+
+
+_EMPTY = torch.empty(0)
 
 
 class _Here(threading.local):

@@ -102,7 +102,7 @@ class Tape(TorchDispatchMode):
         if made is None or segment.calls is None or (traits.random and generator is None):
             return out
         makes, changes = made
-        segment.calls.append(Call(func, *arguments, makes, changes, generator))
+        segment.append(Call(func, *arguments, makes, changes, generator))
         for value in (*(value for value, _ in makes), *(value for _, value in changes)):
             if value in self._schedule.recomputed:
                 self._segment_of[value] = segment
@@ -112,7 +112,7 @@ class Tape(TorchDispatchMode):
         """What autograd holds in a tensor's place."""
         if is_plain(tensor):
             value = self._memory.value_in(tensor)
-            segment = self._segment_of.get(value)
+            segment = self._segment_of.get(value) if self._schedule.is_made_again(value) else None
             # One that has been used up was so by a backward in the middle of this forward.
             if value is not None and segment is not None and segment.calls is not None:
                 return Handle(segment, value, tensor)
@@ -171,9 +171,6 @@ class Tape(TorchDispatchMode):
                     written.setdefault(key_of(tensor), (value, tensor))
         if not new and not written:
             return None
-        for value, _ in written.values():
-            if (segment := self._segment_of.get(value)) is not None:
-                segment.overwritten.add(value)
         numbers = self._numbers(traits, len(written) + len(new), results)
         changes = []
         for (old, tensor), number in zip(written.values(), numbers, strict=False):
