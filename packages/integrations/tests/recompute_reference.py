@@ -1,4 +1,4 @@
-"""The bytes of a checkpointed step, by a slow simulation and by counting; and a plain step beside a checkpointed one."""
+"""The bytes of a checkpointed step, by a slow simulation and by counting; and a plain step beside one."""
 
 import copy
 import weakref

@@ -56,7 +56,8 @@ def test_nothing_is_touched(looks):
     assert random.getstate() == python
     assert model.last is last
     assert model.calls == 1
-    assert len(hooks) == 4 and fired == []
+    assert len(hooks) == 4
+    assert fired == []
 
 
 def test_a_model_that_looks_at_its_numbers_is_captured_on_real_tensors():
@@ -104,14 +105,15 @@ def test_the_numbers_of_a_graph():
     assert [op.name for op in graph.ops] == ["aten.addmm.default", "aten.relu.default"] * 2
     assert [op.module for op in graph.ops] == ["0", "1", "2", "3"]
     assert [op.reads for op in graph.ops] == [(), (0,), (1,), (2,)]
-    assert [op.packs for op in graph.ops] == [(), (1,), (1,), (3,)] or graph.ops[1].packs == (1,)
+    assert [op.packs for op in graph.ops] == [(), (1,), (), (3,)]
     assert [value.nbytes for value in graph.values] == [nbytes] * 4
     assert [value.saved >= 0 for value in graph.values] == [False, True, False, True]
     assert graph.outputs == (3,)
     assert graph.gradients == sum(parameter.nbytes for parameter in model.parameters())
-    assert graph.other[-1] == graph.gradients + nbytes or graph.other[-1] == graph.gradients
+    # Beside these the loss, its gradient, and that of the first layer's result.
+    assert graph.gradients <= graph.other[-1] <= graph.gradients + nbytes + 8
     assert all(other == 0 for other in graph.other[:4])
-    assert [step.reads for step in graph.steps if step.reads][0] == (3,)
+    assert next(step.reads for step in graph.steps if step.reads) == (3,)
 
 
 def test_json_round_trip():
@@ -181,5 +183,6 @@ def test_what_cannot_be_repeated_is_not():
     graph = capture(model, normal(6, 4))
     repeatable = {op.name: op.repeatable for op in graph.ops}
     assert not repeatable["aten.sub.Tensor"]
-    assert repeatable["aten.mul.Tensor"] and repeatable["aten.exp.default"]
+    assert repeatable["aten.mul.Tensor"]
+    assert repeatable["aten.exp.default"]
     assert_as_plain(model, graph, [], (normal(6, 4),), {}, steps=3)

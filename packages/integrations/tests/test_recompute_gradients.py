@@ -28,6 +28,7 @@ def test_gradients_buffers_and_generator(name, share):
 
 def random_net(seed):
     """Operators at random, in place and out of place, on what is there."""
+
     def forward(model, x):
         draw = random.Random(seed).randrange
         known = [x * model.weight]

@@ -13,11 +13,11 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
+from integrations.checkpoint.casts import fresh_casts
 from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
-from integrations.checkpoint.casts import fresh_casts
 from integrations.checkpoint.stand_ins import StandIns, untouched
 from integrations.saved.tensors import tensors_in
 

@@ -46,7 +46,8 @@ class Op:
         makes: values that it makes: first those that it changes in place, then its results.
         seconds: its time, by the model of ``costs.py``.
         repeatable: whether it may be run once more, and what it reads is there or can be made again.
-        packs: values that autograd saves for it; of a memory that is written later on, the last one there.
+        packs: values that autograd saves between this operator and the next; of a memory that is written later on, the
+            last one there.
         shapes: the shapes of its results, by which a run is compared with the capture.
     """
 

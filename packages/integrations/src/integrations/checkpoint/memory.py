@@ -55,7 +55,7 @@ class Memory:
         storage = tensor.untyped_storage()
         self._values[storage._cdata] = (value, StorageWeakRef(storage))
 
-    def new(self, results: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Tensor]]:
+    def new(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Tensor]]:
         """The results, with their places among all, that lie in storages of their own."""
         found: list[tuple[int, Tensor]] = []
         keys: set[int] | None = None

@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, paths: Paths, fake: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[_Value] = []
         self.steps: list[tuple[list[int], float]] = []
         self.other: list[int] = []  # of each step
@@ -67,11 +67,12 @@ class Recorder(TorchDispatchMode):
         self._watches: list[weakref.ref[Any]] = []
         self._changed: set[int] = set()  # storages that are no values' and were written
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
-        self._pending: list[int] = []  # saved, for an operator that is to follow
         self._backward = False
         self._paused = False
         self._node: object = self  # of no step
-        self._reading = self._working = False  # whether it has read, and made nothing so far; whether it has made something
+        self._reading = self._working = (
+            False  # whether it has read, and made nothing so far; whether it has made something
+        )
         self._live = 0
 
     @property
@@ -95,7 +96,9 @@ class Recorder(TorchDispatchMode):
         self._move_to_last()
         ops: list[Op] = []
         for op in self._ops:
-            lost = any(self.values[value].reused and not ops[self.values[value].producer].repeatable for value in op.reads)
+            lost = any(
+                self.values[value].reused and not ops[self.values[value].producer].repeatable for value in op.reads
+            )
             repeatable = op.repeatable and not lost and not (op.outside & self._changed)
             packs = tuple(dict.fromkeys(op.packs))
             ops.append(Op(op.name, op.module, op.reads, op.makes, op.seconds, repeatable, packs, op.shapes))
@@ -168,8 +171,6 @@ class Recorder(TorchDispatchMode):
         )
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
-        self._ops[op].packs += self._pending
-        self._pending.clear()
         return out
 
     def _arguments(
@@ -219,10 +220,7 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == _PASSING or self._backward:
             return tensor
-        if self._ops and value in self._ops[-1].makes:
-            self._ops[-1].packs.append(value)
-        else:
-            self._pending.append(value)
+        self._ops[-1].packs.append(value)
         return Saved(self, value, tensor, self._fake)
 
     def unpack(self, saved: Tensor | Saved) -> Tensor:

@@ -41,7 +41,7 @@ class Schedule:
     recomputed: frozenset[int]
     becomes: Mapping[int, int]
 
-    def is_made_again(self, value: int | None) -> bool:
+    def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
         while value in self.becomes:
             value = self.becomes[value]
@@ -51,8 +51,9 @@ class Schedule:
     def of(cls, graph: Graph, kept: Collection[int]) -> Schedule:
         """The schedule by which these values are kept, and the others if they have to be.
 
-        Kept is what cannot be made again; what backward needs neither by itself nor for what it needs is left alone. A value whose memory an operator takes over cannot be kept: it is made again
-        if an operator that reads it is repeated.
+        Kept is also what cannot be made again. What backward needs neither by itself nor for what it needs is left
+        alone. A value whose memory an operator takes over cannot be kept: it is made again if an operator that reads it
+        is repeated.
 
         Args:
             graph: of the model.
@@ -81,7 +82,13 @@ class Schedule:
                 recomputed.add(value)
                 segments.join(number, graph.values[value].producer)
         ops = tuple(
-            Planned(op.name, op.module, op.shapes, op.makes, -1 if recomputed.isdisjoint(op.makes) else segments.first(number))
+            Planned(
+                op.name,
+                op.module,
+                op.shapes,
+                op.makes,
+                -1 if recomputed.isdisjoint(op.makes) else segments.first(number),
+            )
             for number, op in enumerate(graph.ops)
         )
         return cls(ops, frozenset(recomputed), taken_over)

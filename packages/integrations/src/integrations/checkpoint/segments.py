@@ -143,8 +143,8 @@ class Segment:
         """Repeats what leads to the values that are saved and not there."""
         if self.calls is None:
             raise RuntimeError(
-                "backward went through this part of the graph a second time, and what it needs was freed the first time: "
-                "pass retain_graph=True to the first backward"
+                "backward went through this part of the graph a second time, and what it needs was freed the first "
+                "time: pass retain_graph=True to the first backward"
             )
         needed, last = set(self._handles), dict.fromkeys(self._handles, len(self.calls))
         chosen: list[int] = []

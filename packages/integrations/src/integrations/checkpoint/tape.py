@@ -65,12 +65,12 @@ class Tape(TorchDispatchMode):
     """
 
     def __init__(self, schedule: Schedule, name: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._schedule = schedule
         self._name = name
         self._memory = Memory()
         self._segments: dict[int, Segment] = {}
-        self._segment_of: dict[int | None, Segment] = {}  # of values that are made again
+        self._segment_of: dict[int, Segment] = {}  # of values that are made again
         self._next = 0  # operator
         self._astray = False  # the forward is another one than the graph's: nothing is repeated from here on
 
@@ -110,11 +110,11 @@ class Tape(TorchDispatchMode):
 
     def pack(self, tensor: Tensor) -> Handle | Kept:
         """What autograd holds in a tensor's place."""
-        if is_plain(tensor):
-            value = self._memory.value_in(tensor)
-            segment = self._segment_of.get(value) if self._schedule.is_made_again(value) else None
+        value = self._memory.value_in(tensor) if is_plain(tensor) else None
+        if value is not None and self._schedule.is_made_again(value):
+            segment = self._segment_of.get(value)
             # One that has been used up was so by a backward in the middle of this forward.
-            if value is not None and segment is not None and segment.calls is not None:
+            if segment is not None and segment.calls is not None:
                 return Handle(segment, value, tensor)
         return Kept.of(tensor)
 
@@ -206,8 +206,8 @@ class Tape(TorchDispatchMode):
         else:
             expected = "its end"
         warn(
-            f"{self._name}'s forward is not the one that was captured: at operator {self._next} the plan has {expected}, "
-            f"and there came {found}. What follows is kept, so that gradients are right and memory is not saved; plan "
+            f"{self._name}'s forward is not the one that was captured: at operator {self._next} the plan has "
+            f"{expected}, and there came {found}. What follows is kept, so that gradients are right and memory is not saved; plan "
             "again with inputs, mode and autocast as they are in training"
         )
 
