@@ -133,7 +133,22 @@ def odd():
     return Odd(), (normal(3, 5, 6),)
 
 
-NETS = {made.__name__: made for made in (resnet, densenet, transformer, nested, odd)}
+class Recurrent(nn.Module):
+    """Layers whose kernel asks if gradients are enabled."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.linear = nn.LSTM(6, 6, 2, dropout=0.2, bidirectional=True), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.linear(self.rnn(x)[0].tanh())
+
+
+def recurrent():
+    return Recurrent(), (normal(5, 3, 6),)
+
+
+NETS = {made.__name__: made for made in (resnet, densenet, transformer, nested, odd, recurrent)}
 
 
 def net(name):

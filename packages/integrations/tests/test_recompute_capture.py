@@ -72,30 +72,15 @@ def test_a_model_that_looks_at_its_numbers_is_captured_on_real_tensors():
 def test_fake_and_real_tensors_give_one_graph(name):
     model, args, kwargs = net(name)
     fake = capture(model, args, kwargs)
-    real = captured_for_real(model, args, kwargs)
+    real = capture(model, args, kwargs, real=True)
+    assert real.note == "captured on real tensors: as asked"
     assert [(op.name, op.shapes, op.reads, op.makes) for op in fake.ops] == [
         (op.name, op.shapes, op.reads, op.makes) for op in real.ops
     ]
-    assert [value.nbytes for value in fake.values] == [value.nbytes for value in real.values]
+    for one, other in zip(fake.values, real.values, strict=True):
+        # How large oneDNN's workspace is, only oneDNN knows.
+        assert one.nbytes == other.nbytes or fake.ops[one.producer].name == "aten.mkldnn_rnn_layer.default"
     assert [value.saved >= 0 for value in fake.values] == [value.saved >= 0 for value in real.values]
-
-
-def captured_for_real(model, args, kwargs):
-    def refuse(*given):
-        if isinstance(next(model.parameters()), torch._subclasses.FakeTensor):
-            raise NotImplementedError("fake")
-
-    return _with_hook(model, refuse, args, kwargs)
-
-
-def _with_hook(model, hook, args, kwargs):
-    handle = model.register_forward_pre_hook(hook)
-    try:
-        graph = capture(model, args, kwargs)
-    finally:
-        handle.remove()
-    assert graph.note
-    return graph
 
 
 def test_the_numbers_of_a_graph():

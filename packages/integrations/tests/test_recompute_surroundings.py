@@ -1,4 +1,4 @@
-"""Checkpointed forwards amid what training does: several at once, retained graphs, autocast, exceptions, other inputs."""
+"""Checkpointed forwards amid what training does: several at once, retained graphs, autocast, errors, other inputs."""
 
 import copy
 import warnings

@@ -22,7 +22,7 @@ from integrations.checkpoint.stand_ins import StandIns, untouched
 from integrations.saved.tensors import tensors_in
 
 
-def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None) -> Graph:
+def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, *, real: bool = False) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
     The model's own forward runs, on fake tensors, which have no elements: nothing is computed, no generator moves, and
@@ -33,6 +33,8 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
         model: in the mode in which it is trained.
         args: positional inputs, a tuple; or one input.
         kwargs: inputs by name.
+        real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
+            another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
 
     Raises:
         ValueError: no output requires a gradient.
@@ -40,21 +42,20 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     kwargs = dict(kwargs or {})
-    try:
-        return _captured(model, args, kwargs, fake=True, note="")
-    except _NoGradient as error:
-        raise ValueError(str(error)) from None
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
-    try:
-        return _captured(model, args, kwargs, fake=False, note=note)
-    except _NoGradient as error:
-        raise ValueError(str(error)) from None
+    note = "captured on real tensors: as asked"
+    if not real:
+        try:
+            return _captured(model, args, kwargs, fake=True, note="")
+        except NoGradient:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
+    return _captured(model, args, kwargs, fake=False, note=note)
 
 
-class _NoGradient(Exception):
-    pass
+class NoGradient(ValueError):
+    """No output requires a gradient."""
 
 
 class _Loss(Function):
@@ -83,7 +84,7 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
             outputs = functional_call(model, state, given_args, given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
-            raise _NoGradient(
+            raise NoGradient(
                 f"model must return a tensor that requires a gradient, and {type(model).__name__} returned none: there "
                 "is no backward to plan for; check requires_grad of its parameters, and that no_grad is not in its "
                 "forward"

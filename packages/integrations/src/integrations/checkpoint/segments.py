@@ -42,6 +42,7 @@ class Call:
         makes: values and the places of the results in whose memory they are.
         changes: values that it overwrites, and the ones that it makes of them.
         generator: the one that it draws from, and its state before.
+        grad: whether gradients were enabled: kernels may ask for that, as oneDNN's RNNs do.
     """
 
     function: OpOverload
@@ -50,6 +51,7 @@ class Call:
     makes: tuple[tuple[int, int], ...]
     changes: tuple[tuple[int, int], ...]
     generator: tuple[torch.Generator, Tensor] | None
+    grad: bool
 
     def reads(self) -> Iterator[int]:
         """The values that it needs."""
@@ -64,7 +66,7 @@ class Call:
         """Makes its values again, from those that are there."""
         args = tuple(_resolved(given, made) for given in self.args)
         kwargs = {name: _resolved(given, made) for name, given in self.kwargs.items()}
-        with _state(self.generator):
+        with _state(self.generator), torch.set_grad_enabled(self.grad):
             out = self.function(*args, **kwargs)
         results = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
         for old, new in self.changes:
@@ -223,7 +225,8 @@ here = _Here()
 def _repeating() -> Iterator[None]:
     before, here.repeating = here.repeating, True
     try:
-        with torch.no_grad(), torch._C._DisableAutocast():
+        # Below autograd and autocast, as the operators were seen: casts are operators of their own.
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
             yield
     finally:
         here.repeating = before

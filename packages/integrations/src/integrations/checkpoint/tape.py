@@ -102,7 +102,7 @@ class Tape(TorchDispatchMode):
         if made is None or segment.calls is None or (traits.random and generator is None):
             return out
         makes, changes = made
-        segment.append(Call(func, *arguments, makes, changes, generator))
+        segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled()))
         for value in (*(value for value, _ in makes), *(value for _, value in changes)):
             if value in self._schedule.recomputed:
                 self._segment_of[value] = segment
@@ -207,8 +207,9 @@ class Tape(TorchDispatchMode):
             expected = "its end"
         warn(
             f"{self._name}'s forward is not the one that was captured: at operator {self._next} the plan has "
-            f"{expected}, and there came {found}. What follows is kept, so that gradients are right and memory is not saved; plan "
-            "again with inputs, mode and autocast as they are in training"
+            f"{expected}, and there came {found}. What follows is kept: gradients are right and memory is "
+            "not saved. Plan again with inputs, mode and autocast as they are in training; where the forward asks "
+            "what its inputs hold, with real=True"
         )
 
 
