@@ -18,7 +18,7 @@ from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import Call, Handle, Reference, Scratch, Segment, here
+from integrations.checkpoint.segments import Call, Handle, Reference, Scratch, Segment, here, unseen_alias
 from integrations.warn import warn
 
 _UNPLANNED = -1  # in the place of a value: memory that no segment makes again
@@ -116,7 +116,7 @@ class Tape(TorchDispatchMode):
             # One that has been used up was so by a backward in the middle of this forward.
             if segment is not None and segment.calls is not None:
                 return Handle(segment, value, tensor)
-        return Kept.of(tensor)
+        return Kept(unseen_alias(tensor), tensor._version)
 
     def _next_segment(self) -> Segment | None:
         """The segment of the operator that is expected; ``None`` if it is not to be repeated."""
