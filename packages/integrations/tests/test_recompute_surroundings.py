@@ -193,10 +193,11 @@ def test_autocast():
         for current, call in ((model, run(model, graph, random_kept(graph, share))), (twin, twin)):
             current.zero_grad()
             torch.manual_seed(0)
-            for _ in range(2):
+            for within in (False, True):
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = call(*args).float().square().mean()
-                loss.backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=within):
+                    loss.backward()
         assert same(grads(model), grads(twin))
 
 
