@@ -1,0 +1,108 @@
+"""``capture``: one training step of a model as a ``Graph``, without taking it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+from integrations.checkpoint.casts import fresh_casts
+from integrations.checkpoint.fingerprint import fingerprint
+from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.paths import Paths
+from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.stand_ins import StandIns, untouched
+from integrations.saved.tensors import tensors_in
+
+
+def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, *, real: bool = False) -> Graph:
+    """The operators of a forward and its backward, with the bytes and the times of each.
+
+    The model's own forward runs, on fake tensors, which have no elements: nothing is computed, no generator moves, and
+    parameters, gradients and buffers are never touched. Where it needs elements, as ``.item()`` does, it runs on real
+    tensors instead, on aliases of the parameters and copies of the buffers, and ``Graph.note`` says why.
+
+    Args:
+        model: in the mode in which it is trained.
+        args: positional inputs, a tuple; or one input.
+        kwargs: inputs by name.
+        real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
+            another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
+
+    Raises:
+        ValueError: no output requires a gradient.
+        Exception: what the model raises with these inputs.
+    """
+    args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    kwargs = dict(kwargs or {})
+    note = "captured on real tensors: as asked"
+    if not real:
+        try:
+            return _captured(model, args, kwargs, fake=True, note="")
+        except NoGradient:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
+    return _captured(model, args, kwargs, fake=False, note=note)
+
+
+class NoGradient(ValueError):
+    """No output requires a gradient."""
+
+
+class _Loss(Function):
+    """Some number of the outputs, whose gradients are made when backward starts and let go as others are."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.like = [(output.shape, output.dtype, output.device) for output in outputs]
+        return torch.zeros((), device=outputs[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
+
+
+def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    stand_ins = StandIns(_alias_or_copy if mode is None else mode.from_tensor)
+    state = stand_ins.of_model(model)
+    given_args, given_kwargs = stand_ins.of_all((args, kwargs))
+    paths = Paths(model)
+    recorder = Recorder(paths, fake)
+    devices = list({tensor.device for tensor in state.values()})
+    with untouched(model, devices), torch.enable_grad(), fresh_casts(), mode or nullcontext(), recorder:
+        with saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
+            outputs = functional_call(model, state, given_args, given_kwargs)
+        found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+        if not found:
+            raise NoGradient(
+                f"model must return a tensor that requires a gradient, and {type(model).__name__} returned none: there "
+                "is no backward to plan for; check requires_grad of its parameters, and that no_grad is not in its "
+                "forward"
+            )
+        recorder.start_backward()
+        _Loss.apply(*found).backward()
+        returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)} - {None}
+        parts = recorder.finish()
+    gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
+    return Graph(
+        *parts,
+        outputs=tuple(sorted(value for value in returned if value is not None)),
+        gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
+        fingerprint=fingerprint(model, args, kwargs),
+        note=note,
+    )
+
+
+def _alias_or_copy(tensor: Tensor) -> Tensor:
+    """Parameters are only read; buffers and inputs may be written."""
+    return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()

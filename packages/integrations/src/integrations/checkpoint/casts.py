@@ -1,0 +1,21 @@
+"""``fresh_casts``: a block in which autocast makes its casts of the weights again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def fresh_casts() -> Iterator[None]:
+    """A forward that finds casts of an earlier one has other operators than one that makes them."""
+    kept = torch._C._is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
+    if kept:
+        torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        if kept:
+            torch.clear_autocast_cache()

@@ -1,0 +1,113 @@
+"""Which tensor lies in which value's memory.
+
+A value is a storage, and storages are known by themselves and never by an address of elements: those are used again as
+soon as something is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor is a view of one storage and nothing else: not sparse, nested, quantised or of a subclass."""
+    if type(tensor) not in _PLAIN and not isinstance(tensor, torch.nn.Buffer):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def key_of(tensor: Tensor) -> int:
+    """What names a plain tensor's storage as long as somebody refers to that, if only weakly."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def tensors_of(given: Any) -> Iterator[Tensor]:
+    """The tensors among an operator's arguments or results, which are tensors, lists of them and plain values."""
+    for item in given:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from tensors_of(item)
+
+
+class Memory:
+    """The storages that hold values."""
+
+    def __init__(self) -> None:
+        # The weak references keep the storages' names, not their elements, from being used again.
+        self._values: dict[int, tuple[int, StorageWeakRef]] = {}
+
+    def value_in(self, tensor: Tensor) -> int | None:
+        """The value that a plain tensor is a view of; ``None`` for what is none: parameters, inputs."""
+        found = self._values.get(key_of(tensor))
+        return None if found is None else found[0]
+
+    def add(self, tensor: Tensor, value: int) -> None:
+        """The tensor's storage holds this value from now on."""
+        storage = tensor.untyped_storage()
+        self._values[storage._cdata] = (value, StorageWeakRef(storage))
+
+    def new(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Tensor]]:
+        """The results, with their places among all, that lie in storages of their own."""
+        found: list[tuple[int, Tensor]] = []
+        keys: set[int] | None = None
+        for place, result in enumerate(tensors_of(results)):
+            if not is_plain(result):
+                continue
+            key = key_of(result)
+            if key in self._values:
+                continue
+            if keys is None:
+                given = (*tensors_of(args), *tensors_of(kwargs.values()))
+                keys = {key_of(tensor) for tensor in given if is_plain(tensor)}
+            if key not in keys:
+                keys.add(key)  # several results may share one
+                found.append((place, result))
+        return found
+
+
+class Geometry(NamedTuple):
+    """How a tensor lies in its storage."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    conjugate: bool
+    negative: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Geometry:
+        """Of a plain tensor."""
+        return cls(
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),  # type: ignore[arg-type]
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    def view(self, base: Tensor) -> Tensor:
+        """The tensor that lies so in the storage of ``base``."""
+        if base.dtype == self.dtype and not base.is_conj() and not base.is_neg():
+            tensor = torch.as_strided(base, self.size, self.stride, self.offset)
+        else:
+            tensor = base.new_empty(0, dtype=self.dtype)
+            tensor.set_(base.untyped_storage(), self.offset, self.size, self.stride)
+        if self.conjugate:
+            tensor = torch._conj(tensor)
+        return torch._neg_view(tensor) if self.negative else tensor
+
+
+def shapes_of(results: Any) -> tuple[tuple[int, ...], ...]:
+    """Shapes of an operator's results; but for bytes, which are a kernel's own notes, of a size that depends on it."""
+    return tuple(tuple(tensor.shape) for tensor in tensors_of(results) if tensor.dtype is not torch.uint8)

@@ -1,0 +1,291 @@
+"""``Segment``: operators of a forward that are repeated together when backward needs what they made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actcore import Kept
+from integrations.checkpoint.memory import Geometry, is_plain, tensors_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """In the place of a tensor that a segment makes: how it lies in a value's memory."""
+
+    value: int
+    geometry: Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """In the place of what an operator writes and its results do not depend on: a copy, that is thrown away."""
+
+    like: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator's call, to be repeated.
+
+    Attributes:
+        function: the operator.
+        args: its arguments: references, kept tensors, and what is no tensor.
+        kwargs: those by name.
+        makes: values and the places of the results in whose memory they are.
+        changes: values that it overwrites, and the ones that it makes of them.
+        generator: the one that it draws from, and its state before.
+        grad: whether gradients were enabled: kernels may ask for that, as oneDNN's RNNs do.
+    """
+
+    function: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    makes: tuple[tuple[int, int], ...]
+    changes: tuple[tuple[int, int], ...]
+    generator: tuple[torch.Generator, Tensor] | None
+    grad: bool
+
+    def reads(self) -> Iterator[int]:
+        """The values that it needs."""
+        for given in (self.args, self.kwargs.values()):
+            yield from _references(given)
+
+    def needed_for(self, values: set[int]) -> bool:
+        """Whether it makes one of these."""
+        return any(value in values for value, _ in self.makes) or any(value in values for _, value in self.changes)
+
+    def repeat(self, made: dict[int, Tensor]) -> None:
+        """Makes its values again, from those that are there."""
+        args = tuple(_resolved(given, made) for given in self.args)
+        kwargs = {name: _resolved(given, made) for name, given in self.kwargs.items()}
+        torch._C._set_grad_enabled(self.grad)  # put back at the end of the repetition
+        if self.generator is None:
+            out = self.function(*args, **kwargs)
+        else:
+            with _state(*self.generator):
+                out = self.function(*args, **kwargs)
+        results = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
+        for old, new in self.changes:
+            made[new] = made.pop(old)
+        for value, place in self.makes:
+            made[value] = results[place]
+
+
+class Segment:
+    """Calls in order, and what they made when they were repeated.
+
+    It belongs to the saved tensors that it makes, and is gone with them.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call | None] | None = []  # None, once they have been repeated for the last time
+        self._becomes: dict[int, int] = {}  # values whose memory was taken over
+        self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
+        self._made: dict[int, Tensor] = {}
+        self._seen: dict[int, set[int]] = {}  # which of them have been read since the value was made
+        self._lock = threading.RLock()  # backward has a thread for each device
+
+    def append(self, call: Call) -> None:
+        """One more operator."""
+        assert self.calls is not None
+        self.calls.append(call)
+        for old, new in call.changes:
+            self._becomes[old] = new
+            if old in self._handles:
+                self._handles[new] = self._handles.pop(old)
+
+    def hold(self, value: int) -> None:
+        """One more saved tensor is in the value's memory."""
+        with self._lock:
+            self._handles[value] = self._handles.get(value, 0) + 1
+
+    def release(self, value: int) -> None:
+        """One fewer is."""
+        with self._lock:
+            value = self._latest(value)
+            self._handles[value] -= 1
+            if not self._handles[value]:
+                del self._handles[value]
+                self._made.pop(value, None)
+
+    def get(self, value: int, geometry: Geometry, reader: int) -> Tensor:
+        """A saved tensor.
+
+        Args:
+            value: in whose memory it is.
+            geometry: how it lies there.
+            reader: what tells it from the others there.
+        """
+        with self._lock:
+            value = self._latest(value)
+            again = _may_come_again()
+            if value not in self._made:
+                self._repeat(again)
+            base = self._made[value]
+            if again and self.calls is not None:
+                # The graph is retained: its saved tensors stay, and what is made for them should not.
+                seen = self._seen.setdefault(value, set())
+                seen.add(reader)
+                if len(seen) >= self._handles.get(value, 0):
+                    del self._made[value], self._seen[value]
+            with _repeating():
+                return geometry.view(base)
+
+    def _latest(self, value: int) -> int:
+        """What a value has become: another part of the same memory may have been written since it was saved."""
+        while value in self._becomes:
+            value = self._becomes[value]
+        return value
+
+    def _repeat(self, again: bool) -> None:
+        """Repeats what leads to the values that are saved and not there."""
+        if self.calls is None:
+            raise RuntimeError(
+                "backward went through this part of the graph a second time, and what it needs was freed the first "
+                "time: pass retain_graph=True to the first backward"
+            )
+        needed, ends = (
+            set(self._handles),
+            dict[int, list[int]](),
+        )  # ends: after which call values are not needed any more
+        chosen: list[int] = []
+        for place in range(len(self.calls) - 1, -1, -1):
+            call = self.calls[place]
+            if call is not None and call.needed_for(needed):
+                chosen.append(place)
+                for value in call.reads():
+                    if value not in needed:
+                        needed.add(value)
+                        ends.setdefault(place, []).append(value)
+        calls = self.calls
+        if not again:
+            self.calls = None
+        made: dict[int, Tensor] = {}
+        with _repeating():
+            for place in reversed(chosen):
+                call = calls[place]
+                assert call is not None
+                call.repeat(made)
+                if not again:
+                    calls[place] = None  # with the tensors that were kept for it
+                for value in ends.get(place, ()):
+                    made.pop(value, None)
+                for value in (*(value for value, _ in call.makes), *(value for _, value in call.changes)):
+                    if value not in needed:
+                        del made[value]
+        self._made = made
+        self._seen.clear()
+
+
+class Handle:
+    """What autograd holds in the place of a tensor that a segment makes again."""
+
+    __slots__ = ("_counter", "_version", "geometry", "segment", "value")
+
+    def __init__(self, segment: Segment, value: int, tensor: Tensor) -> None:
+        self.segment = segment
+        self.value = value
+        self.geometry = Geometry.of(tensor)
+        self._version = tensor._version
+        # Shares the version counter and nothing else: autograd checks versions only where no hook is active, and
+        # versions are of tensors, so that parts of one memory may be written that others do not see.
+        self._counter = unseen_alias(tensor)
+        self._counter.data = _EMPTY
+        segment.hold(value)
+
+    def unpack(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: it was changed in place since; the message is torch's.
+        """
+        found = self._counter._version
+        if found != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.geometry.dtype} {list(self.geometry.size)}] is at version {found}; expected version "
+                f"{self._version} instead. Hint: it is made again for backward, as it was saved; use an out-of-place "
+                "operation, or change the tensor after backward."
+            )
+        return self.segment.get(self.value, self.geometry, id(self))
+
+    def __del__(self) -> None:
+        self.segment.release(self.value)
+
+
+_EMPTY = torch.empty(0)
+_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).add(torch._C.DispatchKey.PythonTLSSnapshot)
+
+
+def unseen_alias(tensor: Tensor) -> Tensor:
+    """The tensor, detached, without asking the modes: 4 us instead of 28."""
+    if isinstance(tensor, FakeTensor) or not is_plain(tensor):
+        return tensor.detach()
+    with torch._C._ExcludeDispatchKeyGuard(_MODES):
+        return tensor.detach()
+
+
+class _Here(threading.local):
+    repeating = False
+
+
+here = _Here()
+"""Whether this thread repeats a segment, which the tape of a forward in which it does so must not follow."""
+
+
+@contextmanager
+def _repeating() -> Iterator[None]:
+    before, here.repeating = here.repeating, True
+    grad = torch.is_grad_enabled()
+    try:
+        # Below autograd and autocast, as the operators were seen: casts are operators of their own.
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+            yield
+    finally:
+        here.repeating = before
+        torch._C._set_grad_enabled(grad)
+
+
+def _may_come_again() -> bool:
+    """Whether what is read now may be read once more: the graph is retained, or nobody runs backward."""
+    return torch._C._current_graph_task_id() == -1 or torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def _references(given: Any) -> Iterator[int]:
+    for item in given:
+        if isinstance(item, Reference):
+            yield item.value
+        elif isinstance(item, (list, tuple)):
+            yield from _references(item)
+
+
+def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
+    if isinstance(given, Reference):
+        return given.geometry.view(made[given.value])
+    if isinstance(given, Kept):
+        return given.unpack()
+    if isinstance(given, Scratch):
+        return given.like.clone()
+    if isinstance(given, (list, tuple)):
+        return type(given)(_resolved(item, made) for item in given)
+    return given
+
+
+@contextmanager
+def _state(source: torch.Generator, before: Tensor) -> Iterator[None]:
+    """A block in which a generator is as it was before a call."""
+    now = source.get_state()
+    source.set_state(before)
+    try:
+        yield
+    finally:
+        source.set_state(now)

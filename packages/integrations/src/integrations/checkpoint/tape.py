@@ -1,0 +1,218 @@
+"""``run``: a model's training forward that keeps what a plan keeps, and lets backward make the rest again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from actcore import Kept
+from integrations.checkpoint.casts import fresh_casts
+from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of
+from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
+from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint.segments import Call, Handle, Reference, Scratch, Segment, here, unseen_alias
+from integrations.warn import warn
+
+_UNPLANNED = -1  # in the place of a value: memory that no segment makes again
+
+
+def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., Any]:
+    """A function that calls the model and keeps, of what autograd saves, only these values for backward.
+
+    Gradients, buffers and generators come out as those of the model itself. In ``eval`` mode and without gradients it
+    is the model itself. A forward whose operators are not those of the graph is right, too: from the first difference
+    on everything is kept, and a warning says where that is.
+
+    Args:
+        model: the one that the graph was captured of.
+        graph: what ``capture`` returned.
+        kept: numbers of the values that are kept.
+    """
+    schedule = Schedule.of(graph, kept)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not model.training or not torch.is_grad_enabled():
+            return model(*args, **kwargs)
+        with following(schedule, type(model).__name__):
+            return model(*args, **kwargs)
+
+    return forward
+
+
+@contextmanager
+def following(schedule: Schedule, name: str = "the model") -> Iterator[None]:
+    """A block whose forward keeps what a schedule keeps."""
+    tape = Tape(schedule, name)
+    with fresh_casts(), saved_tensors_hooks(tape.pack, unpack), tape:
+        yield
+    tape.finish()
+
+
+class Tape(TorchDispatchMode):
+    """Follows a forward, operator by operator, and notes how to repeat those that a schedule repeats.
+
+    Args:
+        schedule: of the model.
+        name: of the model, for messages.
+    """
+
+    def __init__(self, schedule: Schedule, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._schedule = schedule
+        self._name = name
+        self._memory = Memory()
+        self._segments: dict[int, Segment] = {}
+        self._segment_of: dict[int, Segment] = {}  # of values that are made again
+        self._next = 0  # operator
+        self._astray = False  # the forward is another one than the graph's: nothing is repeated from here on
+
+    def finish(self) -> None:
+        """The forward is over."""
+        if not self._astray and self._next < len(self._schedule.ops):
+            self._leave("nothing")
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        traits = traits_of(func)
+        if traits.view or here.repeating:
+            return func(*args, **kwargs)
+        segment = self._next_segment()
+        if segment is None:
+            out = func(*args, **kwargs)
+            self._made(traits, args, kwargs, out)
+            return out
+        # Noted before it runs, which may be what overwrites it.
+        arguments = self._arguments(traits, segment, args, kwargs)
+        generator = None
+        if traits.random:
+            source = generator_of(args, kwargs, device_of(args, kwargs))
+            generator = None if source is None else (source, source.get_state())
+        out = func(*args, **kwargs)
+        made = self._made(traits, args, kwargs, out)
+        if made is None or segment.calls is None or (traits.random and generator is None):
+            return out
+        makes, changes = made
+        segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled()))
+        for value in (*(value for value, _ in makes), *(value for _, value in changes)):
+            if value in self._schedule.recomputed:
+                self._segment_of[value] = segment
+        return out
+
+    def pack(self, tensor: Tensor) -> Handle | Kept:
+        """What autograd holds in a tensor's place."""
+        value = self._memory.value_in(tensor) if is_plain(tensor) else None
+        if value is not None and self._schedule.is_made_again(value):
+            segment = self._segment_of.get(value)
+            # One that has been used up was so by a backward in the middle of this forward.
+            if segment is not None and segment.calls is not None:
+                return Handle(segment, value, tensor)
+        return Kept(unseen_alias(tensor), tensor._version)
+
+    def _next_segment(self) -> Segment | None:
+        """The segment of the operator that is expected; ``None`` if it is not to be repeated."""
+        if self._astray or self._next >= len(self._schedule.ops):
+            return None
+        number = self._schedule.ops[self._next].segment
+        if number < 0:
+            return None
+        return self._segments.setdefault(number, Segment())
+
+    def _arguments(
+        self, traits: Traits, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments, to be found again."""
+        noted = [self._noted(given, segment) for given in args]
+        if traits.updates_statistics(args):
+            for place in traits.statistics[:2]:
+                if isinstance(args[place], Tensor):
+                    noted[place] = Scratch(args[place].detach())
+        return tuple(noted), {name: self._noted(given, segment) for name, given in kwargs.items()}
+
+    def _noted(self, given: Any, segment: Segment) -> Any:
+        if isinstance(given, Tensor):
+            if is_plain(given):
+                value = self._memory.value_in(given)
+                if value is not None and self._segment_of.get(value) is segment:
+                    return Reference(value, Geometry.of(given))
+            # An alias that is made inside a mode shares the version counter only so.
+            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                return Kept.of(given)
+        if isinstance(given, (list, tuple)):
+            return [self._noted(item, segment) for item in given]
+        return given
+
+    def _made(
+        self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None:
+        """Gives numbers to what an operator made, if it is the one that is expected.
+
+        Returns:
+            its new values with their places among the results, and those that it overwrote with what became of them;
+            ``None`` for one that made nothing, or was not expected.
+        """
+        memory = self._memory
+        results = out if isinstance(out, (list, tuple)) else (out,)
+        new = memory.new(results, args, kwargs)
+        written: dict[int, tuple[int, Tensor]] = {}  # by storage
+        if traits.writes:
+            for tensor in traits.written(args, kwargs):
+                value = memory.value_in(tensor) if is_plain(tensor) else None
+                if value is not None:
+                    written.setdefault(key_of(tensor), (value, tensor))
+        if not new and not written:
+            return None
+        numbers = self._numbers(traits, len(written) + len(new), results)
+        changes = []
+        for (old, tensor), number in zip(written.values(), numbers, strict=False):
+            memory.add(tensor, number)
+            changes.append((old, number))
+        makes = []
+        for (place, tensor), number in zip(new, numbers[len(written) :], strict=True):
+            memory.add(tensor, number)
+            makes.append((number, place))
+        return None if self._astray else (tuple(makes), tuple(changes))
+
+    def _numbers(self, traits: Traits, count: int, results: Sequence[Any]) -> Sequence[int]:
+        """The numbers of the values that the next operator makes."""
+        if not self._astray:
+            if self._next == len(self._schedule.ops):
+                self._leave(traits.name)
+            else:
+                planned = self._schedule.ops[self._next]
+                shapes = shapes_of(results)
+                if planned.name == traits.name and len(planned.makes) == count and planned.shapes == shapes:
+                    self._next += 1
+                    return planned.makes
+                self._leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
+        return (_UNPLANNED,) * count
+
+    def _leave(self, found: str) -> None:
+        """The forward is not the graph's."""
+        self._astray = True
+        ops = self._schedule.ops
+        if self._next < len(ops):
+            planned = ops[self._next]
+            expected = f"{planned.name} in {planned.module or 'the model itself'}, with results {planned.shapes}"
+        else:
+            expected = "its end"
+        warn(
+            f"{self._name}'s forward is not the one that was captured: at operator {self._next} the plan has "
+            f"{expected}, and there came {found}. What follows is kept: gradients are right and memory is "
+            "not saved. Plan again with inputs, mode and autocast as they are in training; where the forward asks "
+            "what its inputs hold, with real=True"
+        )
+
+
+def unpack(packed: Handle | Kept) -> Tensor:
+    """The tensor in whose place autograd held this."""
+    return packed.unpack()
