@@ -34,7 +34,7 @@ class FewBitActivation(nn.Module):
         """What ``torch.jit.script`` asks for first."""
         raise RuntimeError(
             f"torch.jit.script does not know the operators of fewbit.{type(self).__name__}; use torch.compile, or "
-            "torch's own layer"
+            "torch's own layer, which fewbit.restore_model puts back in a converted model"
         )
 
 
