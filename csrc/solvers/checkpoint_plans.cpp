@@ -13,6 +13,7 @@ namespace {
 
 constexpr int32_t kBudgets = 20;
 constexpr size_t kStates = 32;
+constexpr int64_t kStepsAState = 4;  // takes as long as so many simulated events
 constexpr int32_t kBounds = 14;                                       // of segments, each 3/4 of the one before
 constexpr double kPrices[] = {0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0};  // of all operators' seconds, in all values' bytes
 
@@ -43,10 +44,12 @@ class Planner {
     } else {
       build_row();
       const int64_t total = left_;
-      cut_for_bounds(total / 3);
+      drop_by_worth(total / 12);
+      cut_for_bounds(total / 4);
+      cut_below(total / 12);
       lower_peak(total / 8);
       const std::vector<int64_t> budgets = budgets_between();
-      cut_for_budgets(budgets, total / 4);
+      cut_for_budgets(budgets, total / 6);
       lower_peak(total / 16);
       for (size_t i = 0; i < budgets.size(); ++i) improve(budgets[i], left_ / static_cast<int64_t>(budgets.size() - i));
     }
@@ -68,6 +71,26 @@ class Planner {
       if (useful[value] && simulator_.optional()[value]) choices_.push_back(static_cast<int32_t>(value));
     }
     useful_ = std::move(useful);
+    chosen_.resize(step_.ops());
+    chosen_bytes_.resize(step_.ops(), 0);
+    wanted_bytes_.resize(step_.ops(), 0);
+    for (const int32_t value : choices_) {
+      const size_t op = at(simulator_.producers()[at(value)]);
+      if (chosen_[op].empty()) choosing_.push_back(static_cast<int32_t>(op));
+      chosen_[op].push_back(value);
+      chosen_bytes_[op] += step_.nbytes[at(value)];
+      if (simulator_.wanted()[at(value)]) wanted_bytes_[op] += step_.nbytes[at(value)];
+    }
+    before_.resize(step_.ops());
+    behind_.resize(step_.ops());
+    for (const int32_t op : choosing_) {
+      for (const int32_t value : step_.reads[at(op)]) {
+        const int32_t producer = simulator_.producers()[at(value)];
+        if (chosen_[at(producer)].empty()) continue;
+        before_[at(op)].push_back(producer);
+        behind_[at(producer)].push_back(op);
+      }
+    }
   }
 
   Usage measure(const std::vector<uint8_t>& kept) {
@@ -186,7 +209,6 @@ class Planner {
 
   std::vector<uint8_t> kept_by(const Cut& cut) const {
     std::vector<uint8_t> kept(step_.values(), 1);
-    for (size_t op = 0; op < step_.ops(); ++op) (void)op;
     for (size_t vertex = 0; vertex < row_.ops.size(); ++vertex) {
       for (const int32_t op : row_.ops[vertex]) {
         const bool last = op == row_.ops[vertex].back();
@@ -206,8 +228,8 @@ class Planner {
 
   Cut cut(const CutSolver& solver, const std::vector<int64_t>& bounds) {
     const Cut found = solver.solve(bounds, kNoBound, kStates, 0.5);
-    left_ -= found.steps;
-    plans_.steps += found.steps;
+    left_ -= kStepsAState * found.steps;
+    plans_.steps += kStepsAState * found.steps;
     return found;
   }
 
@@ -285,151 +307,228 @@ class Planner {
     }
   }
 
-  // One value after the other, whichever lowers the peak most.
-  void lower_peak(int64_t steps) {
+  // The same for budgets that no known plan fits: what comes of it may still have a lower peak than all.
+  void cut_below(int64_t steps) {
     const int64_t stop = left_ - steps;
-    std::vector<uint8_t> kept = plans_.front.front().kept;
-    while (left_ > stop) {
-      const Usage now = measure(kept);
-      const std::vector<int32_t> candidates = around(now.event, kept);
-      Usage best = now;
-      int32_t changed = -1;
-      for (const int32_t value : candidates) {
-        if (left_ <= stop) break;
-        kept[at(value)] ^= 1;
-        const Usage usage = measure(kept);
-        enter(kept, usage);
-        kept[at(value)] ^= 1;
-        if (usage.peak < best.peak || (usage.peak == best.peak && usage.seconds < best.seconds && changed >= 0)) {
-          best = usage;
-          changed = value;
-        }
+    for (const double of_seconds : {0.0, 0.1, 0.3}) {
+      price(of_seconds);
+      const CutSolver solver(row_.graph);
+      std::vector<uint8_t> kept = plans_.front.front().kept;
+      for (double share = 1.02; share > 0.6; share -= 0.03) {
+        if (left_ < stop) return;
+        const auto budget = static_cast<int64_t>(share * static_cast<double>(plans_.front.front().usage.peak));
+        const Cut found = cut(solver, bounds_within(budget, kept));
+        if (!found.found) break;
+        kept = kept_by(found);
+        try_plan(kept);
       }
-      if (changed < 0) break;
-      kept[at(changed)] ^= 1;
     }
   }
 
-  // Values that a change of could lower what is alive at an event of the last run: kept ones alive then, and those of the
-  // segments that are repeated or alive then. Large ones first.
-  std::vector<int32_t> around(int32_t event, const std::vector<uint8_t>& kept) {
-    std::vector<int32_t> candidates;
-    for (const int32_t value : choices_) {
-      const int32_t producer = simulator_.producers()[at(value)];
-      bool counts = false;
-      if (kept[at(value)]) {
-        counts = producer <= event && simulator_.ends()[at(value)] >= event;
-      } else if (simulator_.repeated()[at(producer)]) {
-        const int32_t replay = simulator_.replayed_at()[at(simulator_.segments()[at(producer)])];
-        counts = replay == event || (replay <= event && simulator_.last_reads()[at(value)] >= event);
-      }
-      if (counts) candidates.push_back(value);
+  // Changes of one operator's values: they are kept or dropped, or dropped and those before or behind it kept instead, which
+  // moves the border of a segment.
+  enum class Move { kFlip, kBefore, kBehind };
+
+  bool make(Move move, int32_t op, std::vector<uint8_t>& kept) const {
+    const bool keeps = keeps_all(op, kept);
+    if (move != Move::kFlip && !keeps) return false;
+    set(op, !keeps, kept);
+    bool changed = move == Move::kFlip;
+    const auto& others = move == Move::kBehind ? behind_[at(op)] : before_[at(op)];
+    if (move == Move::kFlip) return true;
+    for (const int32_t other : others) {
+      if (keeps_all(other, kept)) continue;
+      set(other, true, kept);
+      changed = true;
     }
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [&](int32_t a, int32_t b) { return step_.nbytes[at(a)] > step_.nbytes[at(b)]; });
+    return changed;
+  }
+
+  // One change after the other, whichever lowers the peak most, from each of the plans with the lowest peaks.
+  void lower_peak(int64_t steps) {
+    constexpr size_t kStarts = 4;
+    std::vector<std::vector<uint8_t>> starts;
+    const size_t count = plans_.front.size();
+    for (size_t i = 0; i < kStarts && i < count; ++i) starts.push_back(plans_.front[i * i < count ? i * i : i].kept);
+    for (size_t i = 0; i < starts.size(); ++i) {
+      descend(std::move(starts[i]), left_ - steps / static_cast<int64_t>(starts.size()));
+    }
+  }
+
+  void descend(std::vector<uint8_t> kept, int64_t stop) {
+    std::vector<uint8_t> next;
+    std::vector<uint8_t> found;
+    while (left_ > stop) {
+      const Usage now = measure(kept);
+      Usage best = now;
+      for (const int32_t op : around(now.event)) {
+        for (const Move move : {Move::kFlip, Move::kBefore, Move::kBehind}) {
+          if (left_ <= stop) return;
+          next = kept;
+          if (!make(move, op, next)) continue;
+          const Usage usage = try_plan(next);
+          if (usage.peak > best.peak || (usage.peak == best.peak && usage.seconds >= best.seconds)) continue;
+          best = usage;
+          found = next;
+        }
+      }
+      if (best.peak == now.peak && best.seconds == now.seconds) return;
+      kept = found;
+    }
+  }
+
+  // Operators whose values' change could lower what is alive at an event of the last run: of values kept and alive then, and
+  // those of the segments that are repeated or alive then.
+  std::vector<int32_t> around(int32_t event) const {
+    std::vector<int32_t> candidates;
+    for (const int32_t op : choosing_) {
+      bool counts = false;
+      if (simulator_.repeated()[at(op)]) {
+        const int32_t replay = simulator_.replayed_at()[at(simulator_.segments()[at(op)])];
+        counts = replay == event;
+      }
+      for (const int32_t value : chosen_[at(op)]) {
+        const int32_t end = simulator_.keeps(at(value)) ? simulator_.ends()[at(value)] : simulator_.last_reads()[at(value)];
+        counts = counts || (op <= event && end >= event);
+      }
+      if (counts) candidates.push_back(op);
+    }
     return candidates;
+  }
+
+  bool keeps_all(int32_t op, const std::vector<uint8_t>& kept) const {
+    return std::all_of(chosen_[at(op)].begin(), chosen_[at(op)].end(), [&](int32_t v) { return kept[at(v)] != 0; });
+  }
+
+  void set(int32_t op, bool keep, std::vector<uint8_t>& kept) const {
+    for (const int32_t value : chosen_[at(op)]) kept[at(value)] = keep;
   }
 
   void improve(int64_t budget, int64_t steps) {
     const int64_t stop = left_ - steps;
-    const CheckpointPlan* start = best_within(budget);
-    if (start == nullptr) return;
-    std::vector<uint8_t> kept = start->kept;
-    keep_more(budget, kept, (left_ + stop) / 2);
-    // From the next plan above the budget, too: with what it takes to fit it.
-    const auto above =
-        std::upper_bound(plans_.front.begin(), plans_.front.end(), budget,
-                         [](int64_t bytes, const CheckpointPlan& plan) { return bytes < plan.usage.peak; });
-    if (above == plans_.front.end()) return;
-    kept = above->kept;
-    if (drop_more(budget, kept, (left_ + 3 * stop) / 4)) keep_more(budget, kept, stop);
+    for (const double share : {1.0, 0.9, 0.75}) {
+      const CheckpointPlan* start = best_within(static_cast<int64_t>(share * static_cast<double>(budget)));
+      if (start == nullptr) break;
+      std::vector<uint8_t> kept = start->kept;
+      keep_more(budget, kept, left_ - (left_ - stop) / 4);
+    }
+    // More than the budget allows, and then what it takes to fit it.
+    for (const double excess : {0.01, 0.04, 0.1, 0.2}) {
+      const auto over = static_cast<int64_t>((1 + excess) * static_cast<double>(budget));
+      const CheckpointPlan* start = best_within(over);
+      if (start == nullptr || left_ <= stop) break;
+      std::vector<uint8_t> kept = start->kept;
+      if (drop_more(budget, kept, left_ - (left_ - stop) / 3)) keep_more(budget, kept, left_ - (left_ - stop) / 3);
+    }
   }
 
-  // Keeps segments, then values, as far as the budget allows: those first that save the most seconds a byte.
+  // Keeps segments, then the values of single operators, as far as the budget allows: those first that save most seconds a byte.
   void keep_more(int64_t budget, std::vector<uint8_t>& kept, int64_t stop) {
     Usage now = measure(kept);
     struct Group {
-      double worth;
-      std::vector<int32_t> values;
+      double worth = 0;
+      std::vector<int32_t> ops;
     };
     std::vector<Group> groups;
     std::vector<int32_t> group_of(step_.ops(), -1);
-    for (const int32_t value : choices_) {
-      const int32_t producer = simulator_.producers()[at(value)];
-      if (kept[at(value)] || !simulator_.repeated()[at(producer)] || !simulator_.wanted()[at(value)]) continue;
-      int32_t& group = group_of[at(simulator_.segments()[at(producer)])];
+    for (const int32_t op : choosing_) {
+      if (!simulator_.repeated()[at(op)]) continue;
+      int32_t& group = group_of[at(simulator_.segments()[at(op)])];
       if (group < 0) {
         group = static_cast<int32_t>(groups.size());
-        groups.push_back({0.0, {}});
+        groups.emplace_back();
       }
-      groups[at(group)].values.push_back(value);
+      if (wanted_bytes_[at(op)] > 0) groups[at(group)].ops.push_back(op);
     }
-    for (size_t i = groups.size(); i-- > 0;) {
-      if (groups[i].values.size() == 1) continue;
-      for (const int32_t value : groups[i].values) groups.push_back({0.0, {value}});
+    for (const int32_t op : choosing_) {
+      if (!simulator_.repeated()[at(op)]) continue;
+      groups.emplace_back();
+      groups.back().ops.push_back(op);
     }
     for (Group& group : groups) {
       double seconds = 0;
       double bytes = 1;
-      int32_t last = -1;
-      for (const int32_t value : group.values) {
-        const int32_t producer = simulator_.producers()[at(value)];
-        if (producer != last) seconds += step_.seconds[at(producer)];
-        last = producer;
-        bytes += static_cast<double>(step_.nbytes[at(value)]);
+      for (const int32_t op : group.ops) {
+        seconds += step_.seconds[at(op)];
+        bytes += static_cast<double>(chosen_bytes_[at(op)]);
       }
       group.worth = seconds / bytes;
     }
     std::stable_sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.worth > b.worth; });
+    std::vector<uint8_t> next;
     for (const Group& group : groups) {
       if (left_ <= stop) return;
-      if (std::all_of(group.values.begin(), group.values.end(), [&](int32_t v) { return kept[at(v)] != 0; })) continue;
-      std::vector<uint8_t> next = kept;
-      for (const int32_t value : group.values) next[at(value)] = 1;
+      if (std::all_of(group.ops.begin(), group.ops.end(), [&](int32_t op) { return keeps_all(op, kept); })) continue;
+      next = kept;
+      for (const int32_t op : group.ops) set(op, true, next);
       const Usage usage = try_plan(next);
       if (usage.peak > budget || usage.seconds > now.seconds) continue;
       if (usage.seconds == now.seconds && usage.peak >= now.peak) continue;
-      kept = std::move(next);
+      kept.swap(next);
       now = usage;
     }
   }
 
-  // Changes one value after the other until the budget is met: those first that save the most bytes a second.
+  // Changes one operator's values after the other's until the budget is met: those first that save the most bytes a second.
   bool drop_more(int64_t budget, std::vector<uint8_t>& kept, int64_t stop) {
     constexpr size_t kMostCandidates = 24;
     Usage now = measure(kept);
+    std::vector<uint8_t> next;
+    std::vector<uint8_t> found;
     while (now.peak > budget && left_ > stop) {
       measure(kept);
-      std::vector<int32_t> candidates = around(now.event, kept);
-      std::stable_sort(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) {
-        return seconds_a_byte(a) < seconds_a_byte(b);
-      });
-      if (candidates.size() > kMostCandidates) candidates.resize(kMostCandidates);
-      int32_t changed = -1;
-      Usage best = now;
-      double worth = 0;
-      for (const int32_t value : candidates) {
-        if (left_ <= stop) break;
-        kept[at(value)] ^= 1;
-        const Usage usage = try_plan(kept);
-        kept[at(value)] ^= 1;
-        const auto saved = static_cast<double>(now.peak - std::max(usage.peak, budget));
-        if (saved <= 0) continue;
-        const double gain = saved / std::max(usage.seconds - now.seconds, 1e-6 * total_seconds_);
-        if (changed >= 0 && gain <= worth) continue;
-        worth = gain;
-        best = usage;
-        changed = value;
+      std::vector<int32_t> candidates = around(now.event);
+      std::stable_sort(candidates.begin(), candidates.end(),
+                       [&](int32_t a, int32_t b) { return seconds_a_byte(a) < seconds_a_byte(b); });
+      if (candidates.size() > kMostCandidates) {
+        // The cheapest ones, and some of all kinds.
+        const size_t half = kMostCandidates / 2;
+        const size_t others = candidates.size() - half;
+        for (size_t i = 0; i < half; ++i) candidates[half + i] = candidates[half + i * others / half];
+        candidates.resize(kMostCandidates);
       }
-      if (changed < 0) return false;
-      kept[at(changed)] ^= 1;
+      Usage best = now;
+      double worth = -1;
+      for (const int32_t op : candidates) {
+        for (const Move move : {Move::kFlip, Move::kBefore, Move::kBehind}) {
+          if (left_ <= stop) break;
+          next = kept;
+          if (!make(move, op, next)) continue;
+          const Usage usage = try_plan(next);
+          const auto saved = static_cast<double>(now.peak - std::max(usage.peak, budget));
+          if (saved <= 0) continue;
+          const double gain = saved / std::max(usage.seconds - now.seconds, 1e-6 * total_seconds_);
+          if (gain <= worth) continue;
+          worth = gain;
+          best = usage;
+          found = next;
+        }
+      }
+      if (worth < 0) return false;
+      kept = found;
       now = best;
     }
     return now.peak <= budget;
   }
 
-  double seconds_a_byte(int32_t value) const {
-    return step_.seconds[at(simulator_.producers()[at(value)])] / static_cast<double>(step_.nbytes[at(value)] + 1);
+  double seconds_a_byte(int32_t op) const {
+    return step_.seconds[at(op)] / static_cast<double>(chosen_bytes_[at(op)] + 1);
+  }
+
+  // What takes the fewest seconds a byte is dropped first, each time a few operators more.
+  void drop_by_worth(int64_t steps) {
+    const int64_t stop = left_ - steps;
+    for (const bool late : {false, true}) {
+      std::vector<int32_t> ops = choosing_;
+      if (late) std::reverse(ops.begin(), ops.end());
+      std::stable_sort(ops.begin(), ops.end(), [&](int32_t a, int32_t b) { return seconds_a_byte(a) < seconds_a_byte(b); });
+      std::vector<uint8_t> kept(step_.values(), 1);
+      const auto stride = std::max<int64_t>(1, static_cast<int64_t>(ops.size()) * visit_cost_ * 2 / (steps + 1));
+      for (size_t i = 0; i < ops.size() && left_ > stop; ++i) {
+        set(ops[i], false, kept);
+        if (static_cast<int64_t>(i) % stride == 0) try_plan(kept);
+      }
+    }
   }
 
   // What nothing makes again counts as kept.
@@ -442,8 +541,12 @@ class Planner {
 
   const TrainingStep& step_;
   Simulator simulator_;
-  std::vector<uint8_t> useful_;
-  std::vector<int32_t> choices_;
+  std::vector<uint8_t> useful_;     // of values: backward reads it, or what follows from it
+  std::vector<int32_t> choices_;    // values that may be kept or made again
+  std::vector<int32_t> choosing_;   // operators that make such values
+  std::vector<std::vector<int32_t>> chosen_;  // of operators: these values
+  std::vector<std::vector<int32_t>> before_, behind_;  // of such operators: those whose values they read, and that read theirs
+  std::vector<int64_t> chosen_bytes_, wanted_bytes_;
   Row row_;
   int64_t total_bytes_ = 0;
   double total_seconds_ = 0;
