@@ -150,6 +150,12 @@ CutSolver::CutSolver(const CutGraph& graph) : graph_(graph), places_(graph.verti
   }
 }
 
+size_t CutSolver::width() const {
+  size_t most = 0;
+  for (const Place& place : places_) most = std::max(most, place.active.size());
+  return most;
+}
+
 // For each vertex, what it and the ones after it cost at least: the cheapest vertex of each of some disjoint connected
 // sets that weigh more than they may.
 std::vector<int64_t> CutSolver::least_to_come(const std::vector<int64_t>& bounds) const {
@@ -171,8 +177,8 @@ std::vector<int64_t> CutSolver::least_to_come(const std::vector<int64_t>& bounds
                                  : vertex.may_keep                  ? vertex.keep
                                                                     : vertex.drop);
     // Keeping costs `keep`, of which the line above has counted what cannot be avoided.
-    cheapest[at] = vertex.may_keep ? vertex.keep - std::min(vertex.keep, vertex.may_drop ? vertex.drop : vertex.keep)
-                                   : kNoBound;
+    cheapest[at] =
+        vertex.may_keep ? vertex.keep - std::min(vertex.keep, vertex.may_drop ? vertex.drop : vertex.keep) : kNoBound;
     weights[at] = vertex.may_drop ? vertex.weight : 0;
     if (!vertex.may_drop) continue;
     for (const int32_t u : after[at]) {

@@ -44,6 +44,9 @@ class CutSolver {
  public:
   explicit CutSolver(const CutGraph& graph);
 
+  // The most vertices that wait for a neighbour at once.
+  size_t width() const;
+
   // `bounds[v]`: what the piece of v may weigh once v is in it; they do not rise along the row where a piece shall keep all of
   // its vertices' bounds. Looks for costs below `limit`, with at most `states` states after each vertex. `price`: what a unit of
   // weight in an open piece is taken to cost when states must be forgotten.
@@ -51,9 +54,9 @@ class CutSolver {
 
  private:
   struct Place {
-    int32_t slot = -1;               // of the vertex itself; none where it is always kept or the last of its neighbours
+    int32_t slot = -1;  // of the vertex itself; none where it is always kept or the last of its neighbours
     std::vector<int32_t> neighbours;  // slots of the ones before it
-    std::vector<int32_t> active;     // slots in use afterwards
+    std::vector<int32_t> active;      // slots in use afterwards
     bool may_drop = true;
   };
 

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int32_t kBudgets = 20;
 constexpr size_t kStates = 32;
-constexpr int64_t kStepsAState = 4;  // takes as long as so many simulated events
-constexpr int32_t kBounds = 14;                                       // of segments, each 3/4 of the one before
+constexpr int64_t kStepsAState = 4;                                  // takes as long as so many simulated events
+constexpr int32_t kBounds = 14;                                      // of segments, each 3/4 of the one before
 constexpr double kPrices[] = {0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0};  // of all operators' seconds, in all values' bytes
 
 size_t at(int32_t index) { return static_cast<size_t>(index); }
@@ -102,15 +102,17 @@ class Planner {
   // Enters a plan in the front, unless another one is at least as good.
   bool enter(const std::vector<uint8_t>& kept, const Usage& usage) {
     auto& front = plans_.front;
-    const auto place = std::upper_bound(front.begin(), front.end(), usage.peak,
-                                        [](int64_t peak, const CheckpointPlan& plan) { return peak < plan.usage.peak; });
+    const auto place =
+        std::upper_bound(front.begin(), front.end(), usage.peak,
+                         [](int64_t peak, const CheckpointPlan& plan) { return peak < plan.usage.peak; });
     if (place != front.begin() && std::prev(place)->usage.seconds <= usage.seconds) return false;
     const auto beaten = [&](const CheckpointPlan& plan) {
       return plan.usage.peak >= usage.peak && plan.usage.seconds >= usage.seconds;
     };
     std::erase_if(front, beaten);
-    const auto after = std::upper_bound(front.begin(), front.end(), usage.peak,
-                                        [](int64_t peak, const CheckpointPlan& plan) { return peak < plan.usage.peak; });
+    const auto after =
+        std::upper_bound(front.begin(), front.end(), usage.peak,
+                         [](int64_t peak, const CheckpointPlan& plan) { return peak < plan.usage.peak; });
     front.insert(after, {kept, usage});
     return true;
   }
@@ -203,8 +205,6 @@ class Planner {
     }
     for (const CutVertex& vertex : row_.graph.vertices) total_bytes_ += vertex.keep;
     total_seconds_ = std::accumulate(row_.seconds.begin(), row_.seconds.end(), 0.0);
-    // What an operator costs again, in bytes, must not overflow whatever the unit of seconds is.
-    unit_ = total_seconds_ > 0 ? static_cast<double>(total_bytes_) / total_seconds_ : 0.0;
   }
 
   std::vector<uint8_t> kept_by(const Cut& cut) const {
@@ -222,7 +222,9 @@ class Planner {
 
   void price(double of_seconds) {
     for (size_t vertex = 0; vertex < row_.ops.size(); ++vertex) {
-      row_.graph.vertices[vertex].drop = std::llround(of_seconds * unit_ * row_.seconds[vertex]);
+      // Shares, so that nothing overflows whatever the unit of seconds is.
+      const double share = total_seconds_ > 0 ? row_.seconds[vertex] / total_seconds_ : 0.0;
+      row_.graph.vertices[vertex].drop = std::llround(of_seconds * static_cast<double>(total_bytes_) * share);
     }
   }
 
@@ -388,7 +390,8 @@ class Planner {
         counts = replay == event;
       }
       for (const int32_t value : chosen_[at(op)]) {
-        const int32_t end = simulator_.keeps(at(value)) ? simulator_.ends()[at(value)] : simulator_.last_reads()[at(value)];
+        const int32_t end =
+            simulator_.keeps(at(value)) ? simulator_.ends()[at(value)] : simulator_.last_reads()[at(value)];
         counts = counts || (op <= event && end >= event);
       }
       if (counts) candidates.push_back(op);
@@ -521,7 +524,8 @@ class Planner {
     for (const bool late : {false, true}) {
       std::vector<int32_t> ops = choosing_;
       if (late) std::reverse(ops.begin(), ops.end());
-      std::stable_sort(ops.begin(), ops.end(), [&](int32_t a, int32_t b) { return seconds_a_byte(a) < seconds_a_byte(b); });
+      std::stable_sort(ops.begin(), ops.end(),
+                       [&](int32_t a, int32_t b) { return seconds_a_byte(a) < seconds_a_byte(b); });
       std::vector<uint8_t> kept(step_.values(), 1);
       const auto stride = std::max<int64_t>(1, static_cast<int64_t>(ops.size()) * visit_cost_ * 2 / (steps + 1));
       for (size_t i = 0; i < ops.size() && left_ > stop; ++i) {
@@ -541,16 +545,16 @@ class Planner {
 
   const TrainingStep& step_;
   Simulator simulator_;
-  std::vector<uint8_t> useful_;     // of values: backward reads it, or what follows from it
-  std::vector<int32_t> choices_;    // values that may be kept or made again
-  std::vector<int32_t> choosing_;   // operators that make such values
+  std::vector<uint8_t> useful_;               // of values: backward reads it, or what follows from it
+  std::vector<int32_t> choices_;              // values that may be kept or made again
+  std::vector<int32_t> choosing_;             // operators that make such values
   std::vector<std::vector<int32_t>> chosen_;  // of operators: these values
-  std::vector<std::vector<int32_t>> before_, behind_;  // of such operators: those whose values they read, and that read theirs
+  std::vector<std::vector<int32_t>> before_,
+      behind_;  // of such operators: those whose values they read, and that read theirs
   std::vector<int64_t> chosen_bytes_, wanted_bytes_;
   Row row_;
   int64_t total_bytes_ = 0;
   double total_seconds_ = 0;
-  double unit_ = 0;
   int64_t left_;
   int64_t visit_cost_ = 0;
   Plans plans_;

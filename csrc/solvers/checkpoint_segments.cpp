@@ -11,7 +11,12 @@ namespace actcore {
 namespace {
 
 constexpr size_t kFewStates = 24;
-constexpr size_t kMostStates = 4096;
+constexpr size_t kMostStates = 1024;
+// So few vertices are open at once in chains, residual networks and dense blocks: the states of all of them fit.
+constexpr size_t kNarrow = 4;
+constexpr size_t kNarrowStates = 512;
+// What weight in an open piece is taken to cost, relative to what the best answer costs for all weight.
+constexpr double kPrices[] = {0.5, 0.25, 1.0, 2.0};
 
 using Neighbours = std::vector<std::vector<int32_t>>;
 
@@ -110,7 +115,8 @@ class Search {
       graph_.vertices.push_back({cost, 0, cost, true, cost > 0});
       std::vector<int32_t> before;
       for (const int32_t u : neighbours_[static_cast<size_t>(v)]) {
-        if (cost > 0 && costs[static_cast<size_t>(u)] > 0 && position[static_cast<size_t>(u)] < position[static_cast<size_t>(v)]) {
+        if (cost > 0 && costs[static_cast<size_t>(u)] > 0 &&
+            position[static_cast<size_t>(u)] < position[static_cast<size_t>(v)]) {
           before.push_back(position[static_cast<size_t>(u)]);
         }
       }
@@ -125,8 +131,15 @@ class Search {
     best_.kept_sum = total_;
     // A rough answer first: what it costs is the limit for all others.
     if (left_ >= static_cast<int64_t>(order_.size())) {
-      for (int64_t bound = total_; bound > 0; bound -= std::max<int64_t>(1, bound / 4)) {
-        solve(solver, bound, kFewStates, best());
+      for (const double price : kPrices) {
+        if (solver.width() <= kNarrow && price != kPrices[0]) break;
+        const int64_t before = best();
+        const double known = price_;
+        price_ = price;
+        for (int64_t bound = total_; bound > 0; bound -= std::max<int64_t>(1, bound / 4)) {
+          solve(solver, bound, kFewStates, best());
+        }
+        if (best() == before) price_ = known;
       }
     }
     struct Interval {
@@ -144,8 +157,8 @@ class Search {
       open.pop();
       const int64_t middle = interval.low + (interval.high - interval.low + 1) / 2;
       const auto per_vertex = static_cast<size_t>(share / (2 * static_cast<int64_t>(order_.size()) + 1));
-      const Cut cut = solve(solver, middle, std::clamp(per_vertex, kFewStates, kMostStates),
-                            best() - interval.low - 1);
+      const size_t states = solver.width() <= kNarrow ? kNarrowStates : std::clamp(per_vertex, kFewStates, kMostStates);
+      const Cut cut = solve(solver, middle, states, best() - interval.low - 1);
       const int64_t least = std::max(interval.least, cut.lower_bound);
       // Where the cut is the cheapest there is, a bound that it keeps, too, but not with room to spare, gives nothing new.
       int64_t high = middle;
@@ -167,7 +180,7 @@ class Search {
   int64_t best() const { return best_.kept_sum + best_.largest; }
 
   Cut solve(const CutSolver& solver, int64_t bound, size_t states, int64_t limit) {
-    const double price = static_cast<double>(best()) / (2.0 * static_cast<double>(std::max<int64_t>(total_, 1)));
+    const double price = price_ * static_cast<double>(best()) / static_cast<double>(std::max<int64_t>(total_, 1));
     Cut cut = solver.solve(std::vector<int64_t>(order_.size(), bound), limit, states, price);
     left_ -= cut.steps;
     best_.steps += cut.steps;
@@ -225,6 +238,7 @@ class Search {
   int64_t total_ = 0;
   int64_t left_;
   int64_t largest_ = 0;
+  double price_ = kPrices[0];
   int64_t closed_ = kNoBound;
   Segments best_;
 };

@@ -154,8 +154,8 @@ int64_t Simulator::replay(int32_t first, int64_t& left_over) {
     for (const int32_t value : step_.reads[at(op)]) {
       if (keeps_[at(value)] || stays(value) || last_in_segment_[at(value)] != op) continue;
       const auto& makes = step_.makes[at(op)];
-      const bool taken_over = std::any_of(makes.begin(), makes.end(),
-                                          [&](int32_t made) { return step_.reuses[at(made)] == value; });
+      const bool taken_over =
+          std::any_of(makes.begin(), makes.end(), [&](int32_t made) { return step_.reuses[at(made)] == value; });
       if (!taken_over) live -= step_.nbytes[at(value)];
     }
   }

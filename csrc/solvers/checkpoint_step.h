@@ -50,18 +50,22 @@ class Simulator {
   const std::vector<uint8_t>& wanted() const { return wanted_; }  // read by backward
   const std::vector<int32_t>& producers() const { return producers_; }
   const std::vector<int32_t>& forward_ends() const { return forward_ends_; }
-  const std::vector<int32_t>& last_reads() const { return last_reads_; }  // the last event of backward that reads it, or -1
+  const std::vector<int32_t>& last_reads() const {
+    return last_reads_;
+  }  // the last event of backward that reads it, or -1
 
   // `kept`: of each value; where there is no choice, the entry does not count.
   Usage run(const std::vector<uint8_t>& kept);
 
   // Of the last run.
   bool keeps(size_t value) const { return keeps_[value]; }
-  const std::vector<int64_t>& bytes() const { return bytes_; }         // the most during each event
-  const std::vector<uint8_t>& repeated() const { return repeated_; }   // of operators
-  const std::vector<int32_t>& segments() const { return segments_; }   // of operators that are repeated: the segment's first
+  const std::vector<int64_t>& bytes() const { return bytes_; }        // the most during each event
+  const std::vector<uint8_t>& repeated() const { return repeated_; }  // of operators
+  const std::vector<int32_t>& segments() const {
+    return segments_;
+  }  // of operators that are repeated: the segment's first
   const std::vector<int32_t>& replayed_at() const { return replayed_at_; }  // of a segment's first operator: the event
-  const std::vector<int32_t>& ends() const { return ends_; }           // of values: the last event of life, but for replays
+  const std::vector<int32_t>& ends() const { return ends_; }  // of values: the last event of life, but for replays
 
  private:
   void find_choices();

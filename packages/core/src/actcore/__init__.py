@@ -13,6 +13,8 @@ from actcore._version import __version__
 from actcore.allocation import Allocation, allocate, allocate_bits
 from actcore.autograd import save_for_backward, saved_tensors_of
 from actcore.bits import pack_bits, unpack_bits
+from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans
+from actcore.segments import CheckpointSegments, checkpoint_segments
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
@@ -36,12 +38,16 @@ from actcore.noise import Streams, current_rank, stream_of
 from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
 from actcore.steps import LevelFit, StepFit, fit_levels, fit_steps
+from actcore.training_step import StepUsage, TrainingStep, simulate
 
 __all__ = [
     "FLOATS",
     "INTEGERS",
     "Allocation",
     "BitMask",
+    "CheckpointPlan",
+    "CheckpointPlans",
+    "CheckpointSegments",
     "Codec",
     "Compressed",
     "Float8",
@@ -57,11 +63,15 @@ __all__ = [
     "Raw",
     "SavedTensor",
     "StepFit",
+    "StepUsage",
     "Streams",
+    "TrainingStep",
     "__version__",
     "allocate",
     "allocate_bits",
     "build_info",
+    "checkpoint_plans",
+    "checkpoint_segments",
     "compress",
     "current_rank",
     "decompress",
@@ -82,6 +92,7 @@ __all__ = [
     "save_for_backward",
     "saved_tensors",
     "saved_tensors_of",
+    "simulate",
     "stepwise",
     "stream_of",
     "uncompiled",
