@@ -38,7 +38,9 @@ class Planner {
   Plans run() {
     const std::vector<uint8_t> all(step_.values(), 1);
     try_plan(all);
-    if (choices_.size() < 20 && (int64_t{1} << choices_.size()) * visit_cost_ <= left_) {
+    if (choices_.empty()) {
+      plans_.exact = true;
+    } else if (choices_.size() < 20 && (int64_t{1} << choices_.size()) * visit_cost_ <= left_) {
       try_all();
       plans_.exact = true;
     } else {
@@ -52,6 +54,7 @@ class Planner {
       cut_for_budgets(budgets, total / 6);
       lower_peak(total / 16);
       for (size_t i = 0; i < budgets.size(); ++i) improve(budgets[i], left_ / static_cast<int64_t>(budgets.size() - i));
+      change_at_random();
     }
     for (CheckpointPlan& plan : plans_.front) tidy(plan);
     return std::move(plans_);
@@ -328,10 +331,20 @@ class Planner {
   }
 
   // Changes of one operator's values: they are kept or dropped, or dropped and those before or behind it kept instead, which
-  // moves the border of a segment.
-  enum class Move { kFlip, kBefore, kBehind };
+  // moves the border of a segment. Or the largest of several changes alone.
+  enum class Move { kFlip, kBefore, kBehind, kLargest };
+  static constexpr Move kMoves[] = {Move::kFlip, Move::kBefore, Move::kBehind, Move::kLargest};
 
   bool make(Move move, int32_t op, std::vector<uint8_t>& kept) const {
+    const auto& values = chosen_[at(op)];
+    if (move == Move::kLargest) {
+      if (values.size() < 2) return false;
+      const auto largest = std::max_element(values.begin(), values.end(), [&](int32_t a, int32_t b) {
+        return step_.nbytes[at(a)] < step_.nbytes[at(b)];
+      });
+      kept[at(*largest)] ^= 1;
+      return true;
+    }
     const bool keeps = keeps_all(op, kept);
     if (move != Move::kFlip && !keeps) return false;
     set(op, !keeps, kept);
@@ -364,7 +377,7 @@ class Planner {
       const Usage now = measure(kept);
       Usage best = now;
       for (const int32_t op : around(now.event)) {
-        for (const Move move : {Move::kFlip, Move::kBefore, Move::kBehind}) {
+        for (const Move move : kMoves) {
           if (left_ <= stop) return;
           next = kept;
           if (!make(move, op, next)) continue;
@@ -493,7 +506,7 @@ class Planner {
       Usage best = now;
       double worth = -1;
       for (const int32_t op : candidates) {
-        for (const Move move : {Move::kFlip, Move::kBefore, Move::kBehind}) {
+        for (const Move move : kMoves) {
           if (left_ <= stop) break;
           next = kept;
           if (!make(move, op, next)) continue;
@@ -512,6 +525,29 @@ class Planner {
       now = best;
     }
     return now.peak <= budget;
+  }
+
+  // What is left of the steps goes into known plans with a few values changed, the same ones each time. Small steps only have any.
+  void change_at_random() {
+    uint64_t state = 0x9e3779b97f4a7c15u;
+    const auto draw = [&](size_t count) {
+      state ^= state << 13;
+      state ^= state >> 7;
+      state ^= state << 17;
+      return static_cast<size_t>(state % count);
+    };
+    while (left_ > 0) {
+      const CheckpointPlan& plan = plans_.front[draw(2) == 0 ? 0 : draw(plans_.front.size())];
+      const int64_t budget = plan.usage.peak;
+      std::vector<uint8_t> kept = plan.kept;
+      for (size_t changes = 1 + draw(4); changes-- > 0;) kept[at(choices_[draw(choices_.size())])] ^= 1;
+      const Usage usage = try_plan(kept);
+      if (usage.peak <= budget) {
+        keep_more(budget, kept, left_ / 2);
+      } else if (drop_more(budget, kept, left_ / 2)) {
+        keep_more(budget, kept, left_ / 2);
+      }
+    }
   }
 
   double seconds_a_byte(int32_t op) const {

@@ -115,13 +115,13 @@ def require_consistent(plans):
 
 
 def test_the_search_and_its_bounds_against_every_choice():
-    # 14 to 18 choices, and as many simulations as a small part of them: the search itself, and not all choices.
+    # 14 to 19 choices, and fewer simulations than these make plans: the search itself.
     peaks, excess, compared = [], [], 0
     for seed in range(20):
         step = random_network(seed)
         length = 2 * len(step.reads) + len(step.backward) + len(step.nbytes)
         every = checkpoint_plans(step, max_steps=length << 20)
-        found = checkpoint_plans(step, max_steps=1000 * length)
+        found = checkpoint_plans(step, max_steps=8000 * length)
         require_consistent(found)
         if not every.exact or found.exact:
             continue
@@ -136,7 +136,7 @@ def test_the_search_and_its_bounds_against_every_choice():
             excess.append((within.seconds - best.seconds) / sum(step.seconds))
     assert compared >= 10
     assert sum(peaks) / len(peaks) <= 1.01
-    assert sum(excess) / len(excess) <= 0.02  # of a forward pass; 0.006 when it was written
+    assert sum(excess) / len(excess) <= 0.01  # of a forward pass
 
 
 @pytest.fixture(scope="module")
