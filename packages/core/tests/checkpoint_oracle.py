@@ -51,7 +51,9 @@ class Oracle:
         for op, read in enumerate(step.reads):
             from_lost = [self.can_repeat[self.producer[value]] for value in read if value in self.overwritten]
             self.can_repeat.append(step.repeatable[op] and all(from_lost))
-        self.optional = [value for value in range(len(step.nbytes)) if self.keeps(value, False) != self.keeps(value, True)]
+        self.optional = [
+            value for value in range(len(step.nbytes)) if self.keeps(value, False) != self.keeps(value, True)
+        ]
 
     def keeps(self, value, wish):
         if value in self.overwritten:

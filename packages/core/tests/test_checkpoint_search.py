@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from .checkpoint_graphs import cell_graph, dense_graph, residual_graph, small_graph
-from .checkpoint_oracle import least_total, pieces, total
 
 from actcore import checkpoint_segments
+
+from .checkpoint_graphs import cell_graph, dense_graph, residual_graph, small_graph
+from .checkpoint_oracle import least_total, pieces, total
 
 NETWORKS = {
     "ResNet-50": lambda: residual_graph((3, 4, 6, 3)),
@@ -50,7 +51,8 @@ def test_networks_are_proven_optimal(network):
 
 # What one tensor at each end of a segment allows, predicted for the original on its own graphs: these are at least as good.
 @pytest.mark.parametrize(
-    ("graph", "ratio"), [(residual_graph((3, 4, 6, 3)), 0.288), (dense_graph((6, 12, 24, 16)), 0.182), (cell_graph(), 0.157)]
+    ("graph", "ratio"),
+    [(residual_graph((3, 4, 6, 3)), 0.288), (dense_graph((6, 12, 24, 16)), 0.182), (cell_graph(), 0.157)],
 )
 def test_the_share_of_the_originals_graphs(graph, ratio):
     nbytes, edges = graph

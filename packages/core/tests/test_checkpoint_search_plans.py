@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from .checkpoint_graphs import Network, random_network, random_step, residual_step
-from .checkpoint_oracle import Oracle
 
 from actcore import TrainingStep, checkpoint_plans, simulate
+
+from .checkpoint_graphs import Network, random_network, random_step, residual_step
+from .checkpoint_oracle import Oracle
 
 CHAIN = TrainingStep(
     nbytes=[4, 5, 6],
@@ -176,7 +177,9 @@ def test_few_steps_still_give_plans(max_steps):
 @pytest.mark.parametrize("scale", [0.0, 1e-300, 1e300])
 def test_seconds_of_any_unit(scale):
     step = residual_step((1, 1, 1, 1))
-    scaled = TrainingStep(**{**vars(step), "seconds": [scale * seconds / sum(step.seconds) for seconds in step.seconds]})
+    scaled = TrainingStep(
+        **{**vars(step), "seconds": [scale * seconds / sum(step.seconds) for seconds in step.seconds]}
+    )
     plans = checkpoint_plans(scaled, max_steps=300_000)
     assert plans.front[0].peak < simulate(step, [True] * len(step.nbytes)).peak
     assert plans.front[-1].seconds == 0.0

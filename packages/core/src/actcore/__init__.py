@@ -13,8 +13,6 @@ from actcore._version import __version__
 from actcore.allocation import Allocation, allocate, allocate_bits
 from actcore.autograd import save_for_backward, saved_tensors_of
 from actcore.bits import pack_bits, unpack_bits
-from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans
-from actcore.segments import CheckpointSegments, checkpoint_segments
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
@@ -35,8 +33,10 @@ from actcore.info import build_info
 from actcore.kept import Kept
 from actcore.layout import Layout
 from actcore.noise import Streams, current_rank, stream_of
+from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans
 from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
+from actcore.segments import CheckpointSegments, checkpoint_segments
 from actcore.steps import LevelFit, StepFit, fit_levels, fit_steps
 from actcore.training_step import StepUsage, TrainingStep, simulate
 

@@ -86,7 +86,9 @@ class TrainingStep:
             if not isinstance(repeatable, bool):
                 raise TypeError(f"repeatable[{i}] must be a bool, got {repeatable!r}")
         for name in ("reads", "makes", "backward"):
-            object.__setattr__(self, name, tuple(_values(f"{name}[{i}]", row, values) for i, row in enumerate(getattr(self, name))))
+            object.__setattr__(
+                self, name, tuple(_values(f"{name}[{i}]", row, values) for i, row in enumerate(getattr(self, name)))
+            )
         producers = self._producers()
         for op, row in enumerate(self.reads):
             for value in row:
@@ -102,7 +104,9 @@ class TrainingStep:
         for op, row in enumerate(self.makes):
             for value in row:
                 if producers[value] >= 0:
-                    raise ValueError(f"makes must hold each value once, got {value} from operators {producers[value]} and {op}")
+                    raise ValueError(
+                        f"makes must hold each value once, got {value} from operators {producers[value]} and {op}"
+                    )
                 producers[value] = op
         if -1 in producers:
             raise ValueError(f"makes must hold each value once, got none with {producers.index(-1)}; leave out inputs")
