@@ -9,8 +9,8 @@ namespace {
 
 size_t at(int32_t index) { return static_cast<size_t>(index); }
 
-// At each event, the bytes that are alive where everything is kept, and those of them that another choice could save: of values
-// that wait for backward and that the event itself does not use.
+// At each event, the bytes that are alive where everything is kept, and those of them that another choice could save:
+// of values that wait for backward and that the event itself does not use.
 struct Savings {
   Simulator simulator;
   std::vector<int64_t> alive;

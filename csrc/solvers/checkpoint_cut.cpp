@@ -120,7 +120,8 @@ CutSolver::CutSolver(const CutGraph& graph) : graph_(graph), places_(graph.verti
         }
         place.slot = static_cast<int32_t>(std::find(used.begin(), used.end(), false) - used.begin());
       } else {
-        // Too wide: the one with neighbours furthest ahead is kept. One that must be dropped counts for the last resort.
+        // Too wide: the one with neighbours furthest ahead is kept. One that must be dropped counts for the last
+        // resort.
         const auto reach = [&](int32_t u) {
           return graph.vertices[static_cast<size_t>(u)].may_keep ? last[static_cast<size_t>(u)] : -1;
         };

@@ -6,8 +6,8 @@
 // recomputation algorithms for memory-efficient backpropagation", NeurIPS 2019), with the pieces that are still open in
 // the state: a state says for each vertex with neighbours to come whether it is kept, or else which piece it is in, and
 // what each such piece weighs. Of states that agree in the former, those that cost no less and weigh no less are left
-// out. The number of states is bounded; where it forgets some, the bound says so. On chains, and on the narrow graphs that
-// networks are, it forgets none at a few hundred states.
+// out. The number of states is bounded; where it forgets some, the bound says so. On chains, and on the narrow graphs
+// that networks are, it forgets none at a few hundred states.
 #pragma once
 
 #include <cstddef>
@@ -47,9 +47,9 @@ class CutSolver {
   // The most vertices that wait for a neighbour at once.
   size_t width() const;
 
-  // `bounds[v]`: what the piece of v may weigh once v is in it; they do not rise along the row where a piece shall keep all of
-  // its vertices' bounds. Looks for costs below `limit`, with at most `states` states after each vertex. `price`: what a unit of
-  // weight in an open piece is taken to cost when states must be forgotten.
+  // `bounds[v]`: what the piece of v may weigh once v is in it; they do not rise along the row where a piece shall keep
+  // all of its vertices' bounds. Looks for costs below `limit`, with at most `states` states after each vertex.
+  // `price`: what a unit of weight in an open piece is taken to cost when states must be forgotten.
   Cut solve(const std::vector<int64_t>& bounds, int64_t limit, size_t states, double price) const;
 
  private:

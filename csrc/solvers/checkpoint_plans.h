@@ -1,11 +1,14 @@
-// Which values of a training step are kept, so that its peak is low and what is computed again takes little time: the plans that
-// no other one beats in both.
+// Which values of a training step are kept, so that its peak is low and what is computed again takes little time: the
+// plans that no other one beats in both.
 //
-// Few choices are all tried. Where there are more, plans come from three sources, all measured by the simulation of the step:
+// Few choices are all tried. Where there are more, plans come from three sources, all measured by the simulation of the
+// step:
 //   1. `CutSolver`, for prices of a second and bounds on what a segment makes at once;
-//   2. the same for each of a row of budgets, with bounds that follow from it: a segment may take what is left by the budget when
+//   2. the same for each of a row of budgets, with bounds that follow from it: a segment may take what is left by the
+//   budget when
 //      it is repeated;
-//   3. local search at each of these budgets: keep what there is room for, drop what is cheap to make again and alive at the
+//   3. local search at each of these budgets: keep what there is room for, drop what is cheap to make again and alive
+//   at the
 //      peak.
 // The plans do not depend on the budget that is asked for: a larger one never takes more seconds.
 #pragma once

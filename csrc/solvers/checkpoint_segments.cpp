@@ -34,7 +34,8 @@ Neighbours neighbours_of(size_t count, const std::vector<std::pair<int32_t, int3
   return neighbours;
 }
 
-// The vertices in the order given, or each time the one that leaves the fewest with neighbours to come: whichever is narrower.
+// The vertices in the order given, or each time the one that leaves the fewest with neighbours to come: whichever is
+// narrower.
 std::vector<int32_t> narrow_order(const Neighbours& neighbours, const std::vector<int64_t>& costs) {
   const size_t count = neighbours.size();
   const auto width = [&](const std::vector<int32_t>& order) {
@@ -160,7 +161,8 @@ class Search {
       const size_t states = solver.width() <= kNarrow ? kNarrowStates : std::clamp(per_vertex, kFewStates, kMostStates);
       const Cut cut = solve(solver, middle, states, best() - interval.low - 1);
       const int64_t least = std::max(interval.least, cut.lower_bound);
-      // Where the cut is the cheapest there is, a bound that it keeps, too, but not with room to spare, gives nothing new.
+      // Where the cut is the cheapest there is, a bound that it keeps, too, but not with room to spare, gives nothing
+      // new.
       int64_t high = middle;
       if (cut.found && cut.cost == cut.lower_bound) high = std::min(middle, largest_ - 1);
       if (middle == interval.high && high == middle && interval.low + 1 == middle) {

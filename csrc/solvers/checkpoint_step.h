@@ -1,10 +1,10 @@
-// A training step in numbers: operators of the forward pass, the values that they make, and the steps of backward that read
-// some of them; and what a choice of values to keep takes in bytes at each moment, and in seconds.
+// A training step in numbers: operators of the forward pass, the values that they make, and the steps of backward that
+// read some of them; and what a choice of values to keep takes in bytes at each moment, and in seconds.
 //
-// Events are the operators, in order, and then the steps of backward. What is not kept and still needed is made again from
-// what is kept. The operators that do so fall into segments, connected by the values that they hand to each other; a
-// segment is repeated as a whole when backward first reads one of its values. Its values that backward reads live until
-// their last reader, the others until their last reader in the segment.
+// Events are the operators, in order, and then the steps of backward. What is not kept and still needed is made again
+// from what is kept. The operators that do so fall into segments, connected by the values that they hand to each other;
+// a segment is repeated as a whole when backward first reads one of its values. Its values that backward reads live
+// until their last reader, the others until their last reader in the segment.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 """Graphs and training steps of the sizes that networks have, and small ones at random, for the checkpoint solvers."""
 
+import itertools
 import random
 
 from actcore import TrainingStep
@@ -37,7 +38,7 @@ def residual_graph(blocks):
 
 
 def dense_graph(blocks, growth=32):
-    """DenseNet, with a concatenation for each layer: (6, 12, 24, 16) for DenseNet-121, (6, 12, 48, 32) for DenseNet-201."""
+    """DenseNet, with a concatenation for each layer: (6, 12, 24, 16) for 121 layers, (6, 12, 48, 32) for 201."""
     graph, pixels, width = Graph(), 56 * 56, 64
     x = graph.add(64 * pixels, graph.add(256 * pixels, graph.add(256 * pixels, 0)))
     for stage, count in enumerate(blocks):
@@ -94,7 +95,7 @@ def small_graph(seed):
     elif kind == "branched":
         first = draw.randint(1, inner - 1)
         left, right = [0, *range(1, first + 1), last], [0, *range(first + 1, last), last]
-        edges = [*zip(left, left[1:], strict=False), *zip(right, right[1:], strict=False)]
+        edges = [*itertools.pairwise(left), *itertools.pairwise(right)]
     elif kind == "random":
         density = draw.choice((0.2, 0.4, 0.7))
         edges = []
@@ -152,7 +153,7 @@ class Network:
 
 
 def residual_step(blocks):
-    """ResNet with bottlenecks, with what its backward reads: convolutions' and normalisations' inputs, activations' results."""
+    """ResNet with bottlenecks, with what its backward reads."""
     net, pixels = Network(), 56 * 56
     x = net.rectify(net.normalise(net.add(256 * pixels, (), 40.0 * pixels)))
     x = net.add(64 * pixels, [x], 0.1 * pixels, saves=[x], small=128 * pixels)

@@ -49,7 +49,7 @@ def test_networks_are_proven_optimal(network):
     assert found.gap == 0.0
 
 
-# What one tensor at each end of a segment allows, predicted for the original on its own graphs: these are at least as good.
+# What the original predicts on its own graphs of these networks, with one tensor at each end of a segment.
 @pytest.mark.parametrize(
     ("graph", "ratio"),
     [(residual_graph((3, 4, 6, 3)), 0.288), (dense_graph((6, 12, 24, 16)), 0.182), (cell_graph(), 0.157)],

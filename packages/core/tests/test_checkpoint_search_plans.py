@@ -29,7 +29,7 @@ def test_a_chain_by_hand():
     assert without.nbytes == (4, 9, 15, 10 + 10, 9 + 20, 4 + 30)
     assert (without.seconds, without.segments) == (2.0, ((1,),))
 
-    # Nothing is kept: all three are made again at the first step, and each lives to its reader. Operator 0 reads no value.
+    # Nothing is kept: all three are made again at the first step, and each lives to its reader.
     nothing = simulate(CHAIN, [False] * 3)
     assert nothing.nbytes == (4, 9, 11, 15 + 10, 9 + 20, 4 + 30)
     assert (nothing.seconds, nothing.segments) == (6.0, ((0, 1, 2),))
@@ -148,7 +148,7 @@ def resnet():
 def test_a_network(resnet):
     require_consistent(resnet)
     everything = resnet.front[-1].peak
-    # Two fifths of the peak for less than a fifth of the forward pass, which is a third of the step: 1.06 times the time.
+    # The forward pass is about a third of a step: a fifth of it is 7 % of the time.
     assert resnet.within(everything * 2 // 5).seconds < 0.2 * sum(resnet.step.seconds)
     assert resnet.front[0].peak < 0.3 * everything
 

@@ -1,4 +1,4 @@
-"""``checkpoint_plans``: which values of a training step to keep, for the least peak, and the least time within a budget."""
+"""``checkpoint_plans``: which values of a training step to keep, for the least peak or the least time in a budget."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class CheckpointPlans:
 def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None) -> CheckpointPlans:
     """Finds out what keeping fewer values of a training step can save in bytes, and what it costs in seconds.
 
-    Every plan is measured by the simulation that ``simulate`` is. With few values all choices are tried. Otherwise plans
-    come from dynamic programming over the row of operators, with the segments that are still open in its state (after the
-    cuts of Kusumoto et al., "A graph theoretic framework of recomputation algorithms for memory-efficient
+    Every plan is measured by the simulation that ``simulate`` is. With few values all choices are tried. Otherwise
+    plans come from dynamic programming over the row of operators, with the segments that are open in its state (after
+    the cuts of Kusumoto et al., "A graph theoretic framework of recomputation algorithms for memory-efficient
     backpropagation", NeurIPS 2019), for many prices of a second and bounds on a segment, and from a local search at 20
     budgets between the least peak and that of keeping everything. The bounds say how far from the best they can be:
     ``peak_bound`` follows from what every choice has alive at an event, ``seconds_bound`` from what the bytes above the

@@ -1,4 +1,4 @@
-"""``TrainingStep``: forward and backward in numbers, and what keeping some values of it takes in bytes and in seconds."""
+"""``TrainingStep``: forward and backward in numbers, and ``simulate``: what a choice of values to keep takes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class TrainingStep:
         backward: of each step of backward, in its order, the values that it reads.
         other: of each event, bytes that are alive whatever is kept: gradients, temporaries of backward. Empty: none.
         repeatable: of each operator, whether it gives the same again. Empty: all do.
-        scratch: of each operator, bytes that it takes only while it runs, the first time and when it is repeated. Empty:
-            none.
-        reuses: of each value, the value that its operator has overwritten with it, or ``None``: both are the same memory.
+        scratch: of each operator, bytes that it takes only while it runs, the first time and when it is repeated.
+            Empty: none.
+        reuses: of each value, the one that its operator has overwritten with it, or ``None``: they share the memory.
             An overwritten value is not kept. Empty: none.
-        until: of each value, the event up to which it is alive whatever is kept, or ``None``. A value that is alive up to
+        until: of each value, the event up to which it is alive whatever is kept, or ``None``. What is alive up to
             the last event, such as a result that the caller holds, is kept. Empty: none.
 
     Raises:
         TypeError: an attribute is no sequence of what it must hold.
-        ValueError: lengths that differ, a number out of range, a value that is made twice or never, or read before it is
-            made or after it is overwritten. The message says which.
+        ValueError: lengths that differ, a number out of range, a value that is made twice or never, or read before
+            it is made or after it is overwritten. The message says which.
     """
 
     nbytes: Sequence[int]
@@ -130,7 +130,8 @@ class TrainingStep:
             _require_int(f"reuses[{value}]", old)
             if not 0 <= old < len(self.nbytes) or producers[old] >= producers[value] or old in overwritten:
                 raise ValueError(
-                    f"reuses[{value}] must be a value of an earlier operator that nothing else overwrites, or None, got {old}"
+                    f"reuses[{value}] must be a value of an earlier operator that nothing else overwrites, or None, "
+                    f"got {old}"
                 )
             overwritten[old] = value
             if max(last_use[old], self.until[old] or 0) > producers[value] or old not in self.reads[producers[value]]:
@@ -178,7 +179,7 @@ def simulate(step: TrainingStep, kept: Sequence[bool]) -> StepUsage:
     A value lives from the operator that makes it to the last one that reads it, and if it is kept, to the last step of
     backward that needs it. What is not kept and still needed is made again from what is kept. The operators that do so
     fall into segments, connected by the values that they hand to each other. A segment is repeated as a whole, when
-    backward first reads one of its values; those live until backward reads them last, the others until the segment does.
+    backward first reads one of its values; these live until backward reads them last, others until the segment does.
     What nobody needs is not repeated. An operator that is not repeatable keeps its values whatever ``kept`` says.
 
     Between two steps of backward, where a segment is repeated, ``other`` is the smaller of the two.
