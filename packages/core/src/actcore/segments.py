@@ -53,11 +53,11 @@ def checkpoint_segments(
     """Picks the tensors of a computation graph to keep, so that they and the largest segment take the fewest bytes.
 
     The objective of Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021):
-    the sum of what is kept, plus the largest sum of a segment, which are the connected pieces of what is not kept. There
-    segments have one tensor at each end; here any set may be kept, so that one may have several boundary tensors, and
-    the optimum is no worse. For a bound on the largest segment the cheapest set comes from dynamic programming along
-    the graph; a bisection over bounds closes on the best. It is proven optimal for chains and graphs as narrow as ResNet or
-    DenseNet; where ``max_steps`` ends it early, ``gap`` says how far off it can be.
+    the sum of what is kept, plus the largest sum of a segment, which are the connected pieces of what is not kept.
+    There segments have one tensor at each end; here any set may be kept, so that one may have several boundary
+    tensors, and the optimum is no worse. For a bound on the largest segment the cheapest set comes from dynamic
+    programming along the graph; a bisection over bounds closes on the best. It is proven optimal for chains and
+    graphs as narrow as ResNet or DenseNet; where ``max_steps`` ends it early, ``gap`` says how far off it can be.
 
     Tensors of 0 bytes are kept: what costs nothing to keep, such as the graph's input and result, gets this size.
 
