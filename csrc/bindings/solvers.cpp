@@ -3,6 +3,9 @@
 #include <pybind11/stl.h>
 
 #include "solvers/allocation.h"
+#include "solvers/checkpoint_plans.h"
+#include "solvers/checkpoint_segments.h"
+#include "solvers/checkpoint_step.h"
 #include "solvers/steps.h"
 
 namespace py = pybind11;
@@ -45,6 +48,46 @@ std::vector<Levels> solve_levels(const std::vector<double>& values, const std::v
   return result;
 }
 
+using Found = std::tuple<std::vector<uint8_t>, int64_t, int64_t, int64_t, int64_t>;
+
+Found solve_segments(const std::vector<int64_t>& nbytes, const std::vector<std::pair<int32_t, int32_t>>& edges,
+                     int64_t max_steps) {
+  Segments found = find_segments(nbytes, edges, max_steps);
+  return {std::move(found.kept), found.kept_sum, found.largest, found.lower_bound, found.steps};
+}
+
+using Lists = std::vector<std::vector<int32_t>>;
+
+TrainingStep make_step(std::vector<int64_t> nbytes, std::vector<int32_t> reuses, std::vector<int32_t> until,
+                       Lists reads, Lists makes, std::vector<double> seconds, std::vector<uint8_t> repeatable,
+                       std::vector<int64_t> scratch, Lists backward, std::vector<int64_t> other) {
+  return {std::move(nbytes),  std::move(reuses),     std::move(until),   std::move(reads),    std::move(makes),
+          std::move(seconds), std::move(repeatable), std::move(scratch), std::move(backward), std::move(other)};
+}
+
+using Simulated = std::tuple<int64_t, int32_t, double, std::vector<int64_t>, std::vector<int32_t>>;
+
+Simulated simulate(const TrainingStep& step, const std::vector<uint8_t>& kept) {
+  Simulator simulator(step);
+  const Usage usage = simulator.run(kept);
+  std::vector<int64_t> bytes(simulator.bytes().begin(),
+                             simulator.bytes().begin() + static_cast<int64_t>(step.events()));
+  return {usage.peak, usage.event, usage.seconds, std::move(bytes), simulator.segments()};
+}
+
+using Front = std::tuple<std::vector<std::tuple<std::vector<uint8_t>, int64_t, double>>, bool, int64_t>;
+
+Front solve_plans(const TrainingStep& step, int64_t max_steps) {
+  Plans found = find_plans(step, max_steps);
+  Front result;
+  for (CheckpointPlan& plan : found.front) {
+    std::get<0>(result).emplace_back(std::move(plan.kept), plan.usage.peak, plan.usage.seconds);
+  }
+  std::get<1>(result) = found.exact;
+  std::get<2>(result) = found.steps;
+  return result;
+}
+
 }  // namespace
 
 void bind_solvers(py::module_& m) {
@@ -58,6 +101,21 @@ void bind_solvers(py::module_& m) {
   m.def("fit_levels", solve_levels, py::arg("values"), py::arg("weights"), py::arg("candidates"), py::arg("counts"),
         py::call_guard<py::gil_scoped_release>(),
         "For each number of levels: the candidates chosen, and the error. The arguments have been checked.");
+  m.def("find_segments", solve_segments, py::arg("nbytes"), py::arg("edges"), py::arg("max_steps"),
+        py::call_guard<py::gil_scoped_release>(),
+        "What is kept, its sum, the largest segment's, a lower bound of both together, and steps. Checked, too.");
+  py::class_<TrainingStep>(m, "TrainingStep", "The lists of an actcore.TrainingStep, which has checked them.")
+      .def(py::init(&make_step), py::arg("nbytes"), py::arg("reuses"), py::arg("until"), py::arg("reads"),
+           py::arg("makes"), py::arg("seconds"), py::arg("repeatable"), py::arg("scratch"), py::arg("backward"),
+           py::arg("other"));
+  m.def("simulate", simulate, py::arg("step"), py::arg("kept"), py::call_guard<py::gil_scoped_release>(),
+        "Peak, its event, seconds, the bytes of each event, and for each operator its segment's first one, or -1.");
+  m.def("find_plans", solve_plans, py::arg("step"), py::arg("max_steps"), py::call_guard<py::gil_scoped_release>(),
+        "The plans (kept, peak, seconds) by rising peak, whether none is missing, and steps.");
+  m.def("least_peak_bound", least_peak_bound, py::arg("step"), py::call_guard<py::gil_scoped_release>(),
+        "No choice of kept values has a lower peak.");
+  m.def("least_seconds_bounds", least_seconds_bounds, py::arg("step"), py::arg("budgets"),
+        py::call_guard<py::gil_scoped_release>(), "For each budget, no choice within it takes fewer seconds.");
 }
 
 }  // namespace actcore

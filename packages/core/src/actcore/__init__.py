@@ -33,15 +33,21 @@ from actcore.info import build_info
 from actcore.kept import Kept
 from actcore.layout import Layout
 from actcore.noise import Streams, current_rank, stream_of
+from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans
 from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
+from actcore.segments import CheckpointSegments, checkpoint_segments
 from actcore.steps import LevelFit, StepFit, fit_levels, fit_steps
+from actcore.training_step import StepUsage, TrainingStep, simulate
 
 __all__ = [
     "FLOATS",
     "INTEGERS",
     "Allocation",
     "BitMask",
+    "CheckpointPlan",
+    "CheckpointPlans",
+    "CheckpointSegments",
     "Codec",
     "Compressed",
     "Float8",
@@ -57,11 +63,15 @@ __all__ = [
     "Raw",
     "SavedTensor",
     "StepFit",
+    "StepUsage",
     "Streams",
+    "TrainingStep",
     "__version__",
     "allocate",
     "allocate_bits",
     "build_info",
+    "checkpoint_plans",
+    "checkpoint_segments",
     "compress",
     "current_rank",
     "decompress",
@@ -82,6 +92,7 @@ __all__ = [
     "save_for_backward",
     "saved_tensors",
     "saved_tensors_of",
+    "simulate",
     "stepwise",
     "stream_of",
     "uncompiled",

@@ -15,3 +15,26 @@ def fit_steps(
 def fit_levels(
     values: list[float], weights: list[float], candidates: list[float], counts: list[int]
 ) -> list[tuple[list[int], float]]: ...
+def find_segments(
+    nbytes: list[int], edges: list[tuple[int, int]], max_steps: int
+) -> tuple[list[int], int, int, int, int]: ...
+
+class TrainingStep:
+    def __init__(
+        self,
+        nbytes: list[int],
+        reuses: list[int],
+        until: list[int],
+        reads: list[list[int]],
+        makes: list[list[int]],
+        seconds: list[float],
+        repeatable: list[int],
+        scratch: list[int],
+        backward: list[list[int]],
+        other: list[int],
+    ) -> None: ...
+
+def simulate(step: TrainingStep, kept: list[int]) -> tuple[int, int, float, list[int], list[int]]: ...
+def find_plans(step: TrainingStep, max_steps: int) -> tuple[list[tuple[list[int], int, float]], bool, int]: ...
+def least_peak_bound(step: TrainingStep) -> int: ...
+def least_seconds_bounds(step: TrainingStep, budgets: list[int]) -> list[float]: ...

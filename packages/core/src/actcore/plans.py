@@ -1,0 +1,111 @@
+"""``checkpoint_plans``: which values of a training step to keep, for the least peak or the least time in a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import actcore._native as _native
+from actcore.training_step import TrainingStep, _require_int, _require_step
+
+_SIMULATIONS = 10_000
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """A choice of values to keep.
+
+    Attributes:
+        kept: of each value, whether it is kept. Values that nothing needs again count as kept.
+        peak: the most bytes at once, as ``simulate`` has it.
+        seconds: of the operators that are repeated.
+        seconds_bound: no choice that fits what was asked for (the budget of ``CheckpointPlans.within``, else ``peak``)
+            repeats operators of fewer seconds. Equal to ``seconds`` where the plan is proven optimal.
+    """
+
+    kept: tuple[bool, ...]
+    peak: int
+    seconds: float
+    seconds_bound: float
+
+
+@dataclass(frozen=True)
+class CheckpointPlans:
+    """The plans of a step that none other beats in both peak and seconds, as far as they are known.
+
+    Attributes:
+        step: the numbers that they are for.
+        front: by rising peak and falling seconds. The first has the least peak, the last repeats nothing.
+        exact: whether all choices were tried: then no plan is missing.
+        peak_bound: no choice has a lower peak. Equals the first plan's peak where ``exact``.
+        steps: events that were simulated and partial solutions that were looked at.
+    """
+
+    step: TrainingStep = field(repr=False)
+    front: tuple[CheckpointPlan, ...]
+    exact: bool
+    peak_bound: int
+    steps: int
+
+    def within(self, budget: int) -> CheckpointPlan:
+        """The plan that repeats the least within a peak of ``budget`` bytes. More budget never takes more seconds.
+
+        Raises:
+            TypeError: ``budget`` is not an int.
+            ValueError: no known plan fits. The message names the least budget that one does.
+        """
+        _require_int("budget", budget)
+        fitting = [plan for plan in self.front if plan.peak <= budget]
+        if not fitting:
+            least = self.front[0].peak
+            proof = "" if self.exact else f" (none is possible below {self.peak_bound})"
+            raise ValueError(f"budget must be at least {least} bytes, the least peak of all plans{proof}, got {budget}")
+        plan = fitting[-1]
+        if self.exact:
+            return plan
+        # A larger budget than the plan's before any is used does not fit in int64.
+        asked = min(budget, self.front[-1].peak)
+        (bound,) = _native.least_seconds_bounds(self.step._native(), [asked])
+        return CheckpointPlan(plan.kept, plan.peak, plan.seconds, min(bound, plan.seconds))
+
+
+def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None) -> CheckpointPlans:
+    """Finds out what keeping fewer values of a training step can save in bytes, and what it costs in seconds.
+
+    Every plan is measured by the simulation that ``simulate`` is. With few values all choices are tried. Otherwise
+    plans come from dynamic programming over the row of operators, with the segments that are open in its state (after
+    the cuts of Kusumoto et al., "A graph theoretic framework of recomputation algorithms for memory-efficient
+    backpropagation", NeurIPS 2019), for many prices of a second and bounds on a segment, and from a local search at 20
+    budgets between the least peak and that of keeping everything. The bounds say how far from the best they can be:
+    ``peak_bound`` follows from what every choice has alive at an event, ``seconds_bound`` from what the bytes above the
+    budget cost at least.
+
+    The same step gives the same plans. Keeping everything is always among them. Other Python threads run meanwhile.
+
+    Args:
+        step: the numbers.
+        max_steps: bounds the time (15 to 50 ns a step). ``None``: as many as 10,000 simulations take.
+
+    Raises:
+        TypeError: ``step`` is no ``TrainingStep``, or ``max_steps`` no int.
+        ValueError: ``max_steps`` is out of range.
+    """
+    _require_step(step)
+    if max_steps is None:
+        max_steps = _SIMULATIONS * (2 * len(step.reads) + len(step.backward) + len(step.nbytes))
+    require_steps(max_steps)
+    native = step._native()
+    found, exact, steps = _native.find_plans(native, max_steps)
+    peaks = [peak for _, peak, _ in found]
+    bounds = [seconds for *_, seconds in found] if exact else _native.least_seconds_bounds(native, peaks)
+    front = tuple(
+        CheckpointPlan(tuple(map(bool, kept)), peak, seconds, min(bound, seconds))
+        for (kept, peak, seconds), bound in zip(found, bounds, strict=True)
+    )
+    return CheckpointPlans(step, front, exact, peaks[0] if exact else _native.least_peak_bound(native), steps)
+
+
+def require_steps(max_steps: int) -> None:
+    """``max_steps`` is an int in range."""
+    _require_int("max_steps", max_steps)
+    if not 0 <= max_steps < 1 << 40:
+        raise ValueError(f"max_steps must be from 0 to 2**40 - 1, got {max_steps}; None is the default")
