@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from bench.data import Graph, digits, load
+from bench.fewbit import measure, sentences, training
+from bench.fewbit.bert import Recipe
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.results import Results
@@ -67,3 +69,26 @@ def results() -> Results:
         ],
         seconds=90.0,
     )
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder with a corpus of 40 pairs for training and 10 held out."""
+    folder = tmp_path / "data" / sentences.FOLDER
+    folder.mkdir(parents=True)
+    for file, count in zip(sentences.FILES, (40, 10), strict=True):
+        rows = [
+            f'1\t1\t2\tThe {n} cats, said Ann, "sat" on the mat.\tOn the mat sat {n} cats, Ann said.'
+            for n in range(count)
+        ]
+        (folder / file).write_text("\n".join(["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows]) + "\n")
+    return folder.parent
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """Of a training of a second."""
+    tiny = Recipe(layers=1, width=16, heads=2, vocabulary=20, length=32, batch=8, steps=4, warm_up=2)
+    monkeypatch.setattr(measure, "Recipe", lambda **_: tiny)
+    monkeypatch.setattr(training, "STRIDE", 2)
+    return tiny

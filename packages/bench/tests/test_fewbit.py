@@ -11,15 +11,13 @@ import torch
 from torch import nn
 
 from bench import cli, records
-from bench.errors import BenchError
-from bench.fewbit import bert, measure, memory, roberta, sentences, step_time, training
-from bench.fewbit.bert import Masked, Recipe
+from bench.fewbit import measure, memory, roberta, sentences, step_time, training
 from bench.fewbit.notes import learned
 from bench.fewbit.report import render
 from bench.fewbit.results import FewBitResults, Peak, Times
 from bench.fewbit.roberta import WAYS, Shape
 from bench.fewbit.training import BertRun
-from bench.fewbit.unfinished import Unfinished, partial_file
+from bench.fewbit.unfinished import partial_file
 from bench.machine import Machine
 from bench.table import console
 from bench.vision.memory import graph_bytes
@@ -27,34 +25,10 @@ from integrations.fewbit import RandomizedLinear
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 TINY = Shape(layers=1, hidden=32, heads=2, vocabulary=50, length=16)
-HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    """A folder with a corpus of 40 pairs for training and 10 held out."""
-    folder = tmp_path / "data" / sentences.FOLDER
-    folder.mkdir(parents=True)
-    for file, count in zip(sentences.FILES, (40, 10), strict=True):
-        rows = [
-            f'1\t1\t2\tThe {n} cats, said Ann, "sat" on the mat.\tOn the mat sat {n} cats, Ann said.'
-            for n in range(count)
-        ]
-        (folder / file).write_text("\n".join([HEADINGS, *rows]) + "\n")
-    return folder.parent
-
-
-@pytest.fixture
-def recipe(monkeypatch):
-    """Of a training of a second."""
-    tiny = Recipe(layers=1, width=16, heads=2, vocabulary=20, length=32, batch=8, steps=4, warm_up=2)
-    monkeypatch.setattr(measure, "Recipe", lambda **_: tiny)
-    monkeypatch.setattr(training, "STRIDE", 2)
-    return tiny
 
 
 def text_of(results):
@@ -62,132 +36,6 @@ def text_of(results):
     with output.capture() as captured:
         output.print(render(results))
     return captured.get()
-
-
-# sentences
-
-
-def test_words_are_numbered_by_frequency(corpus):
-    found = sentences.load(8, 64, corpus)
-    assert len(found.train) == 40
-    assert len(found.held_out) == 10
-    # "the" and the comma come three times a pair and have the numbers 5 and 6; of those that come twice, "cats" is the
-    # first in the text and has 7. All others have 1.
-    first = found.train.tokens[0]
-    length = int(found.train.lengths()[0])
-    assert first[:8].tolist() == [sentences.START, 5, 1, 7, 6, 1, 1, 6]
-    assert first[length - 1] == sentences.END
-    assert not first[length:].any()
-    assert str(found).startswith("MRPC (40 pairs of sentences for training, 10 held out")
-
-
-def test_both_sentences_count_their_positions_from_one(corpus):
-    pairs = sentences.load(50, 64, corpus).train
-    second = pairs.segments[0] == 1
-    assert pairs.positions[0][second].tolist() == list(range(1, int(second.sum()) + 1))
-    assert pairs.positions[0][0] == 0
-    assert pairs.positions[0][1] == 1
-
-
-def test_pairs_that_do_not_fit_are_left_out(corpus):
-    longest = int(sentences.load(50, 64, corpus).train.lengths().max())
-    assert len(sentences.load(50, longest, corpus).train) == 40
-    assert len(sentences.load(50, longest - 1, corpus).train) == 0
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"no headings\n", HEADINGS.encode() + b"\n", HEADINGS.encode() + b"\n1\t2\t3\ttoo few\n", b"\xff\xfe\x00"],
-)
-def test_a_damaged_corpus_is_refused(corpus, content):
-    (corpus / sentences.FOLDER / sentences.FILES[1]).write_bytes(content)
-    with pytest.raises(BenchError, match="fetch it anew"):
-        sentences.load(50, 64, corpus)
-
-
-def test_a_missing_corpus_is_said_in_one_line(monkeypatch, tmp_path):
-    monkeypatch.delenv("ACTCORE_DATA", raising=False)
-    with pytest.raises(sentences.MissingSentences, match="neither --data-root nor ACTCORE_DATA"):
-        sentences.load(50, 64)
-    with pytest.raises(sentences.MissingSentences, match=f"there is no .* in {tmp_path}"):
-        sentences.load(50, 64, tmp_path)
-
-
-def test_only_known_words_are_holes(corpus):
-    pairs = sentences.load(12, 64, corpus).train
-    masked = Masked.of(pairs, 1.0, torch.Generator())
-    assert torch.equal(masked.holes, pairs.tokens >= sentences.MARKS)
-    some = Masked.of(pairs, 0.5, torch.Generator().manual_seed(0))
-    # Binomial: 4 standard deviations of a part of 0.5 of n.
-    n = int(masked.holes.sum())
-    assert abs(int(some.holes.sum()) / n - 0.5) < 4 * 0.5 / n**0.5
-    assert not (some.holes & ~masked.holes).any()
-
-
-def test_the_entropy_is_that_of_the_frequencies():
-    tokens = torch.tensor([[5, 5, 6, 7]])
-    masked = Masked(sentences.Pairs(tokens, tokens, tokens), torch.ones_like(tokens, dtype=torch.bool))
-    assert masked.entropy() == pytest.approx(1.5 * torch.log(torch.tensor(2.0)).item())
-
-
-# training
-
-
-@needs_transformers
-def test_runs_of_a_seed_share_weights_order_masks_and_dropout(corpus, recipe):
-    data = sentences.load(recipe.vocabulary, recipe.length, corpus)
-    recipe = replace(recipe, dropout=0.1)
-    exact, again, few_bits = (training.train(kind, 3, data, recipe, int) for kind in ("exact", "exact", "3 bits"))
-    other = training.train("exact", 4, data, recipe, int)
-    assert (exact.losses, exact.held_out) == (again.losses, again.held_out)
-    assert exact.losses != other.losses
-    assert len(exact.losses) == 2
-    assert few_bits.losses != exact.losses
-    # The forward is exact: the losses of the first step are the same, those of later ones are of other weights.
-    one = replace(recipe, steps=1)
-    first, same = (training.train(kind, 3, data, one, int) for kind in ("exact", "3 bits"))
-    assert first.losses == same.losses
-
-
-@needs_transformers
-def test_the_words_to_guess_are_not_seen(corpus, recipe):
-    data = sentences.load(recipe.vocabulary, recipe.length, corpus)
-    model = bert.make(recipe, torch.full((recipe.vocabulary,), 1 / recipe.vocabulary))
-    seen = []
-    model.get_submodule("bert").register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
-    )
-    masked = Masked.of(data.train, 0.5, torch.Generator().manual_seed(0))
-    found = bert.losses(model, masked)
-    assert len(found) == int(masked.holes.sum()) > 0
-    assert (seen[0][masked.holes] == sentences.MASK).all()
-    assert torch.equal(seen[0][~masked.holes], masked.pairs.tokens[~masked.holes])
-
-
-@needs_transformers
-def test_the_first_guess_is_by_frequency(corpus, recipe):
-    data = sentences.load(recipe.vocabulary, recipe.length, corpus)
-    torch.manual_seed(0)
-    model = bert.make(recipe, torch.full((recipe.vocabulary,), 1 / recipe.vocabulary))
-    assert torch.equal(model.get_parameter("cls.predictions.bias"), torch.full((20,), 1 / 20).log())
-    assert model.training
-    assert bert.losses(model, Masked.of(data.train, 0.5, torch.Generator())).isfinite().all()
-
-
-def test_finished_runs_are_taken_up(tmp_path):
-    file = tmp_path / "out.json"
-    recipe = {"steps": 4.0}
-    kept = Unfinished(file, recipe, MACHINE)
-    kept.add(BertRun("exact", 0, [5.0], 4.0, 1.0))
-    assert Unfinished(file, recipe, MACHINE).find("exact", 0) == BertRun("exact", 0, [5.0], 4.0, 1.0)
-    assert Unfinished(file, recipe, MACHINE).find("3 bits", 0) is None
-    # Runs of another recipe or commit are no pairs with what comes.
-    assert Unfinished(file, {"steps": 5.0}, MACHINE).find("exact", 0) is None
-    assert Unfinished(file, recipe, replace(MACHINE, commit="4567")).find("exact", 0) is None
-    assert Unfinished(None, recipe, MACHINE).find("exact", 0) is None
-    partial_file(file).write_text("{")
-    with pytest.raises(BenchError, match="delete it to start anew"):
-        Unfinished(file, recipe, MACHINE)
 
 
 # memory
