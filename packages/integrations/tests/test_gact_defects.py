@@ -123,6 +123,8 @@ def test_g14_gradients_accumulate():
 
 def test_g15_the_library_never_ends_the_process():
     for file in Path(integrations.__file__).parent.rglob("*.py"):
+        if file.name == "cli.py":  # a command is the process
+            continue
         for node in ast.walk(ast.parse(file.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
