@@ -202,7 +202,11 @@ def test_compiled():
 def test_compiled_with_sizes_that_change(order):
     """Of functions that have the same last digits in any memory order, which GELU has not."""
     b7, l8 = torch.linspace(-1, 1, 7), torch.linspace(0, 1, 8)
-    layers = (actcore.relu, lambda x: actcore.dropout(x, 0.5, seed=1), lambda x: actcore.stepwise(x, "hardtanh", b7, l8))
+    layers = (
+        actcore.relu,
+        lambda x: actcore.dropout(x, 0.5, seed=1),
+        lambda x: actcore.stepwise(x, "hardtanh", b7, l8),
+    )
     inverse = [order.index(d) for d in range(4)]
     for layer in layers:
         torch.compiler.reset()
