@@ -18,6 +18,7 @@ from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.sharding import units_of, whole_parameters, within_units, without_hooks
 from integrations.checkpoint.stand_ins import StandIns, untouched
 from integrations.saved.tensors import tensors_in
 
@@ -37,7 +38,7 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
 
     Raises:
-        ValueError: no output requires a gradient.
+        ValueError: no output requires a gradient; or the model's parameters are cut, and it needs real tensors.
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
@@ -51,6 +52,12 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
+    if whole_parameters(model):
+        raise ValueError(
+            "a model that fully_shard has cut has no whole parameters for a capture on real tensors, which is needed "
+            f"here ({note.removeprefix('captured on real tensors: ')}): plan before fully_shard, and apply the plan "
+            "afterwards"
+        )
     return _captured(model, args, kwargs, fake=False, note=note)
 
 
@@ -73,14 +80,30 @@ class _Loss(Function):
 
 def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    stand_ins = StandIns(_alias_or_copy if mode is None else mode.from_tensor)
+    whole = whole_parameters(model)
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if mode is None:
+            return _alias_or_copy(tensor)
+        if id(tensor) not in whole:
+            return mode.from_tensor(tensor)
+        dtype, device = whole[id(tensor)]
+        with mode:
+            return torch.empty(tensor.shape, dtype=dtype, device=device)
+
+    stand_ins = StandIns(stand_in)
     state = stand_ins.of_model(model)
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     paths = Paths(model)
     recorder = Recorder(paths, fake)
     devices = list({tensor.device for tensor in state.values()})
-    with untouched(model, devices), torch.enable_grad(), fresh_casts(), mode or nullcontext(), recorder:
-        with saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
+    with untouched(model, devices), torch.enable_grad(), mode or nullcontext(), recorder:
+        with (
+            fresh_casts(),
+            saved_tensors_hooks(recorder.pack, recorder.unpack),
+            without_hooks(model, recorder),
+            paths.followed(),
+        ):
             outputs = functional_call(model, state, given_args, given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
@@ -94,13 +117,14 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
         returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)} - {None}
         parts = recorder.finish()
     gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
-    return Graph(
+    graph = Graph(
         *parts,
         outputs=tuple(sorted(value for value in returned if value is not None)),
         gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
         fingerprint=fingerprint(model, args, kwargs),
         note=note,
     )
+    return within_units(graph, units_of(model))
 
 
 def _alias_or_copy(tensor: Tensor) -> Tensor:

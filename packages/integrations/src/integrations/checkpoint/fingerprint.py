@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from integrations.checkpoint.sharding import class_of
+
 
 def fingerprint(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """A number for the model's modules, the shapes and dtypes of its parameters, buffers and inputs, and its mode.
@@ -16,7 +18,7 @@ def fingerprint(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{name}: {type(module).__qualname__} {module.training}\n".encode())
+        digest.update(f"{name}: {class_of(module).__qualname__} {module.training}\n".encode())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         digest.update(f"{name}: {_described(parameter)}\n".encode())
     for name, buffer in model.named_buffers(remove_duplicate=False):

@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):
         self._changed: set[int] = set()  # storages that are no values' and were written
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
         self._backward = False
-        self._paused = False
+        self.paused = False
         self._node: object = self  # of no step
         self._reading = self._working = (
             False  # whether it has read, and made nothing so far; whether it has made something
@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if traits.view or self._paused or func.namespace == "prim":
+        if traits.view or self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
         if self._backward:
             return self._run_backward(func, args, kwargs)
@@ -234,11 +234,11 @@ class Recorder(TorchDispatchMode):
         if isinstance(saved.content, Kept):
             return saved.content.unpack()
         geometry, device = saved.content
-        self._paused = True
+        self.paused = True
         try:
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=device)
         finally:
-            self._paused = False
+            self.paused = False
         if geometry.conjugate:
             tensor = torch._conj(tensor)
         return torch._neg_view(tensor) if geometry.negative else tensor

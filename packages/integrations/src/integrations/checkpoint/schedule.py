@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.sharding import within_units
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,24 @@ class Schedule:
         ops: in order.
         recomputed: the values that are made again instead of being kept, for themselves or for others.
         becomes: values whose memory is taken over, and by which.
+        graph: of which it is.
+        kept: as it was asked for.
     """
 
     ops: tuple[Planned, ...]
     recomputed: frozenset[int]
     becomes: Mapping[int, int]
+    graph: Graph = field(repr=False)
+    kept: frozenset[int] = field(repr=False)
+    _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
+
+    def within(self, units: frozenset[str]) -> Schedule:
+        """The schedule in which no repetition leaves a unit of ``fully_shard``: what enters and leaves one is kept."""
+        if not units:
+            return self
+        if units not in self._within:
+            self._within[units] = Schedule.of(within_units(self.graph, units), self.kept)
+        return self._within[units]
 
     def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
@@ -91,7 +105,7 @@ class Schedule:
             )
             for number, op in enumerate(graph.ops)
         )
-        return cls(ops, frozenset(recomputed), taken_over)
+        return cls(ops, frozenset(recomputed), taken_over, graph, kept)
 
 
 class _Sets:

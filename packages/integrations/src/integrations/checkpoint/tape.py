@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, s
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.schedule import Schedule
 from integrations.checkpoint.segments import Call, Handle, Reference, Scratch, Segment, here, unseen_alias
+from integrations.checkpoint.sharding import hooks_unseen, units_of
 from integrations.warn import warn
 
 _UNPLANNED = -1  # in the place of a value: memory that no segment makes again
@@ -41,17 +42,36 @@ def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
-        with following(schedule, type(model).__name__):
+        with following(schedule, type(model).__name__, model):
             return model(*args, **kwargs)
 
     return forward
 
 
 @contextmanager
-def following(schedule: Schedule, name: str = "the model") -> Iterator[None]:
-    """A block whose forward keeps what a schedule keeps."""
-    tape = Tape(schedule, name)
-    with fresh_casts(), saved_tensors_hooks(tape.pack, unpack), tape:
+def following(schedule: Schedule, name: str = "the model", model: nn.Module | None = None) -> Iterator[None]:
+    """A block whose forward keeps what a schedule keeps.
+
+    Args:
+        schedule: of the model.
+        name: of the model, for messages.
+        model: whose units of ``fully_shard`` a repetition is not to leave; none if it has none.
+    """
+    if _is_transformed():
+        warn(
+            f"{name} runs under torch.func or forward-mode differentiation, which give its operators other tensors "
+            "than those that were planned: it keeps everything, as without a plan"
+        )
+        yield
+        return
+    units = frozenset[str]() if model is None else units_of(model)
+    tape = Tape(schedule.within(units), name)
+    with ExitStack() as stack:
+        stack.enter_context(fresh_casts())
+        stack.enter_context(saved_tensors_hooks(tape.pack, unpack))
+        if model is not None:
+            stack.enter_context(hooks_unseen(model, tape))
+        stack.enter_context(tape)
         yield
     tape.finish()
 
@@ -66,6 +86,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, schedule: Schedule, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.paused = False
         self._schedule = schedule
         self._name = name
         self._memory = Memory()
@@ -84,7 +105,7 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if traits.view or here.repeating:
+        if traits.view or here.repeating or self.paused:
             return func(*args, **kwargs)
         segment = self._next_segment()
         if segment is None:
@@ -211,6 +232,11 @@ class Tape(TorchDispatchMode):
             "not saved. Plan again with inputs, mode and autocast as they are in training; where the forward asks "
             "what its inputs hold, with real=True"
         )
+
+
+def _is_transformed() -> bool:
+    """Whether functorch or forward-mode differentiation is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def unpack(packed: Handle | Kept) -> Tensor:
