@@ -47,7 +47,11 @@ class Memory:
 
     def value_in(self, tensor: Tensor) -> int | None:
         """The value that a plain tensor is a view of; ``None`` for what is none: parameters, inputs."""
-        found = self._values.get(key_of(tensor))
+        return self.value_at(key_of(tensor))
+
+    def value_at(self, key: int) -> int | None:
+        """The same of a storage's name."""
+        found = self._values.get(key)
         return None if found is None else found[0]
 
     def add(self, tensor: Tensor, value: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from actcore import Kept
+from integrations.checkpoint.contents import Contents
 from integrations.checkpoint.costs import seconds_of
 from integrations.checkpoint.graph import Op, Step, Value
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
-from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
+from integrations.checkpoint.operators import Traits, is_drawable, traits_of
 from integrations.checkpoint.paths import Paths
 
 _PASSING = -1  # in the place of a value: memory that backward makes
@@ -51,7 +54,8 @@ class Recorder(TorchDispatchMode):
     Args:
         paths: tells in which module's forward an operator runs.
         fake: whether the tensors are fake. What is saved of those need not be kept to be there in backward, so that
-            memory lives as long as somebody other than autograd holds it.
+            memory lives as long as somebody other than autograd holds it. Nor can anything be written in them but by
+            an operator.
     """
 
     def __init__(self, paths: Paths, fake: bool) -> None:
@@ -62,6 +66,7 @@ class Recorder(TorchDispatchMode):
         self._ops: list[_Op] = []
         self._paths = paths
         self._fake = fake
+        self._contents = None if fake else Contents()
         self._memory = Memory()
         self._holding: dict[int, int] = {}  # the storages that are alive, and the values that they hold
         self._watches: list[weakref.ref[Any]] = []
@@ -86,6 +91,10 @@ class Recorder(TorchDispatchMode):
 
     def start_backward(self) -> None:
         """What runs from now on are steps of backward."""
+        if self._contents is not None:
+            with self._pausing():
+                for key in list(self._contents.changed_since()):
+                    self._written_unseen(key)
         self._backward = True
 
     def finish(self) -> tuple[tuple[Op, ...], tuple[Value, ...], tuple[Step, ...], tuple[int, ...]]:
@@ -136,6 +145,8 @@ class Recorder(TorchDispatchMode):
 
     def _run_forward(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = traits.written(args, kwargs)
+        if self._contents is not None:
+            self._look((*args, *kwargs.values()))
         out = func(*args, **kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         reads, outside = self._arguments(traits, args, kwargs)
@@ -148,14 +159,18 @@ class Recorder(TorchDispatchMode):
                 makes.setdefault(key_of(tensor), (tensor, value))
                 continue
             effects = True
-            if is_plain(tensor):
-                self._changed.add(key_of(tensor))
-        for _, tensor in self._memory.new(results, args, kwargs):
+            for part in _parts_of(tensor):
+                self._written_unseen(key_of(part))
+        new = [tensor for _, tensor in self._memory.new(results, args, kwargs)]
+        for tensor in new:
             makes.setdefault(key_of(tensor), (tensor, -1))
+        if self._contents is not None:
+            self._contents.fill(func, new)
+            self._contents.note([*new, *(tensor for tensor in written if is_plain(tensor))])
         if not makes:
             return out
         plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in tensors_of(given))
-        drawable = not traits.random or generator_of(args, kwargs, device_of(args, kwargs)) is not None
+        drawable = not traits.random or is_drawable(args, kwargs)
         first = len(self.values)
         self._ops.append(
             _Op(
@@ -172,6 +187,31 @@ class Recorder(TorchDispatchMode):
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
         return out
+
+    def _look(self, given: Any) -> None:
+        """Notices what was written in the memory of tensors since an operator last wrote or read there."""
+        assert self._contents is not None
+        for key in self._contents.changed(tensor for tensor in tensors_of(given) if is_plain(tensor)):
+            self._written_unseen(key)
+
+    def _written_unseen(self, key: int) -> None:
+        """A storage holds something else than what an operator of the forward made, or it read."""
+        value = self._memory.value_at(key)
+        if value is None:
+            self._changed.add(key)
+            return
+        self._ops[self.values[value].producer].repeatable = False
+        for op in self._ops:
+            if value in op.reads:
+                op.repeatable = False
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def _arguments(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -220,6 +260,9 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == _PASSING or self._backward:
             return tensor
+        if self._contents is not None:
+            with self._pausing():
+                self._look((tensor,))
         self._ops[-1].packs.append(value)
         return Saved(self, value, tensor, self._fake)
 
@@ -234,11 +277,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(saved.content, Kept):
             return saved.content.unpack()
         geometry, device = saved.content
-        self.paused = True
-        try:
+        with self._pausing():
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=device)
-        finally:
-            self.paused = False
         if geometry.conjugate:
             tensor = torch._conj(tensor)
         return torch._neg_view(tensor) if geometry.negative else tensor
@@ -282,6 +322,16 @@ class Recorder(TorchDispatchMode):
             self._node, self._reading, self._working = name, False, False
             self.steps.append(([], 0.0))
             self.other.append(self._live)
+
+
+def _parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The plain tensors in whose memory a tensor is, as those are that a DTensor wraps."""
+    if is_plain(tensor):
+        yield tensor
+    elif is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from _parts_of(getattr(tensor, name))
 
 
 class Saved:

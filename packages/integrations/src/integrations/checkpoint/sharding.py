@@ -174,7 +174,7 @@ def _hooks_replaced(
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 for key, hook in hooks.items():
                     if getattr(hook, "__module__", "").startswith(_FSDP):
-                        replaced.append((hooks, key, hook))  # type: ignore[arg-type]
+                        replaced.append((hooks, key, hook))
                         hooks[key] = stand_in(module, hook, hooks is module._forward_pre_hooks)
         yield
     finally:

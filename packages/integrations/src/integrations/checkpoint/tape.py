@@ -112,15 +112,18 @@ class Tape(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._made(traits, args, kwargs, out)
             return out
+        generator = None
+        if traits.random and (device := device_of(args, kwargs)).type != "meta":
+            source = generator_of(args, kwargs, device)
+            if source is None:
+                self._leave(f"{traits.name} on {device}, whose generator is not known")
+            else:
+                generator = source, source.get_state()
         # Noted before it runs, which may be what overwrites it.
         arguments = self._arguments(traits, segment, args, kwargs)
-        generator = None
-        if traits.random:
-            source = generator_of(args, kwargs, device_of(args, kwargs))
-            generator = None if source is None else (source, source.get_state())
         out = func(*args, **kwargs)
         made = self._made(traits, args, kwargs, out)
-        if made is None or segment.calls is None or (traits.random and generator is None):
+        if made is None or segment.calls is None:
             return out
         makes, changes = made
         segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled()))
