@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.sharding import within_units
@@ -16,14 +16,14 @@ class Planned:
     Attributes:
         name: the ATen operator.
         module: path of the module in whose forward it runs.
-        shapes: of its results.
+        shapes: of its results; ``None`` where any will do.
         makes: values, in order.
         segment: the segment that repeats it; -1 where it is never repeated.
     """
 
     name: str
     module: str
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...] | None
     makes: tuple[int, ...]
     segment: int
 
@@ -38,6 +38,7 @@ class Schedule:
         becomes: values whose memory is taken over, and by which.
         graph: of which it is.
         kept: as it was asked for.
+        any_sizes: whether it is for inputs of any sizes.
     """
 
     ops: tuple[Planned, ...]
@@ -45,6 +46,7 @@ class Schedule:
     becomes: Mapping[int, int]
     graph: Graph = field(repr=False)
     kept: frozenset[int] = field(repr=False)
+    any_sizes: bool = False
     _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def within(self, units: frozenset[str]) -> Schedule:
@@ -52,7 +54,8 @@ class Schedule:
         if not units:
             return self
         if units not in self._within:
-            self._within[units] = Schedule.of(within_units(self.graph, units), self.kept)
+            made = Schedule.of(within_units(self.graph, units), self.kept)
+            self._within[units] = made.of_any_sizes() if self.any_sizes else made
         return self._within[units]
 
     def is_made_again(self, value: int) -> bool:
@@ -60,6 +63,11 @@ class Schedule:
         while value in self.becomes:
             value = self.becomes[value]
         return value in self.recomputed
+
+    def of_any_sizes(self) -> Schedule:
+        """The same for inputs of other sizes."""
+        ops = tuple(replace(op, shapes=None) for op in self.ops)
+        return replace(self, ops=ops, any_sizes=True, _within={})
 
     @classmethod
     def of(cls, graph: Graph, kept: Collection[int]) -> Schedule:
