@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -106,6 +106,20 @@ class _Loss(Function):
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
+class _Step(nn.Module):
+    """A training step as one forward: what backward computes again meets the model's stand-ins, too, as the segments of
+    ``torch.utils.checkpoint`` have to.
+    """
+
+    def __init__(self, model: nn.Module, step: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._step = step
+
+    def forward(self) -> Any:
+        return self._step()
+
+
 def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     whole = whole_parameters(model)
@@ -125,14 +139,10 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
     paths = Paths(model)
     recorder = Recorder(paths, fake)
     devices = list({tensor.device for tensor in state.values()})
-    with untouched(model, devices), torch.enable_grad(), mode or nullcontext(), recorder:
-        with (
-            fresh_casts(),
-            saved_tensors_hooks(recorder.pack, recorder.unpack),
-            without_hooks(model, recorder),
-            paths.followed(),
-        ):
-            outputs = functional_call(model, state, given_args, given_kwargs)
+
+    def step() -> set[int | None]:
+        with fresh_casts(), saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
+            outputs = model(*given_args, **given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
             raise NoGradient(
@@ -142,7 +152,18 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
             )
         recorder.start_backward()
         _Loss.apply(*found).backward()
-        returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)} - {None}
+        return {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
+
+    named = {f"model.{name}": tensor for name, tensor in state.items()}
+
+    with (
+        untouched(model, devices),
+        torch.enable_grad(),
+        mode or nullcontext(),
+        recorder,
+        without_hooks(model, recorder),
+    ):
+        returned = functional_call(_Step(model, step), named, ())
         parts = recorder.finish()
     gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
     graph = Graph(

@@ -10,6 +10,7 @@ from integrations.checkpoint.capture import capture
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.planning import plan_of_graph
 from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint.sharding import whole_parameters
 from integrations.checkpoint.signature import Signature
 from integrations.report import format_bytes
 from integrations.warn import warn
@@ -46,8 +47,10 @@ class Plans:
         inputs = Signature.of(args, kwargs)
         plan = next((plan for plan in self._plans if plan.graph.inputs == inputs), None)
         if plan is not None and plan in self._wrong and not plan.graph.note:
-            self._plans.remove(plan)
-            plan = self._made(model, args, kwargs, real=_captured_again(plan, self._wrong))
+            real = _captured_again(plan, self._wrong)
+            if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
+                self._plans.remove(plan)
+                plan = self._made(model, args, kwargs, real)
         elif plan is None:
             fitting = [plan for plan in self._plans if inputs.within(plan.graph.inputs)]
             if fitting:
