@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,11 +63,7 @@ def following(schedule: Schedule, model: nn.Module | None = None) -> Iterator[Ta
         schedule: of the model.
         model: whose units of ``fully_shard`` a repetition is not to leave; ``None`` if it has none.
     """
-    if _is_transformed():
-        warn(
-            "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
-            "tensors than those that were planned: it keeps everything, as without a plan"
-        )
+    if runs_transformed():
         yield Tape(schedule)
         return
     with ExitStack() as stack:
@@ -240,9 +237,15 @@ class Tape(TorchDispatchMode):
         self.astray = f"at operator {self._next} the plan has {expected}, and there came {found}"
 
 
-def _is_transformed() -> bool:
-    """Whether functorch or forward-mode differentiation is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+def runs_transformed() -> bool:
+    """Whether functorch or forward-mode differentiation is at work, which no plan can be followed under; says so."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    if transformed:
+        warn(
+            "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
+            "tensors than those that were planned: it keeps everything, as without a plan"
+        )
+    return transformed
 
 
 def unpack(packed: Handle | Kept) -> Tensor:
