@@ -1,5 +1,6 @@
 """A checkpointed model beside its plain twin, through anything that a training loop does."""
 
+import contextlib
 import copy
 
 import torch
@@ -15,7 +16,7 @@ def left_by(model):
     return [*gradients, *model.parameters(), *model.buffers()]
 
 
-def assert_like_twin(model, args, step, kept=(), repeated=1):
+def assert_like_twin(model, args, step, kept=(), repeated=1, around=contextlib.nullcontext):
     """``step(forward, model)`` leaves, bit for bit, the same on a checkpointed model as on a plain one.
 
     Args:
@@ -24,9 +25,11 @@ def assert_like_twin(model, args, step, kept=(), repeated=1):
         step: may return further tensors to compare.
         kept: numbers of the values that are kept.
         repeated: so many values are made again, or the comparison would show nothing.
+        around: makes the context of the capture.
     """
     twin = copy.deepcopy(model)
-    graph = capture(model, args)
+    with around():
+        graph = capture(model, args)
     assert len(Schedule.of(graph, kept).recomputed) >= repeated
     found = []
     for current, forward in ((model, run(model, graph, kept)), (twin, twin)):
