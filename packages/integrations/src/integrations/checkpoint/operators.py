@@ -14,7 +14,10 @@ from integrations.checkpoint.memory import tensors_of
 
 # Operators of these libraries have no effects but those that their schemas tell. Of others nobody knows: one may count
 # its calls, or have a generator of its own.
-_KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore"})
+_KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore", "integrations"})
+
+# These count their calls, or look at what is saved.
+_STATEFUL = frozenset({"actcore::next_stream", "integrations::met_in_region"})
 
 # Collectives, whose schemas do not tell that they write the tensors that they are given.
 _WRITERS = "c10d"
@@ -93,7 +96,7 @@ def traits_of(function: OpOverload) -> Traits:
         writes=writes,
         statistics=statistics,
         random=torch.Tag.nondeterministic_seeded in function.tags,
-        known=function.namespace in _KNOWN,
+        known=function.namespace in _KNOWN and schema.name not in _STATEFUL,
     )
 
 

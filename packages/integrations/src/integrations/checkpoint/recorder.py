@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actcore import Kept
+from integrations.checkpoint import indices
 from integrations.checkpoint.contents import Contents
 from integrations.checkpoint.costs import seconds_of
 from integrations.checkpoint.graph import Op, Step, Value
-from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
+from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, parts_of, shapes_of, tensors_of
 from integrations.checkpoint.operators import Traits, is_drawable, traits_of
 from integrations.checkpoint.paths import Paths
 
@@ -54,8 +55,7 @@ class Recorder(TorchDispatchMode):
     Args:
         paths: tells in which module's forward an operator runs.
         fake: whether the tensors are fake. What is saved of those need not be kept to be there in backward, so that
-            memory lives as long as somebody other than autograd holds it. Nor can anything be written in them but by
-            an operator.
+            memory lives as long as somebody other than autograd holds it.
     """
 
     def __init__(self, paths: Paths, fake: bool) -> None:
@@ -66,7 +66,7 @@ class Recorder(TorchDispatchMode):
         self._ops: list[_Op] = []
         self._paths = paths
         self._fake = fake
-        self._contents = None if fake else Contents()
+        self._contents = Contents()
         self._memory = Memory()
         self._holding: dict[int, int] = {}  # the storages that are alive, and the values that they hold
         self._watches: list[weakref.ref[Any]] = []
@@ -91,10 +91,9 @@ class Recorder(TorchDispatchMode):
 
     def start_backward(self) -> None:
         """What runs from now on are steps of backward."""
-        if self._contents is not None:
-            with self._pausing():
-                for key in list(self._contents.changed_since()):
-                    self._written_unseen(key)
+        with self._pausing():
+            for key in self._contents.changed_since():
+                self._written_unseen(key)
         self._backward = True
 
     def finish(self) -> tuple[tuple[Op, ...], tuple[Value, ...], tuple[Step, ...], tuple[int, ...]]:
@@ -135,19 +134,25 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if traits.view or self.paused or func.namespace == "prim":
+        if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
+        if traits.view:
+            return self._run(func, traits, args, kwargs)
         if self._backward:
             return self._run_backward(func, args, kwargs)
         return self._run_forward(func, traits, args, kwargs)
+
+    def _run(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._fake and not self._backward:
+            return indices.call(func, traits, args, kwargs)
+        return func(*args, **kwargs)
 
     # ---- forward ----
 
     def _run_forward(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = traits.written(args, kwargs)
-        if self._contents is not None:
-            self._look((*args, *kwargs.values()))
-        out = func(*args, **kwargs)
+        self._look((*args, *kwargs.values()))
+        out = self._run(func, traits, args, kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         reads, outside = self._arguments(traits, args, kwargs)
         op = len(self._ops)
@@ -159,14 +164,13 @@ class Recorder(TorchDispatchMode):
                 makes.setdefault(key_of(tensor), (tensor, value))
                 continue
             effects = True
-            for part in _parts_of(tensor):
+            for part in parts_of(tensor):
                 self._written_unseen(key_of(part))
         new = [tensor for _, tensor in self._memory.new(results, args, kwargs)]
         for tensor in new:
             makes.setdefault(key_of(tensor), (tensor, -1))
-        if self._contents is not None:
-            self._contents.fill(func, new)
-            self._contents.note([*new, *(tensor for tensor in written if is_plain(tensor))])
+        self._contents.fill(func, new)
+        self._contents.note([*new, *written])
         if not makes:
             return out
         plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in tensors_of(given))
@@ -190,8 +194,7 @@ class Recorder(TorchDispatchMode):
 
     def _look(self, given: Any) -> None:
         """Notices what was written in the memory of tensors since an operator last wrote or read there."""
-        assert self._contents is not None
-        for key in self._contents.changed(tensor for tensor in tensors_of(given) if is_plain(tensor)):
+        for key in self._contents.changed(tensors_of(given)):
             self._written_unseen(key)
 
     def _written_unseen(self, key: int) -> None:
@@ -260,9 +263,8 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == _PASSING or self._backward:
             return tensor
-        if self._contents is not None:
-            with self._pausing():
-                self._look((tensor,))
+        with self._pausing():
+            self._look((tensor,))
         self._ops[-1].packs.append(value)
         return Saved(self, value, tensor, self._fake)
 
@@ -322,16 +324,6 @@ class Recorder(TorchDispatchMode):
             self._node, self._reading, self._working = name, False, False
             self.steps.append(([], 0.0))
             self.other.append(self._live)
-
-
-def _parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors in whose memory a tensor is, as those are that a DTensor wraps."""
-    if is_plain(tensor):
-        yield tensor
-    elif is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            yield from _parts_of(getattr(tensor, name))
 
 
 class Saved:
