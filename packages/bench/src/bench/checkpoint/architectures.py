@@ -9,7 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bench.checkpoint.image_models import torchvision_blocks, torchvision_model
+from bench.checkpoint import text_models, unet
+from bench.checkpoint.amoebanet import amoebanet
+from bench.checkpoint.cells import CellNetwork, cells_of
+from bench.checkpoint.darts import darts
+from bench.checkpoint.image_models import swin, swin_blocks, torchvision_blocks, torchvision_model
+from bench.checkpoint.nasnet import nasnet
 
 Inputs = tuple[Tensor, ...] | dict[str, Tensor]
 
@@ -47,6 +52,7 @@ class Architecture:
         published: what was published of it with this batch and this size; None for models outside the table.
         blocks: lists the modules of a built model that are checkpointed one by one where that is done by hand. They do
             not contain each other.
+        real: whether its forward looks into its inputs, so that a plan has to be made with ``real=True``.
     """
 
     name: str
@@ -57,16 +63,30 @@ class Architecture:
     size: int
     published: Published | None
     blocks: Callable[[nn.Module], list[nn.Module]]
+    real: bool = False
 
 
-def images(batch: int, size: int) -> tuple[Tensor, ...]:
-    """``Float[Tensor, "batch 3 size size"]``, random."""
-    return (torch.randn(batch, 3, size, size),)
+def images(batch: int, size: int, channels: int = 3) -> tuple[Tensor, ...]:
+    """``Float[Tensor, "batch channels size size"]``, random."""
+    return (torch.randn(batch, channels, size, size),)
+
+
+def tokens(batch: int, size: int) -> dict[str, Tensor]:
+    """``Int64[Tensor, "batch size"]``, random, of words that all models know."""
+    return {"input_ids": torch.randint(30_000, (batch, size))}
 
 
 def _torchvision(name: str, batch: int, published: Published, size: int = 224) -> Architecture:
     build, blocks = partial(torchvision_model, name), torchvision_blocks(name)
     return Architecture(name, "torchvision", build, images, batch, size, published, blocks)
+
+
+def _cells(build: Callable[[], CellNetwork], published: Published) -> Architecture:
+    return Architecture(build.__name__, "bench", build, images, 64, 32, published, cells_of)
+
+
+def _text(build: Callable[[], nn.Module], real: bool) -> Architecture:
+    return Architecture(build.__name__, "transformers", build, tokens, 8, 512, None, text_models.layers, real)
 
 
 _ALL = (
@@ -85,9 +105,17 @@ _ALL = (
     _torchvision("densenet169", 32, Published(4862, 897, 0.82, 0.32)),
     _torchvision("densenet201", 16, Published(3146, 474, 0.85, 0.53)),
     _torchvision("inception_v3", 32, Published(3074, 881, 0.71, 0.29), size=300),
+    _cells(nasnet, Published(5832, 1129, 0.81, 0.31)),
+    _cells(amoebanet, Published(4944, 1058, 0.79, 0.36)),
+    _cells(darts, Published(5627, 1115, 0.80, 0.55)),
+    _text(text_models.bert, real=False),
+    _text(text_models.gpt2, real=True),  # both look whether positions start anew, and if not attend without a mask
+    _text(text_models.llama, real=True),
+    Architecture("swin", "timm", swin, images, 32, 224, None, swin_blocks),
+    Architecture("unet", "bench", unet.UNet, partial(images, channels=1), 4, 572, None, unet.blocks),
 )
 
 ARCHITECTURES = {architecture.name: architecture for architecture in _ALL}
 
 # For a run that only shows that everything works: name -> batch and size.
-QUICK = {"resnet18": (4, 64), "densenet121": (2, 64)}
+QUICK = {"resnet18": (4, 64), "densenet121": (2, 64), "darts": (2, 16), "gpt2": (1, 64), "unet": (1, 188)}

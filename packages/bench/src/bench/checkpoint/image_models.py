@@ -22,7 +22,7 @@ def torchvision_model(name: str) -> nn.Module:
     extra = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
     model: nn.Module = models.get_model(name, weights=None, **extra)
     if name == "alexnet" or name.startswith("vgg"):
-        model.features = _in_stages(model.features)
+        model.features = _in_stages(model.get_submodule("features"))
     return model.train()
 
 
@@ -59,10 +59,10 @@ def modules_called(model: nn.Module, *names: str) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _in_stages(layers: nn.Sequential) -> nn.Sequential:
+def _in_stages(layers: nn.Module) -> nn.Sequential:
     """A sequence, cut behind each max pooling."""
     stages: list[list[nn.Module]] = [[]]
-    for layer in layers:
+    for layer in layers.children():
         stages[-1].append(layer)
         if isinstance(layer, nn.MaxPool2d):
             stages.append([])
