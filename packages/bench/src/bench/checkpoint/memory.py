@@ -68,9 +68,7 @@ class Settings:
     memory_limit: int
 
 
-def measure(
-    architecture: Architecture, jobs: Sequence[Job], settings: Settings, found: Callable[[Peak], None]
-) -> None:
+def measure(architecture: Architecture, jobs: Sequence[Job], settings: Settings, found: Callable[[Peak], None]) -> None:
     """Measures steps of a model, one after another, in one process; a new one where it ended without an answer.
 
     Args:

@@ -57,7 +57,5 @@ class _Noise(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         generator = torch.Generator(ctx.outputs[0].device).manual_seed(ctx.seed)
-        drawn = (
-            torch.randn(one.shape, generator=generator, dtype=one.dtype, device=one.device) for one in ctx.outputs
-        )
+        drawn = (torch.randn(one.shape, generator=generator, dtype=one.dtype, device=one.device) for one in ctx.outputs)
         return None, *drawn

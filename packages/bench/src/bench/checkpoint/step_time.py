@@ -101,7 +101,9 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> f
         ValueError: they are not the same tensors' gradients.
     """
     if found.keys() != expected.keys():
-        raise ValueError(f"the gradient of {min(found.keys() ^ expected.keys())} is missing, or plain training has none")
+        raise ValueError(
+            f"the gradient of {min(found.keys() ^ expected.keys())} is missing, or plain training has none"
+        )
     pairs = ((one, expected[name]) for name, one in found.items())
     return max((_distance(one, other) for one, other in pairs), default=0.0)
 
