@@ -41,18 +41,24 @@ def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
-        with following(schedule, type(model).__name__):
-            return model(*args, **kwargs)
+        with following(schedule) as tape:
+            result = model(*args, **kwargs)
+        if tape.astray:
+            warn(
+                f"{type(model).__name__}'s forward is not the one that was captured: {tape.astray}. What follows is "
+                "kept: gradients are right and memory is not saved"
+            )
+        return result
 
     return forward
 
 
 @contextmanager
-def following(schedule: Schedule, name: str = "the model") -> Iterator[None]:
-    """A block whose forward keeps what a schedule keeps."""
-    tape = Tape(schedule, name)
+def following(schedule: Schedule) -> Iterator[Tape]:
+    """A block whose forward keeps what a schedule keeps. The tape says afterwards whether it could."""
+    tape = Tape(schedule)
     with fresh_casts(), saved_tensors_hooks(tape.pack, unpack), tape:
-        yield
+        yield tape
     tape.finish()
 
 
@@ -61,22 +67,24 @@ class Tape(TorchDispatchMode):
 
     Args:
         schedule: of the model.
-        name: of the model, for messages.
+
+    Attributes:
+        astray: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
+            Nothing is repeated from there on.
     """
 
-    def __init__(self, schedule: Schedule, name: str) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.astray = ""
         self._schedule = schedule
-        self._name = name
         self._memory = Memory()
         self._segments: dict[int, Segment] = {}
         self._segment_of: dict[int, Segment] = {}  # of values that are made again
         self._next = 0  # operator
-        self._astray = False  # the forward is another one than the graph's: nothing is repeated from here on
 
     def finish(self) -> None:
         """The forward is over."""
-        if not self._astray and self._next < len(self._schedule.ops):
+        if not self.astray and self._next < len(self._schedule.ops):
             self._leave("nothing")
 
     def __torch_dispatch__(
@@ -120,7 +128,7 @@ class Tape(TorchDispatchMode):
 
     def _next_segment(self) -> Segment | None:
         """The segment of the operator that is expected; ``None`` if it is not to be repeated."""
-        if self._astray or self._next >= len(self._schedule.ops):
+        if self.astray or self._next >= len(self._schedule.ops):
             return None
         number = self._schedule.ops[self._next].segment
         if number < 0:
@@ -180,17 +188,17 @@ class Tape(TorchDispatchMode):
         for (place, tensor), number in zip(new, numbers[len(written) :], strict=True):
             memory.add(tensor, number)
             makes.append((number, place))
-        return None if self._astray else (tuple(makes), tuple(changes))
+        return None if self.astray else (tuple(makes), tuple(changes))
 
     def _numbers(self, traits: Traits, count: int, results: Sequence[Any]) -> Sequence[int]:
         """The numbers of the values that the next operator makes."""
-        if not self._astray:
+        if not self.astray:
             if self._next == len(self._schedule.ops):
                 self._leave(traits.name)
             else:
                 planned = self._schedule.ops[self._next]
                 shapes = shapes_of(results)
-                if planned.name == traits.name and len(planned.makes) == count and planned.shapes == shapes:
+                if planned.name == traits.name and len(planned.makes) == count and planned.shapes in (None, shapes):
                     self._next += 1
                     return planned.makes
                 self._leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
@@ -198,19 +206,14 @@ class Tape(TorchDispatchMode):
 
     def _leave(self, found: str) -> None:
         """The forward is not the graph's."""
-        self._astray = True
         ops = self._schedule.ops
         if self._next < len(ops):
             planned = ops[self._next]
-            expected = f"{planned.name} in {planned.module or 'the model itself'}, with results {planned.shapes}"
+            of = "" if planned.shapes is None else f", with results {planned.shapes}"
+            expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
         else:
             expected = "its end"
-        warn(
-            f"{self._name}'s forward is not the one that was captured: at operator {self._next} the plan has "
-            f"{expected}, and there came {found}. What follows is kept: gradients are right and memory is "
-            "not saved. Plan again with inputs, mode and autocast as they are in training; where the forward asks "
-            "what its inputs hold, with real=True"
-        )
+        self.astray = f"at operator {self._next} the plan has {expected}, and there came {found}"
 
 
 def unpack(packed: Handle | Kept) -> Tensor:
