@@ -10,6 +10,7 @@ import gc
 import json
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +27,8 @@ from bench.memory import child_answer, peak_bytes
 from bench.process_memory import Counters, counters, limit_allocation
 from integrations.checkpoint import Plan
 
-FEW = 2  # samples of the step that goes before a long one; BatchNorm needs two
+LONG = 2.0  # modelled seconds of a step from which few samples go before it; it takes about as long on two cores
+FEW = 2  # samples of that one; BatchNorm needs two
 
 _MODULE = "bench.checkpoint.memory"  # of the child process; this file's name for itself is __main__ there
 
@@ -117,8 +119,7 @@ def measure_here(architecture: Architecture, job: Job, settings: Settings) -> Pe
 
 def reason(error: Exception) -> str:
     """An error in one line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]:.200}"
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
 
 
 def _unmeasured(architecture: Architecture, job: Job) -> Peak:

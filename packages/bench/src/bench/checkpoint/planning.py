@@ -65,10 +65,10 @@ class Planner:
         return least if way.part is None else least.within(way.part)
 
     def _plan(self, batch: int, size: int) -> Plan | Exception:
-        model = build(self._architecture, self._device, self._seed)
-        inputs = inputs_of(self._architecture, batch, size, self._device, self._seed)
         try:
-            return checkpoint.plan(model, inputs)
+            model = build(self._architecture, self._device, self._seed)
+            inputs = inputs_of(self._architecture, batch, size, self._device, self._seed)
+            return checkpoint.plan(model, inputs, real=self._architecture.real)
         except Exception as error:  # kept: planning again would fail again
             return error
 

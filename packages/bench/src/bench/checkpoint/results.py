@@ -65,6 +65,10 @@ class Planned:
         ]
         return min(fitting, default=None)
 
+    def reaches(self, part: float) -> bool:
+        """Whether a plan has at most this part of the plain peak."""
+        return self.overhead(part) is not None
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -174,9 +178,9 @@ class CheckpointResults:
     seconds: float = 0.0
 
     @property
-    def models(self) -> list[str]:
-        """Of which there is anything, in the order in which they ran."""
-        return list(dict.fromkeys(entry.model for entry in (*self.plans, *self.peaks, *self.times)))
+    def entries(self) -> list[Entry]:
+        """All plans, peaks and times."""
+        return [*self.plans, *self.peaks, *self.times]
 
     def plan(self, model: str, batch: int, size: int) -> Planned | None:
         """Of a model at a size."""
