@@ -1,5 +1,6 @@
 """The second-order cells of DARTS for CIFAR-10: Liu et al., "DARTS: Differentiable Architecture Search", ICLR 2019,
-figures 4 and 5, whose authors call them DARTS_V2."""
+figures 4 and 5, whose authors call them DARTS_V2. With 36 channels, 3.35 million parameters: 3.3 in the paper.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,8 @@ def torchvision_model(name: str) -> nn.Module:
     """A model of torchvision in training mode.
 
     Inception v3 comes without its auxiliary head. AlexNet and VGG have their convolutions in one sequence; here each
-    stage, up to its pooling, is a sequence of its own, which changes the names of parameters and nothing else.
+    stage, up to its pooling, is a sequence of its own, which changes the names of parameters and nothing else. The
+    layers of DenseNet get a list to which their block appends later; here each gets a copy, so that it can run again.
 
     Raises:
         MissingLibrary: torchvision is not installed.
@@ -23,6 +25,8 @@ def torchvision_model(name: str) -> nn.Module:
     model: nn.Module = models.get_model(name, weights=None, **extra)
     if name == "alexnet" or name.startswith("vgg"):
         model.features = _in_stages(model.get_submodule("features"))
+    for layer in modules_called(model, "_DenseLayer"):
+        layer.register_forward_pre_hook(_with_a_list_of_its_own)
     return model.train()
 
 
@@ -57,6 +61,11 @@ def swin_blocks(model: nn.Module) -> list[nn.Module]:
 def modules_called(model: nn.Module, *names: str) -> list[nn.Module]:
     """The modules of some classes, in the order in which they are registered."""
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _with_a_list_of_its_own(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    (features,) = args
+    return ([*features],)
 
 
 def _in_stages(layers: nn.Module) -> nn.Sequential:
