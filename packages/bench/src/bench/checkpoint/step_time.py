@@ -101,9 +101,8 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> f
         ValueError: they are not the same tensors' gradients.
     """
     if found.keys() != expected.keys():
-        raise ValueError(
-            f"the gradient of {min(found.keys() ^ expected.keys())} is missing, or plain training has none"
-        )
+        odd = min(found.keys() ^ expected.keys())
+        raise ValueError(f"{odd} has a gradient in plain training or in this one, and not in both")
     pairs = ((one, expected[name]) for name, one in found.items())
     return max((_distance(one, other) for one, other in pairs), default=0.0)
 
