@@ -86,7 +86,7 @@ def _cells(build: Callable[[], CellNetwork], published: Published) -> Architectu
 
 
 def _text(build: Callable[[], nn.Module], real: bool) -> Architecture:
-    return Architecture(build.__name__, "transformers", build, tokens, 8, 512, None, text_models.layers, real)
+    return Architecture(build.__name__, "transformers", build, tokens, 8, 256, None, text_models.layers, real)
 
 
 _ALL = (
