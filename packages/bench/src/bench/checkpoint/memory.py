@@ -6,7 +6,6 @@ and less the gradients. A step that pays for caches goes before; where a step ta
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import tempfile
@@ -154,7 +153,6 @@ def answer(request: Mapping[str, Any]) -> None:
         peak = measure_here(architecture, _job(entry), settings)
         with Path(request["answers"]).open("a") as file:
             file.write(json.dumps(asdict(peak)) + "\n")
-        gc.collect()
 
 
 def _child(text: str) -> None:
