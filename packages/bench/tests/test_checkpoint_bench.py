@@ -48,7 +48,7 @@ TINY = Architecture(
     inputs=lambda batch, size: (torch.randn(batch, 3, size, size),),
     batch=8,
     size=16,
-    published=Published(100, 70, 0.3, 0.3),
+    published=Published(100, 70, 0.3),
     blocks=lambda model: list(model)[:4],
 )
 
@@ -176,7 +176,7 @@ def test_an_interrupted_run_has_written_what_it_measured(tiny, tmp_path, monkeyp
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(tiny, tmp_path, monkeypatch, capsys):
-    broken = replace(TINY, published=replace(TINY.published, cut=0.99), blocks=lambda model: [nn.Identity(), None])
+    broken = replace(TINY, published=Published(100, 1, 0.3), blocks=lambda model: [nn.Identity(), None])
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", broken)
     file = tmp_path / "out.json"
     assert command("--part", "time", "--json", file) == 0

@@ -19,6 +19,7 @@ from bench.checkpoint.planning import Planner
 from bench.checkpoint.record import Record
 from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
 from bench.checkpoint.sizes import fitting, small
+from bench.checkpoint.targets import left
 from bench.errors import BenchError, MissingLibrary
 from bench.kernels.clock import threads
 from bench.machine import Machine
@@ -28,17 +29,17 @@ from bench.units import GIB
 from integrations import checkpoint
 
 PARTS = ("plan", "memory", "time", "compile")
-ROUNDS, QUICK_ROUNDS = 5, 2
+ROUNDS, LONG_ROUNDS, QUICK_ROUNDS = 5, 3, 2
 MEMORY_LIMIT = 16 * GIB
 COMPILED = ("resnet50", "bert")
 CLOSE = ("resnet50", "bert")  # whose time is measured at many budgets, and drawn
 
-LONG = 20.0
+HEAVY = 20.0
 """Modelled seconds of a plain step from which a table's own size is measured in two ways, not in three. It takes about
 as long on two cores."""
 
 _PARTS = (0.5,)
-_CLOSE_PARTS = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25)
+_CLOSE_PARTS = (0.75, 0.5, 0.4, 0.35, 0.25)
 _COMPILED_PARTS = (0.5, 0.1)
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
 
@@ -146,15 +147,14 @@ def _memory(architecture: Architecture, planner: Planner, options: Options, reco
     batch, size = options.full(architecture)
     try:
         batch = fitting(planner, batch, size, options.memory_limit)
-        long = planner.at(batch, size).plain_seconds > LONG
+        heavy = planner.at(batch, size).plain_seconds > HEAVY
     except Exception as error:  # without a plan nothing says what fits
         record.add(Peak(architecture.name, PLAIN, batch, size, failure=f"no plan: {reason(error)}"))
         return
     _record_plan(architecture, planner, batch, size, record)
     ways = [Way("plain"), Way("planned")]
-    if not long:
-        published = architecture.published
-        ways.append(Way("planned", 0.5 if published is None else round(1 - published.cut, 4)))
+    if not heavy:
+        ways.append(Way("planned", 0.5 if architecture.published is None else left(architecture.published)))
     _record_peaks(architecture, planner, ways, batch, size, options, record)
 
 
@@ -187,7 +187,7 @@ def _small_ways(architecture: Architecture, least: Planned) -> Iterator[Way]:
     yield Way("planned")
     parts = {part for part in (_CLOSE_PARTS if architecture.name in CLOSE else _PARTS) if least.reaches(part)}
     if architecture.published is not None:
-        parts.add(round(1 - architecture.published.cut, 4))
+        parts.add(left(architecture.published))
     yield from (Way("planned", part) for part in sorted(parts))
     yield Way("blocks")
 
@@ -240,8 +240,10 @@ def _record_times(
             record.add(blank(way=way.name, failure=reason(error)))
     if not plans:
         return
+    long = planner.numbers(batch, size).plain_seconds > memory.LONG
+    rounds = min(options.rounds, LONG_ROUNDS) if long else options.rounds
     try:
-        found = step_time.measure(architecture, batch, size, plans, options.rounds, options.device, options.seed)
+        found = step_time.measure(architecture, batch, size, plans, rounds, options.device, options.seed)
     except Exception as error:  # the plain step failed
         found = [blank(way=way.name, failure=reason(error)) for way in (Way("plain"), *plans)]
     for entry in found:

@@ -41,7 +41,6 @@ def _tables(results: CheckpointResults) -> Iterator[Table]:
 def _plans(results: CheckpointResults) -> Table:
     table = columns(
         "planned",
-        "inputs",
         "plain\nMiB",
         "least\nMiB",
         "cut\n%",
@@ -51,15 +50,13 @@ def _plans(results: CheckpointResults) -> Table:
         "capture\ns",
         "search\ns",
         "paper's\ncut, %",
-        labels=2,
     )
     for plan in results.plans:
         if plan.failure:
             continue
         own = _is_own(plan)
         table.add_row(
-            plan.model,
-            _inputs(plan),
+            _where(plan),
             f"{plan.plain_bytes / MIB:,.1f}",
             f"{plan.peaks[0] / MIB:,.1f}",
             f"{100 * plan.cut:.1f}",
@@ -119,7 +116,7 @@ def _steps(results: CheckpointResults) -> Table:
 
 def _heading(table: Table, entry: Peak | StepTimes, above: str) -> str:
     """A row with the model and its inputs, where they are others than above."""
-    text = f"{entry.model}, {_inputs(entry)}"
+    text = _where(entry)
     if text != above:
         table.add_row(Text(text, style="bold"))
     return text
@@ -162,8 +159,8 @@ def _is_own(plan: Planned) -> bool:
     return architecture is not None and (plan.batch, plan.size) == (architecture.batch, architecture.size)
 
 
-def _inputs(entry: Planned | Peak | StepTimes) -> str:
-    return f"{entry.batch} at {entry.size}"
+def _where(entry: Planned | Peak | StepTimes) -> str:
+    return f"{entry.model}, {entry.batch} at {entry.size}"
 
 
 def _percent(part: float | None) -> str:

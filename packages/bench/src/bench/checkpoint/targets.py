@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.checkpoint.architectures import ARCHITECTURES
+from bench.checkpoint.architectures import ARCHITECTURES, Published
 from bench.checkpoint.contenders import LEAST
 from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
 from bench.checkpoint.sizes import small
@@ -67,6 +68,11 @@ def targets(results: CheckpointResults) -> Iterator[Target]:
     yield from _judged(results)
     yield from _published(results)
     yield Target("small random graphs beside every choice", "1.00 to 1.05 times", "actcore's tests: every graph")
+
+
+def left(published: Published) -> float:
+    """The part of the plain peak that its cut leaves: rounded down, to the percent."""
+    return math.floor(100 * (1 - published.cut)) / 100
 
 
 def at_own_size(results: CheckpointResults, model: str) -> Planned | None:
