@@ -327,6 +327,8 @@ def test_gradients_that_differ_are_seen(monkeypatch):
     _, found = step_time.measure(TINY, 4, 16, {Way("blocks"): None}, 1, CPU, 0)
     assert found.gradients > 0
     assert found.buffers == 0
+    ones = torch.ones(2)
+    assert step_time.difference({"a": ones, "b": ones}, {"a": ones, "b": torch.tensor([4.0, 1.0])}) == 0.75
     with pytest.raises(ValueError, match="weight has a gradient in plain training or in this one"):
         step_time.difference({}, {"weight": torch.ones(1)})
 

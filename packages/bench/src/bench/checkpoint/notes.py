@@ -48,7 +48,7 @@ def _lines(results: CheckpointResults) -> Iterator[str]:
             "step: forward and backward at a size at which they take seconds. time: the median; over plain's: the "
             f"median over {rounds} rounds in turn of a step's time over the plain one's of the same round, and its "
             "range. differ by: the largest difference of any element of a gradient, or of a buffer, from those of a "
-            "plain step with the same random numbers."
+            "plain step with the same random numbers, as a part of the largest element of all."
         )
     yield from _failures(results)
     commits = sorted({entry.commit for entry in results.entries if entry.commit})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,6 +19,8 @@ from bench.marks import marked
 from bench.units import MIB
 
 _INDENT = "  "
+_Row = TypeVar("_Row", Peak, StepTimes)
+
 PARTS = (0.75, 0.5, 0.35)  # of the plain peak, at which modelled times are shown
 
 
@@ -73,7 +76,7 @@ def _plans(results: CheckpointResults) -> Table:
 def _peaks(results: CheckpointResults, peaks: list[Peak]) -> Table:
     table = columns("measured peak", "planned\nMiB", "measured\nMiB", "measured /\nplanned", "cut\n%", "published\n%")
     above = ""
-    for peak in peaks:
+    for peak in _ordered(peaks):
         if peak.peak_bytes is None:
             continue
         above = _heading(table, peak, above)
@@ -97,7 +100,7 @@ def _steps(results: CheckpointResults) -> Table:
         "buffers\nby",
     )
     above = ""
-    for time in results.times:
+    for time in _ordered(results.times):
         if time.failure:
             continue
         above = _heading(table, time, above)
@@ -112,6 +115,12 @@ def _steps(results: CheckpointResults) -> Table:
             "" if plain else _difference(time, time.buffers),
         )
     return table
+
+
+def _ordered(entries: Sequence[_Row]) -> list[_Row]:
+    """Those of a model and a size together, the plain one first."""
+    places = {where: place for place, where in enumerate(dict.fromkeys(map(_where, entries)))}
+    return sorted(entries, key=lambda entry: (places[_where(entry)], entry.way != PLAIN))
 
 
 def _heading(table: Table, entry: Peak | StepTimes, above: str) -> str:

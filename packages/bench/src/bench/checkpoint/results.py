@@ -113,8 +113,8 @@ class StepTimes:
         batch, size: of its inputs.
         seconds: by round.
         plain_seconds: of the plain step of the same round.
-        gradients: the largest difference of any element of a gradient from a plain step's with the same random
-            numbers.
+        gradients: the largest difference of any element of a gradient from a plain step's with the same random numbers,
+            as a part of the largest element of all gradients.
         buffers: the same for buffers after that step, such as the statistics of BatchNorm.
         failure: why there is nothing; empty otherwise.
         commit: that this was measured with.

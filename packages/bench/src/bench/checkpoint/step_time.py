@@ -95,7 +95,7 @@ def step(model: nn.Module, forward: Forward, inputs: Inputs, seed: int) -> None:
 
 
 def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest difference of any element.
+    """The largest difference of any element, as a part of the largest element of all that are expected.
 
     Raises:
         ValueError: they are not the same tensors' gradients.
@@ -103,8 +103,8 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> f
     if found.keys() != expected.keys():
         odd = min(found.keys() ^ expected.keys())
         raise ValueError(f"{odd} has a gradient in plain training or in this one, and not in both")
-    pairs = ((one, expected[name]) for name, one in found.items())
-    return max((_distance(one, other) for one, other in pairs), default=0.0)
+    distance = max((_distance(one, expected[name]) for name, one in found.items()), default=0.0)
+    return distance / max(float(one.abs().max()) for one in expected.values() if one.numel()) if distance else 0.0
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
