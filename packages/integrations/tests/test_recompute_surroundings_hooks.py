@@ -28,6 +28,7 @@ def square_sum(forward, model):
     forward(normal(4, 6)).square().sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # the input has no gradient
 def test_hooks_on_modules_run_once_a_step():
     model = layers()
     calls = []
