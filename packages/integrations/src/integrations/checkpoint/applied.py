@@ -116,17 +116,17 @@ class CheckpointedForward(ForwardStandIn):
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool, plans: Plans) -> None:
         super().__init__(model, forward, replaced)
         self.plans = plans
-        self.compiled = Compiled(plans.last)
+        self.compiled = Compiled(model, plans.last)
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.model.training or not torch.is_grad_enabled():
-            return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling():
             return self.compiled.trace(self.forward, args, kwargs)
         if compiles_callees():
             return _run_compiled(self, sys._getframe(), args, kwargs)
         if torch._C._get_tracing_state() is not None or is_capturing():
+            return self.forward(*args, **kwargs)
+        if not self.model.training or not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         copy = self.copy_of(sys._getframe())
         if copy is not None:

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -26,13 +27,15 @@ from integrations.warn import warn
 
 
 class Compiled:
-    """Runs a model's training forward where dynamo is on.
+    """Runs a model's forward where dynamo is on.
 
     Args:
-        plan: that is followed, whatever the inputs look like.
+        model: that has the plan.
+        plan: that its training forward follows, whatever the inputs look like.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self.model = model
         self.plan = plan
         self._contexts = functools.partial(_contexts, plan)
         # By which torch tells compiled code on disk from that of another plan.
@@ -62,12 +65,18 @@ class Compiled:
             _, run = without_dynamo(_frames_of)(self)
             without_dynamo(_warn_of_breaks)(self)
             return run(forward, args, kwargs)
+        if not self.is_training() or torch.compiler.is_exporting():
+            return forward(*args, **kwargs)
         _quieten()
 
         def region() -> Any:
             return forward(*args, **kwargs)
 
         return checkpoint(region, use_reentrant=False, context_fn=self._contexts)
+
+    def is_training(self) -> bool:
+        """Whether this is a forward to follow the plan in."""
+        return self.model.training and torch.is_grad_enabled()
 
 
 Frame = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
@@ -84,12 +93,13 @@ def _frames_of(compiled: Compiled) -> tuple[Frame, Frame]:
 
 
 def _warn_of_breaks(compiled: Compiled) -> None:
-    if not compiled.warned:
+    if compiled.is_training() and not compiled.warned:
         compiled.warned = True
         warn(
-            f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: its "
-            "forward does not compile to one graph; see torch._dynamo.explain, or leave it to eager code with "
-            "torch.compiler.disable(model)"
+            f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: "
+            "dynamo does not make one graph of its forward, or has given up compiling it again, or it changes Python "
+            "objects (TORCH_LOGS=graph_breaks,recompiles says which); torch.compiler.disable(model) has it follow the "
+            "plan in eager code"
         )
 
 

@@ -79,19 +79,34 @@ class Tagging(TorchDispatchMode):
         tracing = get_proxy_mode()
         if tracing is None:  # the first pass, in which AOTAutograd looks what the forward changes
             return func(*args, **(kwargs or {}))
-        graph = tracing.tracer.graph
+        traits, graph = traits_of(func), tracing.tracer.graph
+        # Running statistics are changed by way of copies. A repetition is given these: the statistics themselves are
+        # other ones by then, of which autograd would complain.
+        changed = traits.statistics[:2] if traits.updates_statistics(args) else ()
+        given = list(args)
+        for place in changed:
+            if isinstance(args[place], Tensor):
+                given[place] = args[place].clone()
+                self._mark(_node_of(given[place], tracing.tracer), CheckpointPolicy.MUST_SAVE)
         before = len(graph.nodes)
-        out = func(*args, **(kwargs or {}))
+        out = func(*given, **(kwargs or {}))
         nodes = list(islice(reversed(graph.nodes), len(graph.nodes) - before))
         for node in nodes:  # views among them, which cost nothing
-            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-            node.meta["ac_graph_id"] = self.ac_graph_id
+            self._mark(node, CheckpointPolicy.MUST_RECOMPUTE)
+        for place in changed:
+            if isinstance(args[place], Tensor):
+                args[place].copy_(given[place])
         tensors = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
         if nodes and tensors and not _is_view(func):
             shapes = tuple(map(_shape_of, tensors))
             operator = Operator(str(func), shapes, (None,) * len(shapes))
             self._traced.append(_Traced(operator, nodes, [_node_of(tensor, tracing.tracer) for tensor in tensors]))
         return out
+
+    def _mark(self, node: fx.Node | None, policy: CheckpointPolicy) -> None:
+        if node is not None:
+            node.meta["recompute"] = policy
+            node.meta["ac_graph_id"] = self.ac_graph_id
 
     def _tag(self) -> None:
         """Writes at the nodes what the plan says of them."""
