@@ -151,9 +151,7 @@ class CheckpointedForward(ForwardStandIn):
 
 
 @left_to_python
-def _run_compiled(
-    forward: CheckpointedForward, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _run_compiled(forward: CheckpointedForward, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """With dynamo off but for the model's own forward."""
     copy = without_dynamo(_copy_of)(forward, frame)
     if copy is not None:
