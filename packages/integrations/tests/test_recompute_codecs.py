@@ -146,7 +146,7 @@ def test_the_mean_over_seeds_is_the_exact_gradient():
         coding = None if codec is None else Coding(codec)
         if coding is not None:
             coding.step = step
-        with following(Schedule.of(graph, kept), keeping=None if coding is None else coding.begin()):
+        with following(Schedule.of(graph, kept), None if coding is None else coding.begin()):
             output = model(x)
         output.backward(normal(*output.shape, seed=9))
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
@@ -207,7 +207,9 @@ def test_memory_that_is_written_part_by_part_is_kept_as_it_is():
     noted = Noted(actcore.Raw())
     model.zero_grad()
     run(model, graph, range(len(graph.values)), noted)(normal(16, 32)).backward()
-    assert all(torch.equal(plain[name], parameter.grad) for name, parameter in model.named_parameters() if name in plain)
+    assert all(
+        torch.equal(plain[name], parameter.grad) for name, parameter in model.named_parameters() if name in plain
+    )
     assert all(tensor.numel() == 16 * 32 or (tensor > 0).all() for tensor in noted.given)
 
 

@@ -1,1 +1,30 @@
-"""Optimal checkpointing: which tensors to keep and which to compute again, and the training step that does so."""
+"""Optimal checkpointing: what backward had better compute again than keep, for any model and within a budget.
+
+    plan = integrations.checkpoint.plan(model, (images,), budget="4GiB")
+    print(plan)
+    integrations.checkpoint.apply(model, plan)
+    ...train as before...
+
+Stands on ``actcore``'s search and takes up Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
+graphs" (CVPR 2021): ``optimal_grad_checkpointing`` is the call of its README.
+"""
+
+from integrations.checkpoint.applied import apply, plan_of, restore_model
+from integrations.checkpoint.capture import capture
+from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.optimal import optimal_grad_checkpointing
+from integrations.checkpoint.plan import Choice, Plan, PlannedSegment
+from integrations.checkpoint.planning import plan
+
+__all__ = [
+    "Choice",
+    "Graph",
+    "Plan",
+    "PlannedSegment",
+    "apply",
+    "capture",
+    "optimal_grad_checkpointing",
+    "plan",
+    "plan_of",
+    "restore_model",
+]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.signature import Signature
 from integrations.checkpoint.stand_ins import StandIns, untouched
 from integrations.saved.tensors import tensors_in
 
@@ -42,6 +44,32 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     kwargs = dict(kwargs or {})
+    with _capturing():
+        return _capture(model, args, kwargs, real)
+
+
+class _Here(threading.local):
+    capturing = False
+
+
+_here = _Here()
+
+
+def is_capturing() -> bool:
+    """Whether this thread runs a forward only to look at it."""
+    return _here.capturing
+
+
+@contextmanager
+def _capturing() -> Iterator[None]:
+    before, _here.capturing = _here.capturing, True
+    try:
+        yield
+    finally:
+        _here.capturing = before
+
+
+def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Graph:
     note = "captured on real tensors: as asked"
     if not real:
         try:
@@ -98,7 +126,8 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
         *parts,
         outputs=tuple(sorted(value for value in returned if value is not None)),
         gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
-        fingerprint=fingerprint(model, args, kwargs),
+        fingerprint=fingerprint(model),
+        inputs=Signature.of(args, kwargs),
         note=note,
     )
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from integrations.checkpoint.signature import Signature
+
 FORMAT = 1
 
 
@@ -86,7 +88,8 @@ class Graph:
             makes in passing.
         outputs: the values that the model returns.
         gradients: bytes of the parameters' gradients, which are in the last entry of ``other``.
-        fingerprint: of the model and the inputs that this was captured with.
+        fingerprint: of the model.
+        inputs: what it was captured with.
         note: why it was captured on real tensors; empty where fake ones sufficed.
     """
 
@@ -97,6 +100,7 @@ class Graph:
     outputs: tuple[int, ...]
     gradients: int
     fingerprint: str
+    inputs: Signature
     note: str = ""
 
     def to_json(self) -> str:
@@ -122,6 +126,7 @@ class Graph:
                 ops=tuple(_made(Op, entry) for entry in content.pop("ops")),
                 values=tuple(_made(Value, entry) for entry in content.pop("values")),
                 steps=tuple(_made(Step, entry) for entry in content.pop("steps")),
+                inputs=Signature.from_dict(content.pop("inputs")),
                 **{name: _frozen(entry) for name, entry in content.items()},
             )
         except (KeyError, TypeError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from integrations.checkpoint.graph import Graph
 
@@ -15,14 +15,14 @@ class Planned:
     Attributes:
         name: the ATen operator.
         module: path of the module in whose forward it runs.
-        shapes: of its results.
+        shapes: of its results; ``None`` where any will do.
         makes: values, in order.
         segment: the segment that repeats it; -1 where it is never repeated.
     """
 
     name: str
     module: str
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...] | None
     makes: tuple[int, ...]
     segment: int
 
@@ -46,6 +46,10 @@ class Schedule:
         while value in self.becomes:
             value = self.becomes[value]
         return value in self.recomputed
+
+    def of_any_sizes(self) -> Schedule:
+        """The same for inputs of other sizes."""
+        return replace(self, ops=tuple(replace(op, shapes=None) for op in self.ops))
 
     @classmethod
     def of(cls, graph: Graph, kept: Collection[int]) -> Schedule:

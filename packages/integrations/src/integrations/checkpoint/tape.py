@@ -45,18 +45,29 @@ def run(model: nn.Module, graph: Graph, kept: Collection[int], codec: Codec | No
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
-        with following(schedule, type(model).__name__, None if coding is None else coding.begin()):
-            return model(*args, **kwargs)
+        with following(schedule, None if coding is None else coding.begin()) as tape:
+            result = model(*args, **kwargs)
+        if tape.astray:
+            warn(
+                f"{type(model).__name__}'s forward is not the one that was captured: {tape.astray}. What follows is "
+                "kept: gradients are right and memory is not saved"
+            )
+        return result
 
     return forward
 
 
 @contextmanager
-def following(schedule: Schedule, name: str = "the model", keeping: Keeping | None = None) -> Iterator[None]:
-    """A block whose forward keeps what a schedule keeps, as ``keeping`` does; ``None`` keeps it as it is."""
-    tape = Tape(schedule, name, keeping)
+def following(schedule: Schedule, keeping: Keeping | None = None) -> Iterator[Tape]:
+    """A block whose forward keeps what a schedule keeps. The tape says afterwards whether it could.
+
+    Args:
+        schedule: of the model.
+        keeping: how what is kept is kept; ``None``: as it is.
+    """
+    tape = Tape(schedule, keeping)
     with fresh_casts(), saved_tensors_hooks(tape.pack, unpack), tape:
-        yield
+        yield tape
     tape.finish()
 
 
@@ -65,24 +76,26 @@ class Tape(TorchDispatchMode):
 
     Args:
         schedule: of the model.
-        name: of the model, for messages.
         keeping: how what is kept is kept; ``None``: as it is.
+
+    Attributes:
+        astray: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
+            Nothing is repeated from there on.
     """
 
-    def __init__(self, schedule: Schedule, name: str, keeping: Keeping | None = None) -> None:
+    def __init__(self, schedule: Schedule, keeping: Keeping | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.astray = ""
         self._keeping: Keeping = _EXACTLY if keeping is None else keeping
         self._schedule = schedule
-        self._name = name
         self._memory = Memory()
         self._segments: dict[int, Segment] = {}
         self._segment_of: dict[int, Segment] = {}  # of values that are made again
         self._next = 0  # operator
-        self._astray = False  # the forward is another one than the graph's: nothing is repeated from here on
 
     def finish(self) -> None:
         """The forward is over."""
-        if not self._astray and self._next < len(self._schedule.ops):
+        if not self.astray and self._next < len(self._schedule.ops):
             self._leave("nothing")
 
     def __torch_dispatch__(
@@ -148,7 +161,7 @@ class Tape(TorchDispatchMode):
 
     def _next_segment(self) -> Segment | None:
         """The segment of the operator that is expected; ``None`` if it is not to be repeated."""
-        if self._astray or self._next >= len(self._schedule.ops):
+        if self.astray or self._next >= len(self._schedule.ops):
             return None
         number = self._schedule.ops[self._next].segment
         if number < 0:
@@ -207,17 +220,17 @@ class Tape(TorchDispatchMode):
         for (place, tensor), number in zip(new, numbers[len(written) :], strict=True):
             memory.add(tensor, number)
             makes.append((number, place))
-        return None if self._astray else (tuple(makes), tuple(changes))
+        return None if self.astray else (tuple(makes), tuple(changes))
 
     def _numbers(self, traits: Traits, count: int, results: Sequence[Any]) -> Sequence[int]:
         """The numbers of the values that the next operator makes."""
-        if not self._astray:
+        if not self.astray:
             if self._next == len(self._schedule.ops):
                 self._leave(traits.name)
             else:
                 planned = self._schedule.ops[self._next]
                 shapes = shapes_of(results)
-                if planned.name == traits.name and len(planned.makes) == count and planned.shapes == shapes:
+                if planned.name == traits.name and len(planned.makes) == count and planned.shapes in (None, shapes):
                     self._next += 1
                     return planned.makes
                 self._leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
@@ -225,19 +238,14 @@ class Tape(TorchDispatchMode):
 
     def _leave(self, found: str) -> None:
         """The forward is not the graph's."""
-        self._astray = True
         ops = self._schedule.ops
         if self._next < len(ops):
             planned = ops[self._next]
-            expected = f"{planned.name} in {planned.module or 'the model itself'}, with results {planned.shapes}"
+            of = "" if planned.shapes is None else f", with results {planned.shapes}"
+            expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
         else:
             expected = "its end"
-        warn(
-            f"{self._name}'s forward is not the one that was captured: at operator {self._next} the plan has "
-            f"{expected}, and there came {found}. What follows is kept: gradients are right and memory is "
-            "not saved. Plan again with inputs, mode and autocast as they are in training; where the forward asks "
-            "what its inputs hold, with real=True"
-        )
+        self.astray = f"at operator {self._next} the plan has {expected}, and there came {found}"
 
 
 def unpack(packed: Packed) -> Tensor:

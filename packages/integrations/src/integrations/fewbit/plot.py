@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integrations.drawing import BLUE, INK, VERMILION, new_figure, plain_axes, write_figure
 from integrations.fewbit.slopes import ScalarFunction, Slope
 from integrations.fewbit.steps import StepTable
-
-# Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
-_BLUE, _VERMILION, _INK, _FAINT, _GRID = "#0072B2", "#D55E00", "#22262B", "#7A828C", "#E8EAED"
 
 _POINTS = 4001
 
@@ -41,19 +39,19 @@ def plot_table(
         ValueError: the ending is of no type that matplotlib writes.
         OSError: the file cannot be written.
     """
-    figure = _figure((8.0, 5.0))
+    figure = new_figure((8.0, 5.0))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     slope = Slope(function, parameters, derivative)
     x, exact, steps = _curves(slope, table, domain)
     _draw(upper, x, exact, steps)
     upper.legend(["derivative", f"{len(table.levels)} levels" + " of |x|" * table.even], frameon=False, fontsize=9)
     told = "" if error is None else f": squared error {error:.3g}"
-    upper.set_title(f"{slope.name}' in {table.bits} bits{told}", loc="left", fontsize=10, color=_INK)
-    lower.fill_between(x, [a - b for a, b in zip(steps, exact, strict=True)], color=_VERMILION, linewidth=0, alpha=0.7)
+    upper.set_title(f"{slope.name}' in {table.bits} bits{told}", loc="left", fontsize=10, color=INK)
+    lower.fill_between(x, [a - b for a, b in zip(steps, exact, strict=True)], color=VERMILION, linewidth=0, alpha=0.7)
     lower.set_ylabel("error")
     lower.set_xlabel("x")
-    _plain(lower)
-    _save(figure, path)
+    plain_axes(lower)
+    write_figure(figure, path)
 
 
 def plot_functions(tables: Mapping[str, StepTable], path: str | PathLike[str]) -> None:
@@ -68,16 +66,16 @@ def plot_functions(tables: Mapping[str, StepTable], path: str | PathLike[str]) -
     """
     columns = 4
     rows = -(-len(tables) // columns)
-    figure = _figure((11.0, 2.1 * rows))
+    figure = new_figure((11.0, 2.1 * rows))
     panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for axes, (name, table) in zip(panels, tables.items(), strict=False):
         reach = min(10.0, 1.5 * max(map(abs, table.boundaries)))
         _draw(axes, *_curves(Slope(name), table, (-reach, reach)))
-        axes.set_title(name + "  (steps of |x|)" * table.even, loc="left", fontsize=9, color=_INK)
+        axes.set_title(name + "  (steps of |x|)" * table.even, loc="left", fontsize=9, color=INK)
         axes.tick_params(labelsize=7)
     for axes in panels[len(tables) :]:
         axes.remove()
-    _save(figure, path)
+    write_figure(figure, path)
 
 
 def _curves(
@@ -91,26 +89,6 @@ def _curves(
 
 
 def _draw(axes: Any, x: list[float], exact: list[float], steps: list[float]) -> None:
-    axes.plot(x, exact, color=_BLUE, linewidth=1.6)
-    axes.plot(x, steps, color=_VERMILION, linewidth=1.0)
-    _plain(axes)
-
-
-def _plain(axes: Any) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(color=_FAINT)
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("a chart needs matplotlib: pip install actcore-integrations[plot]") from error
-    return Figure(figsize=size, layout="constrained")
-
-
-def _save(figure: Any, path: str | PathLike[str]) -> None:
-    figure.savefig(path, dpi=160, facecolor="white")
+    axes.plot(x, exact, color=BLUE, linewidth=1.6)
+    axes.plot(x, steps, color=VERMILION, linewidth=1.0)
+    plain_axes(axes)

@@ -1,0 +1,135 @@
+"""``apply`` and ``restore_model``: a model whose training forward follows a plan, in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import torch
+from torch import nn
+
+from integrations.checkpoint.capture import is_capturing
+from integrations.checkpoint.fingerprint import fingerprint
+from integrations.checkpoint.plan import Plan
+from integrations.checkpoint.plans import Plans, Shapes
+from integrations.checkpoint.tape import following
+from integrations.compiling import compiled_module, compiles_callees, left_to_python
+from integrations.stand_in import ForwardStandIn
+from integrations.warn import warn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan") -> Model:
+    """Has the model's training forward keep what the plan keeps, and backward compute the rest again; in place.
+
+    The training loop stays as it is. Gradients, buffers and generators come out as those of the model itself, bit for
+    bit where its operators are deterministic. Weights, hooks, ``state_dict`` keys and the class stay; ``eval()``,
+    ``no_grad`` and ``inference_mode`` are not affected; ``restore_model`` undoes it. Apply it to the module that
+    DistributedDataParallel wraps, before or after it does.
+
+    Args:
+        model: the one that the plan was made for, or another of the same modules and shapes.
+        plan: what ``plan`` returned, or was loaded.
+        shapes: what to do with inputs of other shapes. Those that are no larger than planned ones follow their plan,
+            in the proportion of their sizes. For others, or under another autocast, ``"replan"`` makes a plan with
+            the same budget, in the time of a capture; ``"refuse"`` raises.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the plan is of another model, or the model has one already.
+    """
+    model_inside = _require(model, plan)
+    if shapes not in get_args(Shapes):
+        raise ValueError(f"shapes must be 'replan' or 'refuse', got {shapes!r}")
+    if CheckpointedForward.of(model_inside) is not None:
+        raise ValueError(
+            f"{type(model_inside).__name__} has a plan already; call integrations.checkpoint.restore_model(model) first"
+        )
+    own = "forward" in model_inside.__dict__
+    CheckpointedForward(model_inside, model_inside.forward, own, Plans(plan, shapes)).put()
+    return model
+
+
+def restore_model(model: Model) -> Model:
+    """Undoes ``apply`` and returns the same object.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: it has no plan.
+    """
+    _applied(model).take_out()
+    return model
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that the model's last training forward followed; before the first one, the plan that was applied.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: it has no plan.
+    """
+    return _applied(model).plans.last
+
+
+def _applied(model: nn.Module) -> CheckpointedForward:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    found = CheckpointedForward.of(compiled_module(model))
+    if found is None:
+        raise ValueError(f"{type(model).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first")
+    return found
+
+
+def _require(model: nn.Module, plan: Plan) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a Plan of integrations.checkpoint.plan, got {type(plan).__name__}")
+    model = compiled_module(model)
+    found = fingerprint(model)
+    if found != plan.graph.fingerprint:
+        raise ValueError(
+            f"plan must be of this model: it was made for a {plan.model} whose modules or parameters' shapes differ "
+            f"from those of this {type(model).__name__}; make one with integrations.checkpoint.plan(model, inputs)"
+        )
+    return model
+
+
+class CheckpointedForward(ForwardStandIn):
+    """Stands in a model's ``forward``: the original, which follows a plan.
+
+    Attributes:
+        plans: the plan that was applied, and those made since for other inputs.
+    """
+
+    what = "checkpointed"
+    undo = "integrations.checkpoint.restore_model(model)"
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool, plans: Plans) -> None:
+        super().__init__(model, forward, replaced)
+        self.plans = plans
+
+    @left_to_python
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or compiles_callees() or torch._C._get_tracing_state() is not None:
+            return self.forward(*args, **kwargs)
+        if not self.model.training or not torch.is_grad_enabled() or is_capturing():
+            return self.forward(*args, **kwargs)
+        module = self.shallow_copy(sys._getframe())
+        if module is not None:
+            warn(
+                f"a shallow copy of the checkpointed {type(module).__name__} (copy.copy, nn.DataParallel) keeps "
+                "everything; use copy.deepcopy, or DistributedDataParallel"
+            )
+            return type(module).forward(module, *args, **kwargs)
+        made, schedule = self.plans.plan_for(self.model, args, kwargs)
+        with following(schedule) as tape:
+            result = self.forward(*args, **kwargs)
+        if tape.astray:
+            self.plans.note_astray(made, tape.astray)
+        return result

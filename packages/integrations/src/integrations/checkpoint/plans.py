@@ -1,0 +1,96 @@
+"""``Plans``: the plans of a model that is in use: for other shapes, and for a forward that was not as captured."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from integrations.checkpoint.capture import capture
+from integrations.checkpoint.plan import Plan
+from integrations.checkpoint.planning import plan_of_graph
+from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint.signature import Signature
+from integrations.report import format_bytes
+from integrations.warn import warn
+
+Shapes = Literal["replan", "refuse"]
+
+_MOST_PLANS = 8
+"""A model whose inputs are never alike is not planned for without end."""
+
+
+class Plans:
+    """A model's plans, by what their inputs look like.
+
+    Args:
+        plan: the first.
+        shapes: whether inputs of other shapes are planned for, or refused.
+
+    Attributes:
+        last: the one that was followed last.
+    """
+
+    def __init__(self, plan: Plan, shapes: Shapes) -> None:
+        self.last = plan
+        self._shapes = shapes
+        self._plans = [plan]
+        self._wrong: list[Plan] = []  # those whose forward was another one than was captured
+
+    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, Schedule]:
+        """The plan for a forward with these inputs, and what it means for each operator.
+
+        Raises:
+            ValueError: they are of other shapes, and these are refused.
+        """
+        inputs = Signature.of(args, kwargs)
+        plan = next((plan for plan in self._plans if plan.graph.inputs == inputs), None)
+        if plan is not None and plan in self._wrong and not plan.graph.note:
+            self._plans.remove(plan)
+            plan = self._made(model, args, kwargs, real=_captured_again(plan, self._wrong))
+        elif plan is None:
+            fitting = [plan for plan in self._plans if inputs.within(plan.graph.inputs)]
+            if fitting:
+                self.last = min(fitting, key=lambda plan: plan.plain_peak)
+                return self.last, self.last.schedule_of_any_sizes
+            if self._shapes == "refuse":
+                raise ValueError(
+                    f"inputs must be of the shapes and under the autocast that the plan was made for, "
+                    f"{self._plans[0].graph.inputs}, or smaller, got {inputs}; plan for these, or apply the plan with "
+                    "shapes='replan'"
+                )
+            if len(self._plans) >= _MOST_PLANS:
+                return self.last, self.last.schedule_of_any_sizes
+            plan = self._made(model, args, kwargs, real=False)
+        self.last = plan
+        return plan, plan.schedule
+
+    def note_astray(self, plan: Plan, where: str) -> None:
+        """A forward was not the one that the plan is for."""
+        if plan in self._wrong:
+            return
+        self._wrong.append(plan)
+        again = "" if plan.graph.note else "; the next forward is preceded by another capture"
+        warn(
+            f"{plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients are "
+            f"right and memory is not saved{again}"
+        )
+
+    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        first = self.last
+        made = plan_of_graph(first.model, capture(model, args, kwargs, real=real), first.objective)
+        if first.budget is not None:
+            try:
+                made = made.within(first.budget)
+            except ValueError:
+                warn(
+                    f"no plan of {first.model} for inputs {made.graph.inputs} fits the budget {first.budget!r}: the "
+                    f"least activation peak, {format_bytes(made.peak)}, is taken"
+                )
+        self._plans.append(made)
+        return made
+
+
+def _captured_again(plan: Plan, wrong: list[Plan]) -> bool:
+    """Whether a capture on fake tensors has been tried twice for these inputs."""
+    return sum(one.graph.inputs == plan.graph.inputs for one in wrong) > 1

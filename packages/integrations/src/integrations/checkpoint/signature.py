@@ -1,0 +1,79 @@
+"""``Signature``: what a model's forward was called with, as far as its operators may depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs of a forward, without their contents.
+
+    Attributes:
+        structure: how they are nested, what is no tensor (numbers that may be fractions by their type alone, since
+            these scale and seldom choose), and the autocast that they meet.
+        kinds: of each tensor, its dtype and whether it requires a gradient.
+        shapes: of each tensor.
+    """
+
+    structure: str
+    kinds: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
+        """Of a call's inputs."""
+        leaves, structure = tree_flatten((args, dict(kwargs)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = [None if isinstance(leaf, Tensor) else _described(leaf) for leaf in leaves]
+        return cls(
+            f"{structure} {others}{_autocast()}",
+            tuple(f"{tensor.dtype} {tensor.requires_grad}" for tensor in tensors),
+            tuple(tuple(tensor.shape) for tensor in tensors),
+        )
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Signature:
+        """What ``to_dict`` returned."""
+        return cls(content["structure"], tuple(content["kinds"]), tuple(map(tuple, content["shapes"])))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def alike(self, other: Signature) -> bool:
+        """Whether the inputs differ in nothing but the tensors' sizes."""
+        return (self.structure, self.kinds) == (other.structure, other.kinds) and [*map(len, self.shapes)] == [
+            *map(len, other.shapes)
+        ]
+
+    def within(self, other: Signature) -> bool:
+        """Whether these are such inputs, none larger in any dimension."""
+        return self.alike(other) and all(
+            size <= limit
+            for shape, limits in zip(self.shapes, other.shapes, strict=True)
+            for size, limit in zip(shape, limits, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes) or "no tensors"
+
+
+def _autocast() -> str:
+    """The dtypes that autocast casts to, of the devices that it is on for."""
+    if not torch._C._is_any_autocast_enabled():
+        return ""
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return " under autocast" + "".join(f" {device} {torch.get_autocast_dtype(device)}" for device in devices)
+
+
+def _described(leaf: Any) -> str:
+    if leaf is None or isinstance(leaf, (bool, int, str)):
+        return repr(leaf)
+    return type(leaf).__qualname__
