@@ -18,6 +18,7 @@ from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
+from integrations.recomputing import Asked, recomputing_for
 from integrations.unused import await_forward, await_no_longer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -30,7 +31,9 @@ _steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **options: Any) -> Model:
+def compress_model(
+    model: Model, level: str = "L1", *, strict: bool = False, checkpoint: Asked | None = None, **options: Any
+) -> Model:
     """Stores what autograd saves in the model's forward in fewer bits, from now on and in place.
 
     The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
@@ -43,6 +46,11 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
             host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
+        checkpoint: lets backward make again some of what it needs, besides storing it: ``"optimal"`` as much as gives
+            the least peak; a budget of activation peak (bytes, ``"4GiB"``, or a fraction of the plain step's) as little
+            as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what it says. The first training forward is
+            planned for, on tensors without elements. What is kept for that is stored in ``checkpoint_bits``, and what
+            is made again as the level says, until backward reads it.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
             ``adapt_interval``, ``offload``; see ``Level``.
@@ -51,11 +59,14 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
         The same object.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``strict`` or an option has the wrong type.
-        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already.
+        TypeError: ``model`` is not a module, or ``strict``, ``checkpoint`` or an option has the wrong type.
+        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already, or
+            follows a plan; with ``checkpoint``, if the level is off or adaptive, or a part of the model is compressed.
     """
     inner = compiled_module(model)
     handle = _new_handle(Compression, inner, level, strict, options)
+    if checkpoint is not None:
+        handle.recomputing = recomputing_for(inner, handle.level, checkpoint)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
     await_forward(handle)

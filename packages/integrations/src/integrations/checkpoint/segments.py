@@ -262,6 +262,16 @@ here = _Here()
 
 
 @contextmanager
+def aside() -> Iterator[None]:
+    """A block whose operators are nobody's forward."""
+    before, here.repeating = here.repeating, True
+    try:
+        yield
+    finally:
+        here.repeating = before
+
+
+@contextmanager
 def _repeating() -> Iterator[None]:
     before, here.repeating = here.repeating, True
     grad = torch.is_grad_enabled()

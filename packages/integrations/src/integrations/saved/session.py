@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,16 @@ from integrations.saved.tensors import storage_of, storages_of
 from integrations.saved.watch import Observer
 
 _innermost = threading.local()  # .session: the one entered last in this thread
+_NOTHING = nullcontext()
+
+
+def _in_sight(tensor: Tensor) -> AbstractContextManager[Any]:
+    return _NOTHING
+
+
+def is_compressing() -> bool:
+    """Whether this thread is in a compressed forward or block."""
+    return getattr(_innermost, "session", None) is not None
 
 
 class Session:
@@ -48,6 +58,7 @@ class Session:
     Attributes:
         make_again: what autograd is to hold in the place of a tensor that backward makes again, to be stored as told
             from then on; ``None`` for a tensor that is to be stored now, or where all are.
+        aside: a block in which the session's own operators on a tensor are not taken for the forward's.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class Session:
         self.storages = Storages()
         self._storing = Storing(level, self.storages)
         self.make_again: Callable[[Tensor, StoredLater], Packed | None] | None = None
+        self.aside: Callable[[Tensor], AbstractContextManager[Any]] = _in_sight
         self._occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
@@ -136,7 +148,7 @@ class Session:
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), self.aside(tensor):
             call = self.tracker.call
             if call is not None and call.module is not None:
                 return self._pack_one(tensor, call.module)
@@ -167,7 +179,8 @@ class Session:
         outer, self.tracker.call = self.tracker.call, Boundary()
         again, self.make_again = self.make_again, None
         try:
-            return self._pack_one(tensor, self._paths.running() or "", obstacle)
+            with self.aside(tensor):
+                return self._pack_one(tensor, self._paths.running() or "", obstacle)
         finally:
             self.tracker.call, self.make_again = outer, again
 
