@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from actcore import GroupAffine, Raw, SavedTensor
 from integrations.checkpoint.capture import capture
-from integrations.checkpoint.compressed_plan import StoredBytes, compressed_plan
+from integrations.checkpoint.compressed_peak import StoredBytes
+from integrations.checkpoint.compressed_plan import compressed_plan
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.recorder import Recorder
@@ -47,6 +48,7 @@ class _Sizes:
         self._policy = FixedBits(level)
         self._found: dict[int, list[tuple[int, bool]]] = {}  # of values: bytes that are stored, and if for one alone
         self._read: dict[int, int] = {}
+        self._passing: dict[int, int] = {}
 
     @contextmanager
     def hooks(self, recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
@@ -54,6 +56,7 @@ class _Sizes:
         tracker = CallTracker()
         self._found.clear()
         self._read.clear()
+        self._passing.clear()
 
         def pack(tensor: Tensor) -> Any:
             with torch._C.DisableTorchFunction():
@@ -70,20 +73,19 @@ class _Sizes:
         if value is None or storage is None:
             return
         operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
-        alone, size = self._bytes(tensor, operator, role)
+        decision = self._decided(tensor, operator, role)
+        alone = decision.form is not None or not isinstance(decision.codec, GroupAffine | Raw)
         whole = storage.nbytes() / max(1, tensor.numel() * tensor.itemsize)
-        self._found.setdefault(value, []).append((min(int(size * whole), storage.nbytes()), alone))
-        role = "input" if tensor.requires_grad else "other"
-        _, size = self._bytes(tensor, checkpoints.OPERATOR, role)
-        self._read[value] = max(self._read.get(value, 0), min(int(size * whole), storage.nbytes()))
+        size = min(int(expected_bytes(decision, tensor) * whole), storage.nbytes())
+        self._found.setdefault(value, []).append((size, alone))
+        if decision.form not in (None, Need.SHAPE):  # made of another tensor, which is computed for it
+            self._passing[value] = storage.nbytes()
+        read = self._decided(tensor, checkpoints.OPERATOR, "input" if tensor.requires_grad else "other")
+        size = min(int(expected_bytes(read, tensor) * whole), storage.nbytes())
+        self._read[value] = max(self._read.get(value, 0), size)
 
-    def _bytes(self, tensor: Tensor, operator: str, role: str) -> tuple[bool, float]:
-        """Whether what is stored of a tensor serves one call alone, and about how many bytes it takes."""
-        saved = SavedTensor.of(tensor, operator=operator, role=role, module="", occurrence=0)
-        decision = self._policy.decide(saved)
-        return not isinstance(decision.codec, GroupAffine | Raw) or decision.form is not None, expected_bytes(
-            decision, tensor
-        )
+    def _decided(self, tensor: Tensor, operator: str, role: str) -> Decision:
+        return self._policy.decide(SavedTensor.of(tensor, operator=operator, role=role, module="", occurrence=0))
 
     def of(self, graph: Graph) -> StoredBytes:
         """Of the values of a graph, which was captured with these hooks."""
@@ -95,10 +97,10 @@ class _Sizes:
         read: dict[int, int] = {}
         for value, found in self._found.items():
             shared = max((size for size, alone in found if not alone), default=0)
-            size = shared + sum({size for size, alone in found if alone})
-            saved[last[value]] = min(saved.get(last[value], 0) + size, graph.values[value].nbytes)
-            read[last[value]] = max(read.get(last[value], 0), self._read[value])
-        return StoredBytes(saved, read)
+            alone = sum({size for size, alone in found if alone})
+            for sizes, size in ((saved, shared + alone), (read, max(shared, self._read[value]) + alone)):
+                sizes[last[value]] = min(sizes.get(last[value], 0) + size, graph.values[value].nbytes)
+        return StoredBytes(saved, read, {last[value]: size for value, size in self._passing.items()})
 
 
 def expected_bytes(decision: Decision, tensor: Tensor) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 
 from actcore import CheckpointPlans, TrainingStep, checkpoint_plans, simulate
 from integrations.checkpoint.budget import Budget, bytes_of
-from integrations.checkpoint.compressed_peak import CompressedPeak
+from integrations.checkpoint.compressed_peak import CompressedPeak, StoredBytes
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.plan import Choice, Plan, mask_of
 from integrations.checkpoint.problem import training_step
@@ -16,19 +16,6 @@ from integrations.report import format_bytes
 
 _MOST = 48
 """Choices of each search that are looked at: a simulation takes milliseconds."""
-
-
-@dataclass(frozen=True)
-class StoredBytes:
-    """Bytes of values in their stored form. Values that are not in it are kept as they are.
-
-    Attributes:
-        saved: as autograd saves them.
-        read: where a repetition reads them, which may need more.
-    """
-
-    saved: Mapping[int, int]
-    read: Mapping[int, int]
 
 
 def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_seconds: float = 0.0) -> Plan:
@@ -47,10 +34,11 @@ def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_second
     """
     started = perf_counter()
     step = training_step(graph)
-    peak = CompressedPeak(graph, stored.saved, stored.read)
+    peak = CompressedPeak(graph, stored)
     chosen: dict[int, tuple[int, float]] = {}
-    for search in (step, _with_stored(step, graph, stored.saved)):
-        for kept in _some(checkpoint_plans(search)):
+    found = [checkpoint_plans(step), checkpoint_plans(_with_stored(step, graph, stored.saved))]
+    for plans in found:
+        for kept in _some(plans):
             values = [value for value, is_kept in enumerate(kept) if is_kept]
             mask = mask_of(values)
             if mask not in chosen:
@@ -64,7 +52,7 @@ def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_second
         graph=graph,
         choice=front[0],
         front=tuple(front),
-        peak_bound=0,
+        peak_bound=found[1].peak_bound - graph.gradients,  # of a step that takes less, whatever is kept
         exact=False,
         capture_seconds=capture_seconds,
         search_seconds=perf_counter() - started,
