@@ -19,6 +19,7 @@ from integrations.compression import Compression
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
 from integrations.recomputing import Asked, recomputing_for
+from integrations.stand_in import ForwardStandIn
 from integrations.unused import await_forward, await_no_longer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -66,6 +67,7 @@ def compress_model(
     inner = compiled_module(model)
     handle = _new_handle(Compression, inner, level, strict, options)
     if checkpoint is not None:
+        ForwardStandIn.require_none(inner, "give checkpoint to the whole model's compress_model")
         handle.recomputing = recomputing_for(inner, handle.level, checkpoint)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
