@@ -14,6 +14,7 @@ from torch import nn
 from integrations import blocks, outcome
 from integrations.adaptive.surroundings import undo_after_trial
 from integrations.blocks import BlockCompression, entered, in_block
+from integrations.checkpoint.applied import CheckpointedForward
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
@@ -164,6 +165,7 @@ def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, 
         raise ValueError(f"{name} is compressed already; call integrations.restore_model(model) first")
     if in_block(model):
         raise ValueError(f"{name} is in a block of integrations.compress already; leave it first")
+    ForwardStandIn.require_none(model, "compress_model(model, checkpoint=plan) does both", CheckpointedForward.what)
     handle = kind(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle

@@ -144,7 +144,7 @@ class Recomputing:
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])
         if plan is not None:
             require_of(plan, model)
-        asked = plan if state["asked"] is None else state["asked"]
+        asked: Any = plan if state["asked"] is None else state["asked"]
         found = recomputing_for(model, level, asked)
         if plan is not None and found.plans is None:
             found.plans = _LevelPlans(plan, level)

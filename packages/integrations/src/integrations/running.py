@@ -12,6 +12,7 @@ from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.unmeasured import judge_measurement
+from integrations.checkpoint.segments import require_no_plan
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
@@ -56,6 +57,7 @@ class RunningSession:
         )
 
     def __enter__(self) -> Session:
+        require_no_plan()
         self._before = self._handle._records
         self._session.__enter__()
         if self._following is not None:

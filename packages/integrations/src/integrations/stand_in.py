@@ -47,20 +47,22 @@ class ForwardStandIn(ABC):
         return found if isinstance(found, cls) else None
 
     @staticmethod
-    def require_none(model: nn.Module, way_out: str) -> None:
+    def require_none(model: nn.Module, way_out: str, what: str = "") -> None:
         """Refuses a model of which a part has a stand-in that sees to what is kept.
 
         Args:
             model: the model.
             way_out: what to do instead, in words.
+            what: of those that say this of the model; empty: all.
 
         Raises:
             ValueError: it has.
         """
-        for name, module in model.named_modules():
+        for module in model.modules():
             found: Any = module.__dict__.get("forward")
             while isinstance(found, ForwardStandIn):
-                if found.keeps:
+                if found.keeps and what in ("", found.what):
+                    name = next(name for name, one in model.named_modules() if one is module)
                     which = f"its module {name!r}" if name else "it"
                     raise ValueError(
                         f"{type(model).__name__} must be neither compressed nor checkpointed yet, in no part, and "

@@ -117,10 +117,9 @@ class Coded(Exactly):
         if not tensor.requires_grad or may_be_masked(tensor):
             return None
         with unseen(tensor), torch.no_grad():
-            whole = tensor.new_empty(0).set_(storage)  # type: ignore[call-overload]
+            whole = tensor.new_empty(0).set_(storage)
             inner = self._codec.inner if isinstance(self._codec, Offload) else self._codec
-            looked_at = isinstance(inner, GroupAffine) and tensor.device.type == "cpu"
-            if looked_at and is_masked(whole, inner.group_size):
+            if isinstance(inner, GroupAffine) and tensor.device.type == "cpu" and is_masked(whole, inner.group_size):
                 return None
             stream = stream_of(f"kept by a plan\0{self._count}", self._step, current_rank())
             try:

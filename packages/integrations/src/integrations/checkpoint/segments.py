@@ -254,11 +254,32 @@ class Handle:
 
 
 class _Here(threading.local):
+    """Of this thread.
+
+    Attributes:
+        repeating: whether it repeats a segment, which the tape of a forward in which it does so must not follow.
+        following: whether it runs a forward that follows a plan.
+    """
+
     repeating = False
+    following = False
 
 
 here = _Here()
-"""Whether this thread repeats a segment, which the tape of a forward in which it does so must not follow."""
+
+
+def require_no_plan() -> None:
+    """Refuses to begin what sees to what a forward keeps, inside of a forward that follows a plan.
+
+    Raises:
+        RuntimeError: this thread is in one.
+    """
+    if here.following:
+        raise RuntimeError(
+            "a forward that is compressed or follows a plan must not run inside of one that follows a plan, which sees "
+            "to all that is kept there: undo one of the two, integrations.restore_model(model) or "
+            "integrations.checkpoint.restore_model(model)"
+        )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,8 @@ from integrations.checkpoint.keeping import Coding, Exactly, Keeping, Later, Pac
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import Call, Handle, Held, Reference, Scratch, Segment, here
+from integrations.checkpoint.segments import Call, Handle, Held, Reference, Scratch, Segment, here, require_no_plan
+from integrations.saved.session import is_compressing
 from integrations.warn import warn
 
 _UNPLANNED = -1  # in the place of a value: memory that no segment makes again
@@ -65,6 +66,12 @@ def following(schedule: Schedule, keeping: Keeping | None = None) -> Iterator[Ta
         schedule: of the model.
         keeping: how what is kept is kept; ``None``: as it is.
     """
+    if is_compressing():
+        raise RuntimeError(
+            "a forward that follows a plan must not run inside of a compressed one, or of a block of "
+            "integrations.compress, which sees to all that is kept there: undo one of the two, or use "
+            "compress_model(model, checkpoint=plan)"
+        )
     tape = Tape(schedule, keeping)
     with fresh_casts(), saved_tensors_hooks(tape.pack, unpack), tape:
         yield tape
@@ -92,6 +99,16 @@ class Tape(TorchDispatchMode):
         self._segments: dict[int, Segment] = {}
         self._segment_of: dict[int, Segment] = {}  # of values that are made again
         self._next = 0  # operator
+
+    def __enter__(self) -> Self:
+        require_no_plan()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        here.following = True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        here.following = False
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
         """The forward is over."""
