@@ -213,6 +213,25 @@ def test_memory_that_is_written_part_by_part_is_kept_as_it_is():
     assert all(tensor.numel() == 16 * 32 or (tensor > 0).all() for tensor in noted.given)
 
 
+def test_shapes_that_follow_from_rounded_values():
+    def forward(model, x):
+        y = (x @ model.q) * 2
+        chosen = y[y > 0.01 * y.detach().abs().mean()]
+        return chosen.exp().sin().sum()
+
+    model = Net(forward, q=normal(32, 32)).train()
+    x = normal(64, 32)
+    graph = capture(model, x, real=True)
+    kept = [value_of(graph, "mul")]
+    plain = gradients(model, x, loss=lambda loss: loss)
+    model.zero_grad()
+    run(model, graph, kept)(x).backward()
+    assert torch.equal(plain["q"], model.q.grad)
+    loss = run(model, graph, kept, actcore.GroupAffine(2))(x)
+    with pytest.raises(RuntimeError, match=r"follow from values, .* kept in fewer bits; keep it exactly"):
+        loss.backward()
+
+
 def test_a_retained_graph_reads_the_same():
     x = normal(64, 32)
     model, graph = made(heads, x, **HEADS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.checkpoint.keeping import Later, Packed
-from integrations.checkpoint.memory import Geometry, tensors_of
+from integrations.checkpoint.memory import Geometry, shapes_of, tensors_of
 from integrations.checkpoint.versions import Version
 
 
@@ -52,6 +52,7 @@ class Call:
         changes: values that it overwrites, and the ones that it makes of them.
         generator: the one that it draws from, and its state before.
         grad: whether gradients were enabled: kernels may ask for that, as oneDNN's RNNs do.
+        shapes: of its results, where these follow from what it reads; else ``None``.
     """
 
     function: OpOverload
@@ -61,6 +62,7 @@ class Call:
     changes: tuple[tuple[int, int], ...]
     generator: tuple[torch.Generator, Tensor] | None
     grad: bool
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
     def reads(self) -> Iterator[int]:
         """The values that it needs."""
@@ -87,6 +89,12 @@ class Call:
             with _state(*self.generator):
                 out = self.function(*args, **kwargs)
         results = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
+        if self.shapes is not None and shapes_of(results) != self.shapes:
+            raise RuntimeError(
+                f"{self.function} gave results of shapes {self.shapes} in the forward, and of {shapes_of(results)} "
+                "when backward repeated it: they follow from values, and what these are computed from was kept in fewer "
+                "bits; keep it exactly, with checkpoint_bits=None or codec=None"
+            )
         for old, new in self.changes:
             made[new] = made.pop(old)
         for value, place in self.makes:

@@ -138,7 +138,8 @@ class Tape(TorchDispatchMode):
         if made is None or segment.calls is None or (traits.random and generator is None):
             return out
         makes, changes = made
-        segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled()))
+        shapes = shapes_of(out if isinstance(out, (list, tuple)) else (out,)) if traits.dynamic else None
+        segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled(), shapes))
         for value in (*(value for value, _ in makes), *(value for _, value in changes)):
             if value in self._schedule.recomputed:
                 self._segment_of[value] = segment
