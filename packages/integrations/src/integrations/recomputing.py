@@ -21,6 +21,7 @@ from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.plans import Plans
 from integrations.checkpoint.schedule import Schedule
 from integrations.checkpoint.segments import aside
+from integrations.checkpoint.sharding import hooks_unseen, units_of
 from integrations.checkpoint.tape import Tape
 from integrations.checkpoint.versions import unseen
 from integrations.levels import Level
@@ -117,7 +118,7 @@ class Recomputing:
             plan = planned(model, level, args, kwargs)
             self.plans = _LevelPlans(plan if self.asked == OPTIMAL else within(plan, self.asked), level)
         plan, schedule = self.plans.plan_for(model, args, kwargs)
-        return Following(self.plans, plan, schedule, own=not isinstance(self.asked, Plan))
+        return Following(model, self.plans, plan, schedule, own=not isinstance(self.asked, Plan))
 
     def in_words(self) -> str:
         """The plan that was followed last, for a report."""
@@ -185,19 +186,21 @@ class Following:
     """A forward that follows a plan, inside of a session that stores what it keeps. A context, once the session is one.
 
     Args:
+        model: of the forward.
         plans: that the plan is one of.
         plan: the plan.
         schedule: what it means for each operator.
         own: whether the plan was made for a forward at a level, with the attention that a level has.
     """
 
-    def __init__(self, plans: Plans, plan: Plan, schedule: Schedule, own: bool) -> None:
-        self._plans, self._plan, self._schedule, self._own = plans, plan, schedule, own
+    def __init__(self, model: nn.Module, plans: Plans, plan: Plan, schedule: Schedule, own: bool) -> None:
+        self._model, self._plans, self._plan, self._schedule, self._own = model, plans, plan, schedule, own
         self._contexts = ExitStack()
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""
-        tape = Tape(self._schedule, _AsLevel(session, self._plan.graph, self._schedule))
+        units = units_of(self._model)
+        tape = Tape(self._schedule.within(units), _AsLevel(session, self._plan.graph, self._schedule))
         session.make_again, session.aside = tape.handle, unseen
         tracker = session.tracker
         look = tracker.look
@@ -207,6 +210,8 @@ class Following:
             tracker.pack = None
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
+            if units:
+                contexts.enter_context(hooks_unseen(self._model, tape))
             contexts.enter_context(tape)
             self._contexts = contexts.pop_all()
         self._tape = tape

@@ -15,7 +15,7 @@ from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.keeping import Coding
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.plans import Plans, Shapes
-from integrations.checkpoint.tape import following
+from integrations.checkpoint.tape import following, runs_transformed
 from integrations.compiling import compiled_module, compiles_callees, left_to_python
 from integrations.stand_in import ForwardStandIn
 from integrations.warn import warn
@@ -131,7 +131,7 @@ class CheckpointedForward(ForwardStandIn):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or compiles_callees() or torch._C._get_tracing_state() is not None:
             return self.forward(*args, **kwargs)
-        if not self.model.training or not torch.is_grad_enabled() or is_capturing():
+        if not self.model.training or not torch.is_grad_enabled() or is_capturing() or runs_transformed():
             return self.forward(*args, **kwargs)
         module = self.shallow_copy(sys._getframe())
         if module is not None:
@@ -141,7 +141,7 @@ class CheckpointedForward(ForwardStandIn):
             )
             return type(module).forward(module, *args, **kwargs)
         made, schedule = self.plans.plan_for(self.model, args, kwargs)
-        with following(schedule, None if self.coding is None else self.coding.begin()) as tape:
+        with following(schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:
             self.plans.note_astray(made, tape.astray)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.checkpoint.keeping import Later, Packed
-from integrations.checkpoint.memory import Geometry, shapes_of, tensors_of
+from integrations.checkpoint.memory import Geometry, is_plain, shapes_of, tensors_of
 from integrations.checkpoint.versions import Version
 
 
@@ -92,8 +92,8 @@ class Call:
         if self.shapes is not None and shapes_of(results) != self.shapes:
             raise RuntimeError(
                 f"{self.function} gave results of shapes {self.shapes} in the forward, and of {shapes_of(results)} "
-                "when backward repeated it: they follow from values, and what these are computed from was kept in fewer "
-                "bits; keep it exactly, with checkpoint_bits=None or codec=None"
+                "when backward repeated it: they follow from values, and what these come from was kept in fewer bits; "
+                "keep it exactly, with checkpoint_bits=None or codec=None"
             )
         for old, new in self.changes:
             made[new] = made.pop(old)
@@ -330,12 +330,28 @@ def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
     if isinstance(given, Reference):
         return given.geometry.view(made[given.value])
     if isinstance(given, Held):
-        return given.packed.unpack()
+        return _there(given.packed.unpack())
     if isinstance(given, Scratch):
         return given.like.clone()
     if isinstance(given, (list, tuple)):
         return type(given)(_resolved(item, made) for item in given)
     return given
+
+
+def _there(tensor: Tensor) -> Tensor:
+    """A tensor that was kept for a repetition.
+
+    Raises:
+        RuntimeError: its memory was given back, as that of parameters is which are cut.
+    """
+    if is_plain(tensor) and tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise RuntimeError(
+            f"what backward needs is made again from a tensor of shape {list(tensor.shape)} whose memory is not there "
+            "at the moment: somebody has resized it to 0 since the forward, as FullyShardedDataParallel does with "
+            "parameters. Cut the model by torch.distributed.fsdp.fully_shard, whose units a plan heeds, and read a "
+            "unit's parameters only in its own forward"
+        )
+    return tensor
 
 
 @contextmanager

@@ -22,7 +22,8 @@ class Version:
         # Shares the version counter and nothing else. Versions are of tensors: parts of one memory may be written that
         # others do not see.
         self._counter = unseen_alias(tensor)
-        self._counter.data = _EMPTY
+        if not tensor.is_meta:  # which has no memory, and takes none but its like
+            self._counter.data = _EMPTY
 
     def check(self, geometry: Geometry) -> None:
         """Raises ``RuntimeError`` if the tensor was changed in place since; the message is torch's."""
