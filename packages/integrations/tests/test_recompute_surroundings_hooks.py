@@ -1,6 +1,7 @@
 """Checkpointed forwards among hooks, torch's own checkpoint, casts, and optimizers that step in backward."""
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from integrations.checkpoint import apply, plan
 from integrations.checkpoint.capture import capture
 from integrations.checkpoint.tape import run
 
@@ -26,6 +28,7 @@ def square_sum(forward, model):
     forward(normal(4, 6)).square().sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # the input has no gradient
 def test_hooks_on_modules_run_once_a_step():
     model = layers()
     calls = []
@@ -96,6 +99,21 @@ def test_inside_torchs_checkpoint(reentrant):
         return [x.grad]
 
     assert_like_twin(model, (normal(4, 6),), step)
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_a_part_with_a_plan_of_its_own_inside(inner_first):
+    models = net("resnet")[0], net("resnet")[0]
+    args = net("resnet")[1]
+    parts = [(models[0], args), (models[0][3], (normal(4, 8, 6, 6).requires_grad_(),))]
+    for part, inputs in reversed(parts) if inner_first else parts:
+        made = plan(part, inputs)
+        apply(part, dataclasses.replace(made, choice=dataclasses.replace(made.choice, mask=0)))
+    for model in models:
+        for _ in range(2):
+            torch.manual_seed(0)
+            model(*args).square().sum().backward()
+    assert all(torch.equal(*pair) for pair in zip(*map(left_by, models), strict=True))
 
 
 def test_what_a_plan_keeps_is_out_of_reach_of_hooks_around_the_model():

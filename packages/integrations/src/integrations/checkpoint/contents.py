@@ -18,6 +18,7 @@ _UNINITIALISED = frozenset(
     | {"aten::new_empty_strided"}
 )
 _FILLER = 0x5A
+_PART = 1 << 20  # words, whose products take memory of their own
 
 
 class Contents:
@@ -28,7 +29,7 @@ class Contents:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[int, int], weakref.ref[torch.UntypedStorage]]] = {}
+        self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     def fill(self, function: OpOverload, made: Iterable[Tensor]) -> None:
         """Writes something into tensors that an operator has left as they were."""
@@ -68,13 +69,14 @@ def _storages_of(tensors: Iterable[Tensor], but: torch.dtype | None = None) -> I
     }.values()
 
 
-def _number(storage: torch.UntypedStorage) -> tuple[int, int]:
+def _number(storage: torch.UntypedStorage) -> int:
     """A number that another content, or the same in another order, hardly has."""
     with unset_fake_temporarily():
         words = _bytes_of(storage, torch.int64)
-        places = torch.arange(1, words.numel() + 1, device=words.device)
+        places = torch.arange(1, min(words.numel(), _PART) + 1, device=words.device)
+        parts = [int((part * places[: part.numel()]).sum()) for part in words.split(_PART)]
         rest = _bytes_of(storage, torch.uint8)[words.numel() * 8 :]
-        return int((words * places).sum()), int(rest.sum())
+        return hash((*parts, int(rest.sum())))
 
 
 def _bytes_of(storage: torch.UntypedStorage, dtype: torch.dtype) -> Tensor:
