@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,8 +26,18 @@ from integrations.checkpoint.signature import Signature
 from integrations.checkpoint.stand_ins import StandIns, untouched
 from integrations.saved.tensors import tensors_in
 
+Hooks = Callable[[Recorder], AbstractContextManager[Callable[[Tensor], Any]]]
+"""A block around a forward that is recorded, and the pack hook for it, which hands on to the recorder's."""
 
-def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, *, real: bool = False) -> Graph:
+
+def capture(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    real: bool = False,
+    hooks: Hooks | None = None,
+) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
     The model's own forward runs, on fake tensors, which have no elements: nothing is computed but what depends on
@@ -41,6 +51,7 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
         kwargs: inputs by name.
         real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
+        hooks: for who wants to see what the recorder sees, or runs the forward in surroundings of its own.
 
     Raises:
         ValueError: no output requires a gradient; or the model's parameters are cut, and it needs real tensors.
@@ -49,7 +60,7 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     kwargs = dict(kwargs or {})
     with _capturing():
-        return _capture(model, args, kwargs, real)
+        return _capture(model, args, kwargs, real, hooks or _own_hooks)
 
 
 class _Here(threading.local):
@@ -73,11 +84,16 @@ def _capturing() -> Iterator[None]:
         _here.capturing = before
 
 
-def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Graph:
+@contextmanager
+def _own_hooks(recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
+    yield recorder.pack
+
+
+def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool, hooks: Hooks) -> Graph:
     note = "captured on real tensors: as asked"
     if not real:
         try:
-            return _captured(model, args, kwargs, fake=True, note="")
+            return _captured(model, args, kwargs, hooks, fake=True, note="")
         except NoGradient:
             raise
         except Exception as error:
@@ -89,7 +105,7 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], re
             f"here ({note.removeprefix('captured on real tensors: ')}): plan before fully_shard, and apply the plan "
             "afterwards"
         )
-    return _captured(model, args, kwargs, fake=False, note=note)
+    return _captured(model, args, kwargs, hooks, fake=False, note=note)
 
 
 class NoGradient(ValueError):
@@ -123,7 +139,9 @@ class _Step(nn.Module):
         return self._step()
 
 
-def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Hooks, fake: bool, note: str
+) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     whole = whole_parameters(model)
 
@@ -144,7 +162,12 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
     devices = list({tensor.device for tensor in state.values()})
 
     def step() -> set[int | None]:
-        with fresh_casts(), saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
+        with (
+            fresh_casts(),
+            hooks(recorder) as pack,
+            saved_tensors_hooks(pack, recorder.unpack),
+            paths.followed(),
+        ):
             outputs = model(*given_args, **given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
