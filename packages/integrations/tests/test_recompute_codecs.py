@@ -191,6 +191,22 @@ def test_what_is_changed_in_place_after_it_was_saved_raises_as_in_torch():
         output.sum().backward()
 
 
+@pytest.mark.parametrize("again", [False, True])  # saved by autograd, and read by a repetition
+def test_what_the_caller_changes_in_place_raises_as_in_torch(again):
+    def forward(model, x):
+        y = (x @ model.q) * 2
+        return y, (y.exp() if again else y).sin()
+
+    model, graph = made(forward, normal(16, 32), q=normal(32, 32))
+    noted = Noted()
+    y, output = run(model, graph, [value_of(graph, "mul")], noted)(normal(16, 32))
+    assert noted.given
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
 def test_memory_that_is_written_part_by_part_is_kept_as_it_is():
     """A stored form after each part would be wrong for the next, or as many forms as parts."""
 
