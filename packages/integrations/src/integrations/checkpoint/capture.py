@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from integrations.checkpoint.casts import fresh_casts
+from integrations.checkpoint.costs import Costs, modelled
 from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.paths import Paths
@@ -24,7 +25,14 @@ from integrations.checkpoint.stand_ins import StandIns, untouched
 from integrations.saved.tensors import tensors_in
 
 
-def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, *, real: bool = False) -> Graph:
+def capture(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    real: bool = False,
+    costs: Costs = modelled,
+) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
     The model's own forward runs, on fake tensors, which have no elements: nothing is computed, no generator moves, and
@@ -37,6 +45,7 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
         kwargs: inputs by name.
         real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
+        costs: what operators take in time and in memory of their own: ``modelled`` by arithmetic, or ``measured``.
 
     Raises:
         ValueError: no output requires a gradient.
@@ -45,7 +54,7 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     kwargs = dict(kwargs or {})
     with _capturing():
-        return _capture(model, args, kwargs, real)
+        return _capture(model, args, kwargs, real, costs)
 
 
 class _Here(threading.local):
@@ -69,17 +78,27 @@ def _capturing() -> Iterator[None]:
         _here.capturing = before
 
 
-def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Graph:
-    note = "captured on real tensors: as asked"
+def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool, costs: Costs) -> Graph:
+    found, note = None, "captured on real tensors: as asked"
     if not real:
         try:
-            return _captured(model, args, kwargs, fake=True, note="")
+            found, note = _recorded(model, args, kwargs, fake=True), ""
         except NoGradient:
             raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
-    return _captured(model, args, kwargs, fake=False, note=note)
+    if found is None:
+        found = _recorded(model, args, kwargs, fake=False)
+    recorder, outputs, gradients = found
+    return Graph(
+        *recorder.parts(costs),
+        outputs=outputs,
+        gradients=gradients,
+        fingerprint=fingerprint(model),
+        inputs=Signature.of(args, kwargs),
+        note=note,
+    )
 
 
 class NoGradient(ValueError):
@@ -99,7 +118,10 @@ class _Loss(Function):
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
-def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
+def _recorded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool
+) -> tuple[Recorder, tuple[int, ...], int]:
+    """A recorder that has seen a training step, the values that the model returned, and the gradients' bytes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     stand_ins = StandIns(_alias_or_copy if mode is None else mode.from_tensor)
     state = stand_ins.of_model(model)
@@ -120,16 +142,10 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
         recorder.start_backward()
         _Loss.apply(*found).backward()
         returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)} - {None}
-        parts = recorder.finish()
+        recorder.finish()
     gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
-    return Graph(
-        *parts,
-        outputs=tuple(sorted(value for value in returned if value is not None)),
-        gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
-        fingerprint=fingerprint(model),
-        inputs=Signature.of(args, kwargs),
-        note=note,
-    )
+    nbytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None)
+    return recorder, tuple(sorted(value for value in returned if value is not None)), nbytes
 
 
 def _alias_or_copy(tensor: Tensor) -> Tensor:

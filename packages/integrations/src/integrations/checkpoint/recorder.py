@@ -6,14 +6,15 @@ import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actcore import Kept
-from integrations.checkpoint.costs import seconds_of
+from integrations.checkpoint.calls import Calls
+from integrations.checkpoint.costs import Costs
 from integrations.checkpoint.graph import Op, Step, Value
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
@@ -38,11 +39,21 @@ class _Op:
     module: str
     reads: tuple[int, ...]
     makes: tuple[int, ...]
-    seconds: float
+    call: int
+    scratch: int  # beside that of the call
     repeatable: bool
     shapes: tuple[tuple[int, ...], ...]
     outside: set[int]  # storages that it reads and that are no values'
     packs: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Run:
+    """An operator of backward."""
+
+    step: int
+    live: int  # bytes while it runs, its results included
+    call: int
 
 
 class Recorder(TorchDispatchMode):
@@ -50,16 +61,18 @@ class Recorder(TorchDispatchMode):
 
     Args:
         paths: tells in which module's forward an operator runs.
-        fake: whether the tensors are fake. What is saved of those need not be kept to be there in backward, so that
-            memory lives as long as somebody other than autograd holds it.
+        fake: whether the tensors are fake. In the place of those that autograd saves it gets others for backward, and
+            copies of real ones, so that memory lives as long as somebody other than autograd holds it.
     """
 
     def __init__(self, paths: Paths, fake: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[_Value] = []
-        self.steps: list[tuple[list[int], float]] = []
+        self.steps: list[list[int]] = []  # of backward: what each reads
         self.other: list[int] = []  # of each step
         self._ops: list[_Op] = []
+        self._runs: list[_Run] = []
+        self._calls = Calls()
         self._paths = paths
         self._fake = fake
         self._memory = Memory()
@@ -69,11 +82,13 @@ class Recorder(TorchDispatchMode):
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
         self._backward = False
         self._paused = False
+        self._finished = False
         self._node: object = self  # of no step
         self._reading = self._working = (
             False  # whether it has read, and made nothing so far; whether it has made something
         )
         self._live = 0
+        self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of what values hold
 
     @property
     def event(self) -> int:
@@ -88,12 +103,22 @@ class Recorder(TorchDispatchMode):
         """What runs from now on are steps of backward."""
         self._backward = True
 
-    def finish(self) -> tuple[tuple[Op, ...], tuple[Value, ...], tuple[Step, ...], tuple[int, ...]]:
-        """Operators, values, steps and other bytes. What is alive now is taken to be alive to the end."""
+    def finish(self) -> None:
+        """Nothing more is recorded. What is alive now is taken to be alive to the end."""
         for value in self._holding.values():
             if value != _PASSING:
                 self.values[value].until = self.event
+        self._watches.clear()
+        self._finished = True
         self._move_to_last()
+
+    def parts(self, costs: Costs) -> tuple[tuple[Op, ...], tuple[Value, ...], tuple[Step, ...], tuple[int, ...]]:
+        """Operators, values, steps and other bytes, of what is finished.
+
+        Args:
+            costs: asked once, for all calls that differ.
+        """
+        taken = costs(self._calls.distinct)
         ops: list[Op] = []
         for op in self._ops:
             lost = any(
@@ -101,10 +126,16 @@ class Recorder(TorchDispatchMode):
             )
             repeatable = op.repeatable and not lost and not (op.outside & self._changed)
             packs = tuple(dict.fromkeys(op.packs))
-            ops.append(Op(op.name, op.module, op.reads, op.makes, op.seconds, repeatable, packs, op.shapes))
+            cost = taken[op.call]
+            scratch = op.scratch + cost.scratch
+            ops.append(Op(op.name, op.module, op.reads, op.makes, cost.seconds, repeatable, packs, op.shapes, scratch))
         values = tuple(Value(v.nbytes, v.producer, v.reuses, v.until, v.saved) for v in self.values)
-        steps = tuple(Step(tuple(dict.fromkeys(reads)), seconds) for reads, seconds in self.steps)
-        return tuple(ops), values, steps, (*(0 for _ in ops), *self.other)
+        other, seconds = list(self.other), [0.0] * len(self.steps)
+        for run in self._runs:
+            other[run.step] = max(other[run.step], run.live + taken[run.call].scratch)
+            seconds[run.step] += taken[run.call].seconds
+        steps = tuple(Step(tuple(dict.fromkeys(reads)), time) for reads, time in zip(self.steps, seconds, strict=True))
+        return tuple(ops), values, steps, (*(0 for _ in ops), *other)
 
     def _move_to_last(self) -> None:
         """What was saved before another part of its memory was written is saved as the last value there."""
@@ -119,7 +150,7 @@ class Recorder(TorchDispatchMode):
                 final.saved, value.saved = max(final.saved, value.saved), -1
         for op in self._ops:
             op.packs = [last[value] for value in op.packs]
-        self.steps = [([last[value] for value in reads], seconds) for reads, seconds in self.steps]
+        self.steps = [[last[value] for value in reads] for reads in self.steps]
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -163,7 +194,8 @@ class Recorder(TorchDispatchMode):
                 module=self._paths.current,
                 reads=reads,
                 makes=tuple(range(first, first + len(makes))),
-                seconds=seconds_of(func, args, kwargs, results),
+                call=self._calls.note(func, args, kwargs, results),
+                scratch=_copied_statistics(traits, args),
                 repeatable=plain and drawable and not effects,
                 shapes=shapes_of(results),
                 outside=outside,
@@ -221,7 +253,21 @@ class Recorder(TorchDispatchMode):
         if value is None or value == _PASSING or self._backward:
             return tensor
         self._ops[-1].packs.append(value)
-        return Saved(self, value, tensor, self._fake)
+        return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
+
+    def _copy(self, value: int, tensor: Tensor) -> Tensor:
+        """A copy of the memory that a tensor lies in: where autograd held that itself, nobody could tell who else
+        does."""
+        found = self._copies.get(value)
+        if found is None:
+            self._paused = True
+            try:
+                found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                found.set_(tensor.untyped_storage().clone())  # type: ignore[arg-type]
+            finally:
+                self._paused = False
+            self._copies[value] = found
+        return found
 
     def unpack(self, saved: Tensor | Saved) -> Tensor:
         """The tensor, or a fake one that is as good."""
@@ -229,14 +275,14 @@ class Recorder(TorchDispatchMode):
             return saved
         if self._backward:
             self._turn()
-            self.steps[-1][0].append(saved.value)
+            self.steps[-1].append(saved.value)
             self._reading = not self._working
-        if isinstance(saved.content, Kept):
-            return saved.content.unpack()
-        geometry, device = saved.content
+        geometry = saved.geometry
         self._paused = True
         try:
-            tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=device)
+            if saved.copy is not None:
+                return geometry.view(saved.copy)
+            tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)
         finally:
             self._paused = False
         if geometry.conjugate:
@@ -245,7 +291,11 @@ class Recorder(TorchDispatchMode):
 
     def released(self, value: int) -> None:
         """Autograd has let go of a value."""
+        if self._finished:
+            return
         self.values[value].saved = max(self.values[value].saved, self.event)
+        if self._backward:
+            self._node = self  # the node has done its work: what comes now sums up gradients
 
     # ---- backward ----
 
@@ -254,7 +304,7 @@ class Recorder(TorchDispatchMode):
         if self._reading:
             # What a node reads is made again before the node makes anything: an event of its own.
             self._reading = False
-            self.steps.append((list(self.steps[-1][0]), 0.0))
+            self.steps.append(list(self.steps[-1]))
             self.other.append(self._live)
         out = func(*args, **kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
@@ -264,10 +314,8 @@ class Recorder(TorchDispatchMode):
             self._live += nbytes
             self._memory.add(tensor, _PASSING)
             self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
-        self.other[-1] = max(self.other[-1], self._live)
+        self._runs.append(_Run(len(self.steps) - 1, self._live, self._calls.note(func, args, kwargs, results)))
         self._working = True
-        reads, seconds = self.steps[-1]
-        self.steps[-1] = reads, seconds + seconds_of(func, args, kwargs, results)
         return out
 
     def _freed(self, nbytes: int, _: object) -> None:
@@ -280,19 +328,29 @@ class Recorder(TorchDispatchMode):
         name = None if node is None else (node.name(), node._sequence_nr())
         if name != self._node or not self.steps:
             self._node, self._reading, self._working = name, False, False
-            self.steps.append(([], 0.0))
+            self.steps.append([])
             self.other.append(self._live)
 
 
+def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:
+    """Bytes of the running statistics that an operator updates, and its repetition copies of which."""
+    if not traits.updates_statistics(args):
+        return 0
+    given = (args[place] for place in traits.statistics[:2])
+    return sum(tensor.numel() * tensor.element_size() for tensor in given if isinstance(tensor, Tensor))
+
+
 class Saved:
-    """In the place of a saved tensor: of a fake one only what it looks like."""
+    """In the place of a saved tensor."""
 
-    __slots__ = ("content", "recorder", "value")
+    __slots__ = ("copy", "device", "geometry", "recorder", "value")
 
-    def __init__(self, recorder: Recorder, value: int, tensor: Tensor, fake: bool) -> None:
+    def __init__(self, recorder: Recorder, value: int, tensor: Tensor, copy: Tensor | None) -> None:
         self.recorder = recorder
         self.value = value
-        self.content = (Geometry.of(tensor), tensor.device) if fake else Kept.of(tensor)
+        self.geometry = Geometry.of(tensor)
+        self.device = tensor.device
+        self.copy = copy
 
     def __del__(self) -> None:
         self.recorder.released(self.value)
