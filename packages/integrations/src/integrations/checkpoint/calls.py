@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,26 +14,15 @@ from torch._ops import OpOverload
 from integrations.checkpoint.costs import seconds_of
 from integrations.checkpoint.memory import is_plain
 
-_PASSED_ON = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
+_PASSED_ON = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Like(NamedTuple):
-    """In the place of a tensor: what it looks like.
+    """In the place of a tensor: how it lies in which memory.
 
     Attributes:
         size, stride, offset, dtype, device: of the tensor.
-        nbytes: of the whole storage that it lies in.
+        nbytes: of the whole storage.
     """
 
     size: tuple[int, ...]
@@ -50,7 +41,7 @@ class Call:
         name: the operator, with its library and overload, as in ``torch.ops``.
         args, kwargs: its arguments, with ``Like`` for tensors.
         grad: whether gradients are enabled: kernels may ask for that.
-        device: on which it runs; empty where nobody can call it again.
+        device: the type of the one on which it runs; empty where nobody can make it again.
         seconds: its time, by arithmetic.
     """
 
@@ -60,6 +51,18 @@ class Call:
     grad: bool
     device: str
     seconds: float
+
+    def packed(self) -> bytes:
+        """Pickled for ``Repeated``, which unpickles it with tensors."""
+        written = io.BytesIO()
+        _Packer(written).dump((self.name, self.args, self.kwargs, self.grad))
+        return written.getvalue()
+
+
+class _Packer(pickle.Pickler):
+    def persistent_id(self, given: Any) -> Any:
+        """What stands outside of the pickle."""
+        return tuple(given) if isinstance(given, Like) else None
 
 
 class Calls:
@@ -73,20 +76,17 @@ class Calls:
         self.distinct: list[Call] = []
         self._places: dict[tuple[OpOverload, str], int] = {}
 
-    def note(
-        self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]
-    ) -> int:
+    def note(self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> int:
         """The place of a call among those that differ."""
-        devices: dict[str, None] = {}
+        devices: dict[str, None] = {}  # in order
+        grad = torch.is_grad_enabled()
         try:
             alike_args = tuple(_alike(given, devices) for given in args)
             alike_kwargs = {name: _alike(given, devices) for name, given in kwargs.items()}
-            device = next(iter(devices), str(kwargs.get("device") or "cpu")) if len(devices) < 2 else ""
+            device = next(iter(devices)) if devices else torch.device(kwargs.get("device") or "cpu").type
+            text = f"{alike_args} {alike_kwargs} {grad}"  # which tells 1, 1.0 and True apart
         except _OutOfReachError:
-            alike_args, alike_kwargs, device = (), {}, ""
-        grad = torch.is_grad_enabled()
-        # The text tells 1, 1.0 and True apart.
-        text = f"{alike_args} {alike_kwargs} {grad}" if device else f"{len(self.distinct)}"
+            alike_args, alike_kwargs, device, text = (), {}, "", str(len(self.distinct))
         place = self._places.setdefault((function, text), len(self.distinct))
         if place == len(self.distinct):
             seconds = seconds_of(function, args, kwargs, results)
@@ -102,20 +102,18 @@ def _alike(given: Any, devices: dict[str, None]) -> Any:
     if isinstance(given, Tensor):
         if not is_plain(given):
             raise _OutOfReachError
-        if given.dim() or not devices:  # a number among the arguments may lie anywhere
-            devices[str(given.device)] = None
-        storage = given.untyped_storage().nbytes()
+        devices[given.device.type] = None
         return Like(
             tuple(given.shape),
             given.stride(),
             given.storage_offset(),  # type: ignore[arg-type]
             given.dtype,
             str(given.device),
-            storage,
+            given.untyped_storage().nbytes(),
         )
     if isinstance(given, (list, tuple)):
         return [_alike(item, devices) for item in given]
-    if isinstance(given, torch.Generator):
+    if given is None or isinstance(given, torch.Generator):
         return None
     if isinstance(given, _PASSED_ON):
         return given
