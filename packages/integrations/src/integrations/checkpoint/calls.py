@@ -76,7 +76,9 @@ class Calls:
         self.distinct: list[Call] = []
         self._places: dict[tuple[OpOverload, str], int] = {}
 
-    def note(self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> int:
+    def note(
+        self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]
+    ) -> int:
         """The place of a call among those that differ."""
         devices: dict[str, None] = {}  # in order
         grad = torch.is_grad_enabled()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
@@ -18,10 +19,14 @@ from integrations.checkpoint.casts import fresh_casts
 from integrations.checkpoint.costs import Costs, modelled
 from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.indices import is_index
+from integrations.checkpoint.memory import is_plain
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.recording import Recording
 from integrations.checkpoint.signature import Signature
 from integrations.checkpoint.stand_ins import StandIns, untouched
+from integrations.checkpoint.workspaces import measured
 from integrations.saved.tensors import tensors_in
 
 
@@ -31,13 +36,14 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     real: bool = False,
-    costs: Costs = modelled,
+    measure: bool = False,
 ) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
-    The model's own forward runs, on fake tensors, which have no elements: nothing is computed, no generator moves, and
-    parameters, gradients and buffers are never touched. Where it needs elements, as ``.item()`` does, it runs on real
-    tensors instead, on aliases of the parameters and copies of the buffers, and ``Graph.note`` says why.
+    The model's own forward runs, on fake tensors, which have no elements: nothing is computed but what depends on
+    integers and truth values alone, no generator moves, and parameters, gradients and buffers are never touched. Where
+    it needs elements, as ``.item()`` does, it runs on real tensors instead, on aliases of the parameters and copies of
+    the buffers, and ``Graph.note`` says why.
 
     Args:
         model: in the mode in which it is trained.
@@ -45,7 +51,7 @@ def capture(
         kwargs: inputs by name.
         real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
-        costs: what operators take in time and in memory of their own: ``modelled`` by arithmetic, or ``measured``.
+        measure: find out on this machine what operators take in time and in memory of their own, see ``measured``.
 
     Raises:
         ValueError: no output requires a gradient.
@@ -54,7 +60,7 @@ def capture(
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     kwargs = dict(kwargs or {})
     with _capturing():
-        return _capture(model, args, kwargs, real, costs)
+        return _capture(model, args, kwargs, real, measured if measure else modelled)
 
 
 class _Here(threading.local):
@@ -90,14 +96,15 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], re
             note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
     if found is None:
         found = _recorded(model, args, kwargs, fake=False)
-    recorder, outputs, gradients = found
+    recording, outputs, gradients = found
     return Graph(
-        *recorder.parts(costs),
+        *recording.parts(costs),
         outputs=outputs,
         gradients=gradients,
         fingerprint=fingerprint(model),
         inputs=Signature.of(args, kwargs),
         note=note,
+        measured=costs is measured,
     )
 
 
@@ -120,10 +127,10 @@ class _Loss(Function):
 
 def _recorded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool
-) -> tuple[Recorder, tuple[int, ...], int]:
-    """A recorder that has seen a training step, the values that the model returned, and the gradients' bytes."""
+) -> tuple[Recording, tuple[int, ...], int]:
+    """A training step, the values that the model returned, and the gradients' bytes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    stand_ins = StandIns(_alias_or_copy if mode is None else mode.from_tensor)
+    stand_ins = StandIns(_alias_or_copy if mode is None else partial(_fake_or_copy, mode))
     state = stand_ins.of_model(model)
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     paths = Paths(model)
@@ -142,10 +149,16 @@ def _recorded(
         recorder.start_backward()
         _Loss.apply(*found).backward()
         returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)} - {None}
-        recorder.finish()
+        recording = recorder.finish()
     gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
     nbytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None)
-    return recorder, tuple(sorted(value for value in returned if value is not None)), nbytes
+    return recording, tuple(sorted(value for value in returned if value is not None)), nbytes
+
+
+def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    if is_plain(tensor) and not isinstance(tensor, FakeTensor) and is_index(tensor):
+        return tensor.detach().clone()
+    return mode.from_tensor(tensor)
 
 
 def _alias_or_copy(tensor: Tensor) -> Tensor:

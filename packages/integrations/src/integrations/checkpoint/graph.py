@@ -93,6 +93,7 @@ class Graph:
         fingerprint: of the model.
         inputs: what it was captured with.
         note: why it was captured on real tensors; empty where fake ones sufficed.
+        measured: whether times and workspaces were measured; otherwise times are modelled and workspaces none.
     """
 
     ops: tuple[Op, ...]
@@ -104,6 +105,7 @@ class Graph:
     fingerprint: str
     inputs: Signature
     note: str = ""
+    measured: bool = False
 
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,47 +12,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from integrations.checkpoint.calls import Calls
-from integrations.checkpoint.costs import Costs
-from integrations.checkpoint.graph import Op, Step, Value
+from integrations.checkpoint import indices
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.paths import Paths
+from integrations.checkpoint.recording import RecordedOp, RecordedValue, Recording, Run
 
 _PASSING = -1  # in the place of a value: memory that backward makes
-
-
-@dataclass
-class _Value:
-    nbytes: int
-    producer: int
-    reuses: int = -1
-    until: int = -1
-    saved: int = -1
-    reused: bool = False
-
-
-@dataclass
-class _Op:
-    name: str
-    module: str
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-    call: int
-    scratch: int  # beside that of the call
-    repeatable: bool
-    shapes: tuple[tuple[int, ...], ...]
-    outside: set[int]  # storages that it reads and that are no values'
-    packs: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _Run:
-    """An operator of backward."""
-
-    step: int
-    live: int  # bytes while it runs, its results included
-    call: int
 
 
 class Recorder(TorchDispatchMode):
@@ -67,18 +32,13 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, paths: Paths, fake: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.values: list[_Value] = []
-        self.steps: list[list[int]] = []  # of backward: what each reads
-        self.other: list[int] = []  # of each step
-        self._ops: list[_Op] = []
-        self._runs: list[_Run] = []
-        self._calls = Calls()
+        self._recording = Recording()
+        self._values, self._steps = self._recording.values, self._recording.steps
         self._paths = paths
         self._fake = fake
         self._memory = Memory()
         self._holding: dict[int, int] = {}  # the storages that are alive, and the values that they hold
         self._watches: list[weakref.ref[Any]] = []
-        self._changed: set[int] = set()  # storages that are no values' and were written
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
         self._backward = False
         self._paused = False
@@ -91,9 +51,9 @@ class Recorder(TorchDispatchMode):
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of what values hold
 
     @property
-    def event(self) -> int:
+    def _event(self) -> int:
         """The last event that has begun."""
-        return len(self._ops) + len(self.steps) - 1
+        return self._recording.events - 1
 
     def value_of(self, tensor: Tensor) -> int | None:
         """The value that a tensor is a view of."""
@@ -103,74 +63,41 @@ class Recorder(TorchDispatchMode):
         """What runs from now on are steps of backward."""
         self._backward = True
 
-    def finish(self) -> None:
-        """Nothing more is recorded. What is alive now is taken to be alive to the end."""
+    def finish(self) -> Recording:
+        """What was recorded. What is alive now is taken to be alive to the end."""
         for value in self._holding.values():
             if value != _PASSING:
-                self.values[value].until = self.event
+                self._values[value].until = self._event
         self._watches.clear()
         self._finished = True
-        self._move_to_last()
-
-    def parts(self, costs: Costs) -> tuple[tuple[Op, ...], tuple[Value, ...], tuple[Step, ...], tuple[int, ...]]:
-        """Operators, values, steps and other bytes, of what is finished.
-
-        Args:
-            costs: asked once, for all calls that differ.
-        """
-        taken = costs(self._calls.distinct)
-        ops: list[Op] = []
-        for op in self._ops:
-            lost = any(
-                self.values[value].reused and not ops[self.values[value].producer].repeatable for value in op.reads
-            )
-            repeatable = op.repeatable and not lost and not (op.outside & self._changed)
-            packs = tuple(dict.fromkeys(op.packs))
-            cost = taken[op.call]
-            scratch = op.scratch + cost.scratch
-            ops.append(Op(op.name, op.module, op.reads, op.makes, cost.seconds, repeatable, packs, op.shapes, scratch))
-        values = tuple(Value(v.nbytes, v.producer, v.reuses, v.until, v.saved) for v in self.values)
-        other, seconds = list(self.other), [0.0] * len(self.steps)
-        for run in self._runs:
-            other[run.step] = max(other[run.step], run.live + taken[run.call].scratch)
-            seconds[run.step] += taken[run.call].seconds
-        steps = tuple(Step(tuple(dict.fromkeys(reads)), time) for reads, time in zip(self.steps, seconds, strict=True))
-        return tuple(ops), values, steps, (*(0 for _ in ops), *other)
-
-    def _move_to_last(self) -> None:
-        """What was saved before another part of its memory was written is saved as the last value there."""
-        last = list(range(len(self.values)))
-        for number in range(len(self.values) - 1, -1, -1):
-            value = self.values[number]
-            if value.reuses >= 0:
-                last[value.reuses] = last[number]
-        for number, value in enumerate(self.values):
-            if last[number] != number:
-                final = self.values[last[number]]
-                final.saved, value.saved = max(final.saved, value.saved), -1
-        for op in self._ops:
-            op.packs = [last[value] for value in op.packs]
-        self.steps = [[last[value] for value in reads] for reads in self.steps]
+        return self._recording
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if traits.view or self._paused or func.namespace == "prim":
+        if self._paused or func.namespace == "prim":
             return func(*args, **kwargs)
+        if traits.view:
+            return self._run(func, traits, args, kwargs)
         if self._backward:
             return self._run_backward(func, args, kwargs)
         return self._run_forward(func, traits, args, kwargs)
+
+    def _run(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._fake and not self._backward:
+            return indices.call(func, traits, args, kwargs)
+        return func(*args, **kwargs)
 
     # ---- forward ----
 
     def _run_forward(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = traits.written(args, kwargs)
-        out = func(*args, **kwargs)
+        out = self._run(func, traits, args, kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         reads, outside = self._arguments(traits, args, kwargs)
-        op = len(self._ops)
+        op = len(self._recording.ops)
         makes: dict[int, tuple[Tensor, int]] = {}  # by storage: in what lies the new value, and the one it takes over
         effects = not traits.known
         for tensor in written:
@@ -180,21 +107,21 @@ class Recorder(TorchDispatchMode):
                 continue
             effects = True
             if is_plain(tensor):
-                self._changed.add(key_of(tensor))
+                self._recording.changed.add(key_of(tensor))
         for _, tensor in self._memory.new(results, args, kwargs):
             makes.setdefault(key_of(tensor), (tensor, -1))
         if not makes:
             return out
         plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in tensors_of(given))
         drawable = not traits.random or generator_of(args, kwargs, device_of(args, kwargs)) is not None
-        first = len(self.values)
-        self._ops.append(
-            _Op(
+        first = len(self._values)
+        self._recording.ops.append(
+            RecordedOp(
                 name=traits.name,
                 module=self._paths.current,
                 reads=reads,
                 makes=tuple(range(first, first + len(makes))),
-                call=self._calls.note(func, args, kwargs, results),
+                call=self._recording.calls.note(func, args, kwargs, results),
                 scratch=_copied_statistics(traits, args),
                 repeatable=plain and drawable and not effects,
                 shapes=shapes_of(results),
@@ -222,18 +149,18 @@ class Recorder(TorchDispatchMode):
                     continue
                 self._outside[key] = tensor.untyped_storage()
                 if updates and place in traits.statistics[:2]:
-                    self._changed.add(key)
+                    self._recording.changed.add(key)
                 else:
                     outside.add(key)
         return tuple(reads), outside
 
     def _make(self, tensor: Tensor, op: int, reuses: int) -> None:
         """Notes a new value, in the memory of a tensor."""
-        value, storage = len(self.values), tensor.untyped_storage()
-        self.values.append(_Value(storage.nbytes(), op, reuses))
+        value, storage = len(self._values), tensor.untyped_storage()
+        self._values.append(RecordedValue(storage.nbytes(), op, reuses))
         if reuses >= 0:
-            self.values[reuses].until = op
-            self.values[reuses].reused = True
+            self._values[reuses].until = op
+            self._values[reuses].reused = True
         else:
             self._watches.append(weakref.ref(storage, partial(self._died, storage._cdata)))
         self._memory.add(tensor, value)
@@ -243,7 +170,7 @@ class Recorder(TorchDispatchMode):
         """Nobody holds a storage any more."""
         value = self._holding.pop(key)
         if value != _PASSING:
-            self.values[value].until = self.event
+            self._values[value].until = self._event
 
     # ---- what autograd saves ----
 
@@ -252,7 +179,7 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == _PASSING or self._backward:
             return tensor
-        self._ops[-1].packs.append(value)
+        self._recording.ops[-1].packs.append(value)
         return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
 
     def _copy(self, value: int, tensor: Tensor) -> Tensor:
@@ -263,7 +190,7 @@ class Recorder(TorchDispatchMode):
             self._paused = True
             try:
                 found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-                found.set_(tensor.untyped_storage().clone())  # type: ignore[arg-type]
+                found.set_(tensor.untyped_storage().clone())
             finally:
                 self._paused = False
             self._copies[value] = found
@@ -275,7 +202,7 @@ class Recorder(TorchDispatchMode):
             return saved
         if self._backward:
             self._turn()
-            self.steps[-1].append(saved.value)
+            self._steps[-1].append(saved.value)
             self._reading = not self._working
         geometry = saved.geometry
         self._paused = True
@@ -293,9 +220,9 @@ class Recorder(TorchDispatchMode):
         """Autograd has let go of a value."""
         if self._finished:
             return
-        self.values[value].saved = max(self.values[value].saved, self.event)
-        if self._backward:
-            self._node = self  # the node has done its work: what comes now sums up gradients
+        self._values[value].saved = max(self._values[value].saved, self._event)
+        if self._backward and value in self._steps[-1]:
+            self._node = self  # which has done its work: what comes now sums up gradients
 
     # ---- backward ----
 
@@ -304,8 +231,8 @@ class Recorder(TorchDispatchMode):
         if self._reading:
             # What a node reads is made again before the node makes anything: an event of its own.
             self._reading = False
-            self.steps.append(list(self.steps[-1]))
-            self.other.append(self._live)
+            self._steps.append(list(self._steps[-1]))
+            self._recording.other.append(self._live)
         out = func(*args, **kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         for _, tensor in self._memory.new(results, args, kwargs):
@@ -314,7 +241,9 @@ class Recorder(TorchDispatchMode):
             self._live += nbytes
             self._memory.add(tensor, _PASSING)
             self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
-        self._runs.append(_Run(len(self.steps) - 1, self._live, self._calls.note(func, args, kwargs, results)))
+        self._recording.runs.append(
+            Run(len(self._steps) - 1, self._live, self._recording.calls.note(func, args, kwargs, results))
+        )
         self._working = True
         return out
 
@@ -326,10 +255,10 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         # By name and number: the node itself would be kept alive, and what it holds.
         name = None if node is None else (node.name(), node._sequence_nr())
-        if name != self._node or not self.steps:
+        if name != self._node or not self._steps:
             self._node, self._reading, self._working = name, False, False
-            self.steps.append([])
-            self.other.append(self._live)
+            self._steps.append([])
+            self._recording.other.append(self._live)
 
 
 def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:
