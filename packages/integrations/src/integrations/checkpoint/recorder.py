@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,8 +15,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from integrations.checkpoint import indices
-from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
-from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
+from integrations.checkpoint.contents import Contents
+from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, parts_of, shapes_of, tensors_of
+from integrations.checkpoint.operators import Traits, is_drawable, traits_of
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recording import RecordedOp, RecordedValue, Recording, Run
 
@@ -36,12 +39,13 @@ class Recorder(TorchDispatchMode):
         self._values, self._steps = self._recording.values, self._recording.steps
         self._paths = paths
         self._fake = fake
+        self._contents = Contents()
         self._memory = Memory()
         self._holding: dict[int, int] = {}  # the storages that are alive, and the values that they hold
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
         self._backward = False
-        self._paused = False
+        self.paused = False
         self._finished = False
         self._node: object = self  # of no step
         self._reading = self._working = (
@@ -61,6 +65,9 @@ class Recorder(TorchDispatchMode):
 
     def start_backward(self) -> None:
         """What runs from now on are steps of backward."""
+        with self._pausing():
+            for key in self._contents.changed_since():
+                self._written_unseen(key)
         self._backward = True
 
     def finish(self) -> Recording:
@@ -77,7 +84,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if self._paused or func.namespace == "prim":
+        if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
         if traits.view:
             return self._run(func, traits, args, kwargs)
@@ -94,6 +101,7 @@ class Recorder(TorchDispatchMode):
 
     def _run_forward(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = traits.written(args, kwargs)
+        self._look((*args, *kwargs.values()))
         out = self._run(func, traits, args, kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         reads, outside = self._arguments(traits, args, kwargs)
@@ -106,14 +114,17 @@ class Recorder(TorchDispatchMode):
                 makes.setdefault(key_of(tensor), (tensor, value))
                 continue
             effects = True
-            if is_plain(tensor):
-                self._recording.changed.add(key_of(tensor))
-        for _, tensor in self._memory.new(results, args, kwargs):
+            for part in parts_of(tensor):
+                self._written_unseen(key_of(part))
+        new = [tensor for _, tensor in self._memory.new(results, args, kwargs)]
+        for tensor in new:
             makes.setdefault(key_of(tensor), (tensor, -1))
+        self._contents.fill(func, new)
+        self._contents.note([*new, *written])
         if not makes:
             return out
         plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in tensors_of(given))
-        drawable = not traits.random or generator_of(args, kwargs, device_of(args, kwargs)) is not None
+        drawable = not traits.random or is_drawable(args, kwargs)
         first = len(self._values)
         self._recording.ops.append(
             RecordedOp(
@@ -131,6 +142,30 @@ class Recorder(TorchDispatchMode):
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
         return out
+
+    def _look(self, given: Any) -> None:
+        """Notices what was written in the memory of tensors since an operator last wrote or read there."""
+        for key in self._contents.changed(tensors_of(given)):
+            self._written_unseen(key)
+
+    def _written_unseen(self, key: int) -> None:
+        """A storage holds something else than what an operator of the forward made, or it read."""
+        value = self._memory.value_at(key)
+        if value is None:
+            self._recording.changed.add(key)
+            return
+        self._recording.ops[self._values[value].producer].repeatable = False
+        for op in self._recording.ops:
+            if value in op.reads:
+                op.repeatable = False
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def _arguments(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -179,20 +214,18 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == _PASSING or self._backward:
             return tensor
+        with self._pausing():
+            self._look((tensor,))
         self._recording.ops[-1].packs.append(value)
         return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
 
     def _copy(self, value: int, tensor: Tensor) -> Tensor:
-        """A copy of the memory that a tensor lies in: where autograd held that itself, nobody could tell who else
-        does."""
+        """A copy of a tensor's memory: if autograd held the memory itself, nobody could tell who else does."""
         found = self._copies.get(value)
         if found is None:
-            self._paused = True
-            try:
+            with self._pausing():
                 found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
                 found.set_(tensor.untyped_storage().clone())
-            finally:
-                self._paused = False
             self._copies[value] = found
         return found
 
@@ -205,13 +238,10 @@ class Recorder(TorchDispatchMode):
             self._steps[-1].append(saved.value)
             self._reading = not self._working
         geometry = saved.geometry
-        self._paused = True
-        try:
+        with self._pausing():
             if saved.copy is not None:
                 return geometry.view(saved.copy)
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)
-        finally:
-            self._paused = False
         if geometry.conjugate:
             tensor = torch._conj(tensor)
         return torch._neg_view(tensor) if geometry.negative else tensor
@@ -241,9 +271,8 @@ class Recorder(TorchDispatchMode):
             self._live += nbytes
             self._memory.add(tensor, _PASSING)
             self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
-        self._recording.runs.append(
-            Run(len(self._steps) - 1, self._live, self._recording.calls.note(func, args, kwargs, results))
-        )
+        call = self._recording.calls.note(func, args, kwargs, results)
+        self._recording.runs.append(Run(len(self._steps) - 1, self._live, call))
         self._working = True
         return out
 

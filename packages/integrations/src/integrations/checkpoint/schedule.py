@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.sharding import within_units
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,27 @@ class Schedule:
         ops: in order.
         recomputed: the values that are made again instead of being kept, for themselves or for others.
         becomes: values whose memory is taken over, and by which.
+        graph: of which it is.
+        kept: as it was asked for.
+        any_sizes: whether it is for inputs of any sizes.
     """
 
     ops: tuple[Planned, ...]
     recomputed: frozenset[int]
     becomes: Mapping[int, int]
+    graph: Graph = field(repr=False)
+    kept: frozenset[int] = field(repr=False)
+    any_sizes: bool = False
+    _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
+
+    def within(self, units: frozenset[str]) -> Schedule:
+        """The schedule in which no repetition leaves a unit of ``fully_shard``: what enters and leaves one is kept."""
+        if not units:
+            return self
+        if units not in self._within:
+            made = Schedule.of(within_units(self.graph, units), self.kept)
+            self._within[units] = made.of_any_sizes() if self.any_sizes else made
+        return self._within[units]
 
     def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
@@ -49,7 +66,8 @@ class Schedule:
 
     def of_any_sizes(self) -> Schedule:
         """The same for inputs of other sizes."""
-        return replace(self, ops=tuple(replace(op, shapes=None) for op in self.ops))
+        ops = tuple(replace(op, shapes=None) for op in self.ops)
+        return replace(self, ops=ops, any_sizes=True, _within={})
 
     @classmethod
     def of(cls, graph: Graph, kept: Collection[int]) -> Schedule:
@@ -95,7 +113,7 @@ class Schedule:
             )
             for number, op in enumerate(graph.ops)
         )
-        return cls(ops, frozenset(recomputed), taken_over)
+        return cls(ops, frozenset(recomputed), taken_over, graph, kept)
 
 
 class _Sets:
