@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.checkpoint import workspaces
+from integrations.checkpoint import apply, plan, plan_of, workspaces
 from integrations.checkpoint.calls import Calls
 from integrations.checkpoint.capture import capture
 from integrations.checkpoint.costs import Cost, modelled
@@ -149,6 +149,23 @@ def test_a_capture_asks_once_and_the_search_is_told(monkeypatch):
     assert graph.other == plain.other
     assert (graph.measured, plain.measured) == (True, False)
     assert Graph.from_json(graph.to_json()) == graph
+
+
+def test_a_measured_plan_is_measured_again_for_other_shapes(monkeypatch):
+    asked = []
+
+    def costs(calls):
+        asked.append(len(calls))
+        return [Cost(1.0, 1 << 20) for _ in calls]
+
+    monkeypatch.setattr(capturing, "measured", costs)
+    model = mlp(width=8, depth=3).train()
+    made = plan(model, normal(4, 8), measure=True)
+    assert made.plain_peak > 1 << 20 > plan(model, normal(4, 8)).plain_peak
+    apply(model, made)
+    model(normal(6, 8)).sum().backward()
+    assert len(asked) == 2
+    assert plan_of(model).plain_peak > 1 << 20
 
 
 def test_scratch_of_backward_is_beside_what_lives_then(monkeypatch):

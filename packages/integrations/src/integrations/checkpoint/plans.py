@@ -84,7 +84,8 @@ class Plans:
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self.last
-        made = plan_of_graph(first.model, capture(model, args, kwargs, real=real), first.objective)
+        graph = capture(model, args, kwargs, real=real, measure=first.graph.measured)
+        made = plan_of_graph(first.model, graph, first.objective)
         if first.budget is not None:
             try:
                 made = made.within(first.budget)
