@@ -57,13 +57,13 @@ def simulated_peak(graph, kept):
                 for value in graph.ops[number].makes:
                     live[value] = graph.values[value].nbytes
                     live.pop(graph.values[value].reuses, None)
-                inner[event] = max(inner[event], sum(live.values()) - gone)
+                inner[event] = max(inner[event], sum(live.values()) - gone + graph.ops[number].scratch)
                 gone += sum(graph.values[value].nbytes for value, after in leaves.items() if after == number)
                 live = {value: nbytes for value, nbytes in live.items() if last.get(value, -1) > number}
             for value, nbytes in live.items():
                 made[event].append((value, nbytes, graph.values[value].saved))
     taken_over = {entry.reuses: number for number, entry in enumerate(graph.values) if entry.reuses >= 0}
-    bytes_ = [0] * len(graph.other)
+    bytes_ = [op.scratch for op in graph.ops] + [0] * len(graph.steps)
     for value, entry in enumerate(graph.values):
         end = entry.until
         if value not in schedule.recomputed:

@@ -98,7 +98,8 @@ class Plans:
         return made
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        return plan_of_graph(self.last.model, capture(model, args, kwargs, real=real), self.last.objective)
+        graph = capture(model, args, kwargs, real=real, measure=self.last.graph.measured)
+        return plan_of_graph(self.last.model, graph, self.last.objective)
 
     def _within(self, plan: Plan, budget: Budget) -> Plan:
         return plan.within(budget)
