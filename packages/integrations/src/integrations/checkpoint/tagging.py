@@ -68,13 +68,13 @@ class Tagging(TorchDispatchMode):
         self._hooks = saved_tensors_hooks(Kept.of, Kept.unpack)
 
     def __enter__(self) -> Tagging:
-        self._hooks.__enter__()  # type: ignore[no-untyped-call]
-        super().__enter__()
+        self._hooks.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._hooks.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(*error)
         if error[0] is None and self._traced:
             self._tag()
 
