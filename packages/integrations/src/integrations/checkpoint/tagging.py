@@ -69,11 +69,11 @@ class Tagging(TorchDispatchMode):
 
     def __enter__(self) -> Tagging:
         self._hooks.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
         if error[0] is None and self._traced:
             self._tag()
