@@ -24,7 +24,9 @@ from integrations.warn import warn
 _UNPLANNED = -1  # in the place of a value: memory that no segment makes again
 
 
-def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., Any]:
+def run(
+    model: nn.Module, graph: Graph, kept: Collection[int], held: Collection[int] | None = None
+) -> Callable[..., Any]:
     """A function that calls the model and keeps, of what autograd saves, only these values for backward.
 
     Gradients, buffers and generators come out as those of the model itself. In ``eval`` mode and without gradients it
@@ -35,8 +37,9 @@ def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., 
         model: the one that the graph was captured of.
         graph: what ``capture`` returned.
         kept: numbers of the values that are kept.
+        held: as in ``Schedule.of``.
     """
-    schedule = Schedule.of(graph, kept)
+    schedule = Schedule.of(graph, kept, held)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not model.training or not torch.is_grad_enabled():
@@ -78,8 +81,7 @@ class Tape(TorchDispatchMode):
         self.astray = ""
         self._schedule = schedule
         self._memory = Memory()
-        self._segments: dict[int, Segment] = {}
-        self._segment_of: dict[int, Segment] = {}  # of values that are made again
+        self._outer, self._inner = _Level(), _Level()
         self._next = 0  # operator
 
     def finish(self) -> None:
@@ -94,69 +96,81 @@ class Tape(TorchDispatchMode):
         traits = traits_of(func)
         if traits.view or here.repeating:
             return func(*args, **kwargs)
-        segment = self._next_segment()
-        if segment is None:
+        segments = self._next_segments()
+        if not segments:
             out = func(*args, **kwargs)
             self._made(traits, args, kwargs, out)
             return out
         # Noted before it runs, which may be what overwrites it.
-        arguments = self._arguments(traits, segment, args, kwargs)
+        arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
         generator = None
         if traits.random:
             source = generator_of(args, kwargs, device_of(args, kwargs))
             generator = None if source is None else (source, source.get_state())
         out = func(*args, **kwargs)
         made = self._made(traits, args, kwargs, out)
-        if made is None or segment.calls is None or (traits.random and generator is None):
+        if made is None or (traits.random and generator is None):
             return out
         makes, changes = made
-        segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled()))
-        for value in (*(value for value, _ in makes), *(value for _, value in changes)):
-            if value in self._schedule.recomputed:
-                self._segment_of[value] = segment
+        for (level, segment), noted in zip(segments, arguments, strict=True):
+            if segment.calls is None:
+                continue
+            segment.append(Call(func, *noted, makes, changes, generator, torch.is_grad_enabled()))
+            own = self._schedule.inner if level is self._inner else self._schedule.recomputed
+            for value in (*(value for value, _ in makes), *(value for _, value in changes)):
+                if value in own:
+                    level.segment_of[value] = segment
         return out
 
     def pack(self, tensor: Tensor) -> Handle | Kept:
         """What autograd holds in a tensor's place."""
         value = self._memory.value_in(tensor) if is_plain(tensor) else None
         if value is not None and self._schedule.is_made_again(value):
-            segment = self._segment_of.get(value)
+            level = self._inner if self._schedule.is_made_inside(value) else self._outer
+            segment = level.segment_of.get(value)
             # One that has been used up was so by a backward in the middle of this forward.
             if segment is not None and segment.calls is not None:
                 return Handle(segment, value, tensor)
         return Kept(unseen_alias(tensor), tensor._version)
 
-    def _next_segment(self) -> Segment | None:
-        """The segment of the operator that is expected; ``None`` if it is not to be repeated."""
+    def _next_segments(self) -> list[tuple[_Level, Segment]]:
+        """The segments of the operator that is expected: of each kind one, if it is to be repeated there."""
         if self.astray or self._next >= len(self._schedule.ops):
-            return None
-        number = self._schedule.ops[self._next].segment
-        if number < 0:
-            return None
-        return self._segments.setdefault(number, Segment())
+            return []
+        planned = self._schedule.ops[self._next]
+        return [
+            (level, level.segments.setdefault(number, Segment()))
+            for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
+            if number >= 0
+        ]
 
     def _arguments(
-        self, traits: Traits, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, traits: Traits, level: _Level, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call's arguments, to be found again."""
-        noted = [self._noted(given, segment) for given in args]
+        noted = [self._noted(given, level, segment) for given in args]
         if traits.updates_statistics(args):
             for place in traits.statistics[:2]:
                 if isinstance(args[place], Tensor):
                     noted[place] = Scratch(args[place].detach())
-        return tuple(noted), {name: self._noted(given, segment) for name, given in kwargs.items()}
+        return tuple(noted), {name: self._noted(given, level, segment) for name, given in kwargs.items()}
 
-    def _noted(self, given: Any, segment: Segment) -> Any:
+    def _noted(self, given: Any, level: _Level, segment: Segment) -> Any:
         if isinstance(given, Tensor):
+            outer = None
             if is_plain(given):
                 value = self._memory.value_in(given)
-                if value is not None and self._segment_of.get(value) is segment:
-                    return Reference(value, Geometry.of(given))
+                if value is not None:
+                    if level.segment_of.get(value) is segment:
+                        return Reference(value, Geometry.of(given))
+                    outer = self._outer.segment_of.get(value) if level is self._inner else None
             # An alias that is made inside a mode shares the version counter only so.
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                if outer is not None and outer.calls is not None:
+                    return Handle(outer, value, given)
                 return Kept.of(given)
         if isinstance(given, (list, tuple)):
-            return [self._noted(item, segment) for item in given]
+            return [self._noted(item, level, segment) for item in given]
         return given
 
     def _made(
@@ -214,6 +228,19 @@ class Tape(TorchDispatchMode):
         else:
             expected = "its end"
         self.astray = f"at operator {self._next} the plan has {expected}, and there came {found}"
+
+
+class _Level:
+    """Segments of a kind: outer ones, or inner ones.
+
+    Attributes:
+        segments: by the plan's numbers.
+        segment_of: values that are made again, with the segments that make them.
+    """
+
+    def __init__(self) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.segment_of: dict[int, Segment] = {}
 
 
 def unpack(packed: Handle | Kept) -> Tensor:
