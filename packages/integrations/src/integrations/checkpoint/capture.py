@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
@@ -17,6 +18,8 @@ from torch.func import functional_call
 from integrations.checkpoint.casts import fresh_casts
 from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.indices import is_index
+from integrations.checkpoint.memory import is_plain
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
 from integrations.checkpoint.signature import Signature
@@ -27,9 +30,10 @@ from integrations.saved.tensors import tensors_in
 def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, *, real: bool = False) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
-    The model's own forward runs, on fake tensors, which have no elements: nothing is computed, no generator moves, and
-    parameters, gradients and buffers are never touched. Where it needs elements, as ``.item()`` does, it runs on real
-    tensors instead, on aliases of the parameters and copies of the buffers, and ``Graph.note`` says why.
+    The model's own forward runs, on fake tensors, which have no elements: nothing is computed but what depends on
+    integers and truth values alone, no generator moves, and parameters, gradients and buffers are never touched. Where
+    it needs elements, as ``.item()`` does, it runs on real tensors instead, on aliases of the parameters and copies of
+    the buffers, and ``Graph.note`` says why.
 
     Args:
         model: in the mode in which it is trained.
@@ -101,7 +105,7 @@ class _Loss(Function):
 
 def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    stand_ins = StandIns(_alias_or_copy if mode is None else mode.from_tensor)
+    stand_ins = StandIns(_alias_or_copy if mode is None else partial(_fake_or_copy, mode))
     state = stand_ins.of_model(model)
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     paths = Paths(model)
@@ -130,6 +134,12 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
         inputs=Signature.of(args, kwargs),
         note=note,
     )
+
+
+def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    if is_plain(tensor) and not isinstance(tensor, FakeTensor) and is_index(tensor):
+        return tensor.detach().clone()
+    return mode.from_tensor(tensor)
 
 
 def _alias_or_copy(tensor: Tensor) -> Tensor:

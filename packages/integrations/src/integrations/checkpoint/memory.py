@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
+from integrations.plain import PLAIN
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether the tensor is a view of one storage and nothing else: not sparse, nested, quantised or of a subclass."""
-    if type(tensor) not in _PLAIN and not isinstance(tensor, torch.nn.Buffer):
+    if type(tensor) not in PLAIN and not isinstance(tensor, torch.nn.Buffer):
         return False
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 

@@ -12,7 +12,10 @@ from torch._ops import OpOverload
 
 # Operators of these libraries have no effects but those that their schemas tell. Of others nobody knows: one may count
 # its calls, or have a generator of its own.
-_KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore"})
+_KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore", "integrations"})
+
+# These count their calls, or look at what is saved.
+_STATEFUL = frozenset({"actcore::next_stream", "integrations::met_in_region"})
 
 # Positions of running_mean and running_var, and of the flag by which these are updated and not read (-1: they always
 # are). The schemas of most do not tell that they are written.
@@ -83,7 +86,7 @@ def traits_of(function: OpOverload) -> Traits:
         writes=writes,
         statistics=statistics,
         random=torch.Tag.nondeterministic_seeded in function.tags,
-        known=function.namespace in _KNOWN,
+        known=function.namespace in _KNOWN and schema.name not in _STATEFUL,
     )
 
 

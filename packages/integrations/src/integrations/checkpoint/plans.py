@@ -16,6 +16,9 @@ from integrations.warn import warn
 
 Shapes = Literal["replan", "refuse"]
 
+_MOST_CAPTURES = 2
+"""After as many that turned out wrong: the model may have changed, and the last one is on real tensors."""
+
 _MOST_PLANS = 8
 """A model whose inputs are never alike is not planned for without end."""
 
@@ -45,9 +48,9 @@ class Plans:
         """
         inputs = Signature.of(args, kwargs)
         plan = next((plan for plan in self._plans if plan.graph.inputs == inputs), None)
-        if plan is not None and plan in self._wrong and not plan.graph.note:
+        if plan is not None and plan in self._wrong and self._tries(plan) <= _MOST_CAPTURES:
             self._plans.remove(plan)
-            plan = self._made(model, args, kwargs, real=_captured_again(plan, self._wrong))
+            plan = self._made(model, args, kwargs, real=self._tries(plan) == _MOST_CAPTURES)
         elif plan is None:
             fitting = [plan for plan in self._plans if inputs.within(plan.graph.inputs)]
             if fitting:
@@ -70,7 +73,7 @@ class Plans:
         if plan in self._wrong:
             return
         self._wrong.append(plan)
-        again = "" if plan.graph.note else "; the next forward is preceded by another capture"
+        again = "; the next forward is preceded by another capture" if self._tries(plan) <= _MOST_CAPTURES else ""
         warn(
             f"{plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients are "
             f"right and memory is not saved{again}"
@@ -90,7 +93,6 @@ class Plans:
         self._plans.append(made)
         return made
 
-
-def _captured_again(plan: Plan, wrong: list[Plan]) -> bool:
-    """Whether a capture on fake tensors has been tried twice for these inputs."""
-    return sum(one.graph.inputs == plan.graph.inputs for one in wrong) > 1
+    def _tries(self, plan: Plan) -> int:
+        """How many captures with these inputs have turned out wrong."""
+        return sum(wrong.graph.inputs == plan.graph.inputs for wrong in self._wrong)

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actcore import Kept
+from integrations.checkpoint import indices
 from integrations.checkpoint.costs import seconds_of
 from integrations.checkpoint.graph import Op, Step, Value
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
@@ -126,17 +127,24 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if traits.view or self._paused or func.namespace == "prim":
+        if self._paused or func.namespace == "prim":
             return func(*args, **kwargs)
+        if traits.view:
+            return self._run(func, traits, args, kwargs)
         if self._backward:
             return self._run_backward(func, args, kwargs)
         return self._run_forward(func, traits, args, kwargs)
+
+    def _run(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._fake and not self._backward:
+            return indices.call(func, traits, args, kwargs)
+        return func(*args, **kwargs)
 
     # ---- forward ----
 
     def _run_forward(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = traits.written(args, kwargs)
-        out = func(*args, **kwargs)
+        out = self._run(func, traits, args, kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         reads, outside = self._arguments(traits, args, kwargs)
         op = len(self._ops)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import actcore
+from integrations.plain import PLAIN
 
 
 def keeps_few_bits(x: Tensor) -> bool:
@@ -14,7 +15,7 @@ def keeps_few_bits(x: Tensor) -> bool:
     If not, torch's own function is the right one: it costs nothing more, and its errors are the ones to raise.
     """
     return (
-        type(x) in (Tensor, nn.Parameter)
+        type(x) in PLAIN
         and torch.is_grad_enabled()
         and (x.requires_grad or _mapped())
         and x.dtype in actcore.FLOATS

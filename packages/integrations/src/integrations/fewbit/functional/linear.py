@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
@@ -19,6 +19,7 @@ import actcore
 from integrations.autocast import as_matmul
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
+from integrations.plain import PLAIN
 
 
 def linear_randomized(
@@ -127,8 +128,8 @@ def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         torch.is_grad_enabled()
         and weight.requires_grad
-        and type(x) in _PLAIN
-        and type(weight) in _PLAIN
+        and type(x) in PLAIN
+        and type(weight) in PLAIN
         and x.layout is torch.strided
         and not x.is_nested
         and x.dtype in actcore.FLOATS
@@ -139,9 +140,6 @@ def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.numel() > 0
         and not in_transform()
     )
-
-
-_PLAIN = (Tensor, nn.Parameter)
 
 
 class _SketchedLinear(Function):

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from integrations.autocast import is_known
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform
+from integrations.plain import PLAIN
 
 
 def layer_norm(
@@ -86,7 +87,7 @@ def shares(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bi
     given = [tensor for tensor in (x, weight, bias) if tensor is not None]
     return (
         torch.is_grad_enabled()
-        and all(type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided for tensor in given)
+        and all(type(tensor) in PLAIN and tensor.layout is torch.strided for tensor in given)
         and not x.is_nested
         and x.is_floating_point()
         and x.numel() > 0

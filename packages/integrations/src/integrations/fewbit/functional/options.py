@@ -8,6 +8,8 @@ from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from integrations.fewbit.objective import WEIGHTS
 from integrations.fewbit.steps import StepTable
@@ -145,12 +147,14 @@ def steps_of(table: StepTable, x: Tensor) -> Steps:
 def constant(numbers: tuple[float, ...], x: Tensor) -> Tensor:
     """The numbers on the device of ``x``, in the dtype that it is computed in; made once: a copy to a device waits."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if torch.compiler.is_compiling():
+    of_its_own = isinstance(x, FakeTensor) and not x.fake_mode.allow_non_fake_inputs
+    if torch.compiler.is_compiling() or of_its_own:
         return torch.tensor(numbers, dtype=dtype, device=x.device)
     return _made(numbers, dtype, x.device)
 
 
 @lru_cache(maxsize=1024)
 def _made(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # whose tensors autograd does not save
+    # Not of the modes that are on now, such as fake tensors'; nor of inference, whose tensors autograd does not save.
+    with _disable_current_modes(), torch.inference_mode(False):
         return torch.tensor(numbers, dtype=dtype, device=device)

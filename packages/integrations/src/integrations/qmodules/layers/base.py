@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from integrations.plain import PLAIN
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.leaf import leaf
@@ -91,7 +92,7 @@ class QLayer(nn.Module):
             self.training
             and torch.is_grad_enabled()
             and not self.precision.level.off
-            and type(x) in (Tensor, nn.Parameter)
+            and type(x) in PLAIN
             and x.layout is torch.strided
             and not x.is_nested
             and not x.is_complex()

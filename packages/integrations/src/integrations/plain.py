@@ -1,0 +1,9 @@
+"""``PLAIN``: the types of tensors that are a storage and nothing else."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+# A fake tensor goes where the real one would: it has no elements, and all else.
+PLAIN = frozenset({Tensor, nn.Parameter, FakeTensor})
