@@ -91,14 +91,18 @@ void GroupCuts::find_costs() {
   for (size_t i = 0; i < step.backward.size(); ++i) {
     if (!step.backward[i].empty()) {
       size_t latest = 0;
-      for (const int32_t value : step.backward[i]) latest = std::max(latest, places_[at(simulator.producers()[at(value)])]);
+      for (const int32_t value : step.backward[i])
+        latest = std::max(latest, places_[at(simulator.producers()[at(value)])]);
       place = std::min(place, latest);
     }
     const size_t event = step.ops() + i;
     beside_[place] = std::max(beside_[place], simulator.bytes()[event] - alive[event]);
   }
   for (size_t op = 0; op < step.ops(); ++op) {
-    if (simulator.repeated()[op]) seconds_[places_[op]] += step.seconds[op];
+    // Shares, so that nothing overflows whatever the unit of seconds is.
+    if (simulator.repeated()[op] && pool_.total_seconds > 0) {
+      seconds_[places_[op]] += step.seconds[op] / pool_.total_seconds;
+    }
   }
   const size_t places = beside_.size();
   crosses_.assign(places, std::vector<int64_t>(places, 0));
@@ -137,8 +141,8 @@ std::vector<size_t> GroupCuts::solve(int64_t peak, double price) const {
       const State& before = states[first];
       const int64_t bytes = before.bytes + crosses_[first][last];
       if (before.cost == kNone || bytes + inside_[first][last] + beside > peak) continue;
-      const double cost = before.cost + static_cast<double>(crosses_[first][last]) +
-                          (inside_[first][last] > 0 ? price * seconds : 0.0);
+      const double cost =
+          before.cost + static_cast<double>(crosses_[first][last]) + (inside_[first][last] > 0 ? price * seconds : 0.0);
       if (cost < state.cost) state = {cost, bytes, first};
     }
   }

@@ -17,7 +17,8 @@ class GroupCuts {
   GroupCuts(PlanPool& pool, const std::vector<uint8_t>& kept);
 
   // Groups by their last place. `peak`: about what each group may have alive while backward goes through it. What is
-  // kept is least, where a second of what nesting repeats costs `price` bytes. Empty: there are no such groups.
+  // kept is least, where what nesting repeats costs `price` bytes for the seconds of all operators. Empty: there are no
+  // such groups.
   std::vector<size_t> solve(int64_t peak, double price) const;
   // About the least peak for which there are any, from above.
   int64_t least_peak() const;
@@ -45,7 +46,7 @@ class GroupCuts {
   std::vector<Choice> choices_;
   std::vector<size_t> places_;                 // of operators: a place in the row; a group ends with one
   std::vector<int64_t> beside_;                // of places: the most bytes beside what is kept, as backward is there
-  std::vector<double> seconds_;                // of places: of what is repeated
+  std::vector<double> seconds_;                // of places: of what is repeated, of all operators'
   std::vector<std::vector<int64_t>> crosses_;  // of the first and the last place of a group: bytes that others need
   std::vector<std::vector<int64_t>> inside_;   // and that no other needs
 };

@@ -10,7 +10,8 @@ namespace actcore {
 namespace {
 
 constexpr int64_t kVisits = 2;  // a simulation takes as long as so many without nesting
-constexpr size_t kStarts = 32;
+constexpr size_t kStarts = 32;  // of the front
+constexpr size_t kDescents = 4;
 
 size_t at(int32_t index) { return static_cast<size_t>(index); }
 
@@ -26,9 +27,8 @@ Usage NestedSearch::try_ranks(const std::vector<uint8_t>& ranks) {
   const auto place = std::upper_bound(front_.begin(), front_.end(), usage.peak,
                                       [](int64_t peak, const Nested& plan) { return peak < plan.usage.peak; });
   if (place != front_.begin() && std::prev(place)->usage.seconds <= usage.seconds) return usage;
-  std::erase_if(front_, [&](const Nested& plan) {
-    return plan.usage.peak >= usage.peak && plan.usage.seconds >= usage.seconds;
-  });
+  std::erase_if(
+      front_, [&](const Nested& plan) { return plan.usage.peak >= usage.peak && plan.usage.seconds >= usage.seconds; });
   const auto after = std::upper_bound(front_.begin(), front_.end(), usage.peak,
                                       [](int64_t peak, const Nested& plan) { return peak < plan.usage.peak; });
   front_.insert(after, {ranks, usage});
@@ -36,12 +36,13 @@ Usage NestedSearch::try_ranks(const std::vector<uint8_t>& ranks) {
 }
 
 // An inner segment that backward comes to when its outer one is repeated need not be repeated once more.
-void NestedSearch::hold_what_is_read_at_once(std::vector<uint8_t>& ranks) {
+void NestedSearch::hold_what_is_read_at_once(std::vector<uint8_t>& ranks) const {
   const TrainingStep& step = pool_.step;
   for (size_t op = 0; op < step.ops(); ++op) {
     const int32_t inner = simulator_.inner()[op];
     const int32_t outer = simulator_.outer()[op];
-    if (inner < 0 || outer < 0 || simulator_.outer_events()[at(outer)] != simulator_.inner_events()[at(inner)]) continue;
+    if (inner < 0 || outer < 0 || simulator_.outer_events()[at(outer)] != simulator_.inner_events()[at(inner)])
+      continue;
     for (const int32_t value : step.makes[op]) {
       if (simulator_.rank(at(value)) == 2 && pool_.simulator.wanted()[at(value)]) ranks[at(value)] = 1;
     }
@@ -52,8 +53,7 @@ void NestedSearch::group(const GroupCuts& cuts, int64_t peak) {
   const auto least = static_cast<double>(peak);
   std::set<std::vector<size_t>> known;
   for (const double share : {0.0, 0.1, 0.3, 1.0, 3.0}) {
-    const double price =
-        pool_.total_seconds > 0 ? share * static_cast<double>(cuts.kept_bytes()) / pool_.total_seconds : 0.0;
+    const double price = share * static_cast<double>(cuts.kept_bytes());
     for (const double above : {1.0, 1.05, 1.1, 1.2, 1.35, 1.6}) {
       const std::vector<size_t> groups = cuts.solve(static_cast<int64_t>(above * least), price);
       if (groups.empty() || !known.insert(groups).second) continue;
@@ -74,6 +74,23 @@ bool NestedSearch::set(int32_t op, uint8_t rank, std::vector<uint8_t>& ranks) co
   return changed;
 }
 
+// Operators whose values' ranks could change what is alive at an event of the last run.
+std::vector<int32_t> NestedSearch::around(int32_t event) const {
+  std::vector<int32_t> candidates;
+  for (const int32_t op : pool_.choosing) {
+    const int32_t outer = simulator_.outer()[at(op)];
+    const int32_t inner = simulator_.inner()[at(op)];
+    bool counts = (outer >= 0 && simulator_.outer_events()[at(outer)] == event) ||
+                  (inner >= 0 && simulator_.inner_events()[at(inner)] == event);
+    for (const int32_t value : pool_.chosen[at(op)]) {
+      counts = counts || simulator_.read_inside(at(value)) ||
+               (op <= event && pool_.simulator.last_reads()[at(value)] >= event);
+    }
+    if (counts) candidates.push_back(op);
+  }
+  return candidates;
+}
+
 // Other ranks for what one operator makes, as long as that lowers the peak.
 void NestedSearch::descend(Nested plan, int64_t stop) {
   std::vector<uint8_t> next;
@@ -81,19 +98,7 @@ void NestedSearch::descend(Nested plan, int64_t stop) {
   while (lower) {
     lower = false;
     simulator_.run(plan.ranks);
-    std::vector<int32_t> candidates;
-    for (const int32_t op : pool_.choosing) {
-      const int32_t outer = simulator_.outer()[at(op)];
-      const int32_t inner = simulator_.inner()[at(op)];
-      bool counts = (outer >= 0 && simulator_.outer_events()[at(outer)] == plan.usage.event) ||
-                    (inner >= 0 && simulator_.inner_events()[at(inner)] == plan.usage.event);
-      for (const int32_t value : pool_.chosen[at(op)]) {
-        counts = counts || (op <= plan.usage.event && pool_.simulator.last_reads()[at(value)] >= plan.usage.event);
-        counts = counts || (simulator_.read_inside(at(value)));
-      }
-      if (counts) candidates.push_back(op);
-    }
-    for (const int32_t op : candidates) {
+    for (const int32_t op : around(plan.usage.event)) {
       for (uint8_t rank = 0; rank < 3; ++rank) {
         if (pool_.left <= stop) return;
         next = plan.ranks;
@@ -102,7 +107,6 @@ void NestedSearch::descend(Nested plan, int64_t stop) {
         if (usage.peak > plan.usage.peak || (usage.peak == plan.usage.peak && usage.seconds >= plan.usage.seconds)) {
           continue;
         }
-        lower = lower || usage.event != plan.usage.event;
         plan = {next, usage};
         lower = true;
       }
@@ -156,10 +160,10 @@ void NestedSearch::run(const std::vector<std::vector<uint8_t>>& more, int64_t st
   const int64_t stop = pool_.left - steps;
   std::vector<std::vector<uint8_t>> plans = starts();
   plans.insert(plans.end(), more.begin(), more.end());
-  std::vector<std::pair<int64_t, size_t>> order;
-  std::set<std::vector<uint8_t>> known;
+  std::vector<std::pair<int64_t, size_t>> order;  // by about the least peak that groups of a plan's segments have
   for (size_t i = 0; i < plans.size() && pool_.left > stop; ++i) {
-    if (!known.insert(plans[i]).second) continue;
+    const auto own = plans.begin() + static_cast<int64_t>(i);
+    if (std::find(plans.begin(), own, plans[i]) != own) continue;
     const GroupCuts cuts(pool_, plans[i]);
     if (cuts.kept_bytes() > 0) order.emplace_back(cuts.least_peak(), i);
   }
@@ -168,22 +172,29 @@ void NestedSearch::run(const std::vector<std::vector<uint8_t>>& more, int64_t st
     if (pool_.left <= stop + steps / 2) break;
     group(GroupCuts(pool_, plans[i]), peak);
   }
-  const auto below = [&](size_t i) {
-    return i < front_.size() && front_[i].usage.peak < pool_.front.front().usage.peak;
-  };
+  const int64_t least = pool_.front.front().usage.peak;
   const int64_t share = (pool_.left - stop) / 6;
-  for (size_t i = 0; below(i) && i < 4; ++i) descend(front_[i], pool_.left - share);
+  for (size_t i = 0; i < kDescents && i < front_.size() && front_[i].usage.peak < least; ++i) {
+    descend(front_[i], pool_.left - share);
+  }
   const std::vector<Nested> found = front_;
   for (const Nested& plan : found) repeat_less(plan, stop);
+  enter();
+}
+
+void NestedSearch::enter() {
   for (const Nested& plan : front_) {
     simulator_.run(plan.ranks);
     CheckpointPlan entry{plan.ranks, plan.ranks, plan.usage};
+    bool nested = false;
     for (size_t value = 0; value < plan.ranks.size(); ++value) {
       const size_t op = at(pool_.simulator.producers()[value]);
       const bool repeated = simulator_.outer()[op] >= 0 || simulator_.inner()[op] >= 0;
       entry.kept[value] = simulator_.rank(value) == 0 || !repeated;
       entry.held[value] = simulator_.rank(value) == 1 && repeated;
+      nested = nested || simulator_.inner()[op] >= 0;
     }
+    if (!nested) entry.held.clear();
     pool_.enter(std::move(entry));
   }
 }

@@ -26,13 +26,16 @@ class NestedSearch {
     Usage usage;
   };
 
-  Usage try_ranks(const std::vector<uint8_t>& ranks);
-  void group(const GroupCuts& cuts, int64_t peak);
   std::vector<std::vector<uint8_t>> starts() const;
-  void hold_what_is_read_at_once(std::vector<uint8_t>& ranks);
+  Usage try_ranks(const std::vector<uint8_t>& ranks);
+  // Groups whose peak is about this, or somewhat more for fewer seconds.
+  void group(const GroupCuts& cuts, int64_t peak);
+  void hold_what_is_read_at_once(std::vector<uint8_t>& ranks) const;
   void descend(Nested plan, int64_t stop);
+  std::vector<int32_t> around(int32_t event) const;
   void repeat_less(Nested plan, int64_t stop);
   bool set(int32_t op, uint8_t rank, std::vector<uint8_t>& ranks) const;
+  void enter();
 
   PlanPool& pool_;
   RankSimulator simulator_;

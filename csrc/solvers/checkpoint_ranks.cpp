@@ -29,7 +29,8 @@ RankSimulator::RankSimulator(const Simulator& facts)
 }
 
 bool RankSimulator::stays(const Level& level, int32_t value) const {
-  return ranks_[at(value)] == level.rank && (facts_.wanted()[at(value)] || (level.rank == 1 && read_inside_[at(value)]));
+  return ranks_[at(value)] == level.rank &&
+         (facts_.wanted()[at(value)] || (level.rank == 1 && read_inside_[at(value)]));
 }
 
 // What is needed, from the last operator to the first.

@@ -40,13 +40,13 @@ class RankSimulator {
  private:
   // The operators that are repeated in segments of a kind.
   struct Level {
-    uint8_t rank = 0;                    // of what stays; what is of a higher rank is made in passing
-    std::vector<int32_t> segments;       // of operators: the first of its segment, or -1
-    std::vector<int32_t> events;         // of a segment's first operator
-    std::vector<int32_t> next;           // of operators: the next one of its segment, or -1
-    std::vector<int32_t> last;           // of a segment's first operator: its last one
-    std::vector<int32_t> last_reads;     // of values: the last operator of the segment that reads it
-    std::vector<uint8_t> needed;         // of values: read by an operator of the segment
+    uint8_t rank = 0;                 // of what stays; what is of a higher rank is made in passing
+    std::vector<int32_t> segments;    // of operators: the first of its segment, or -1
+    std::vector<int32_t> events;      // of a segment's first operator
+    std::vector<int32_t> next;        // of operators: the next one of its segment, or -1
+    std::vector<int32_t> last;        // of a segment's first operator: its last one
+    std::vector<int32_t> last_reads;  // of values: the last operator of the segment that reads it
+    std::vector<uint8_t> needed;      // of values: read by an operator of the segment
   };
   struct Replay {
     Level* level;
