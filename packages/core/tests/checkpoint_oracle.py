@@ -137,7 +137,10 @@ class Oracle:
 
         def read_inside(value, since=0):
             return ranks[value] == 1 and any(
-                value in step.reads[op] for (rank, piece), at in replays.items() if rank == 2 and at >= since for op in piece
+                value in step.reads[op]
+                for (rank, piece), at in replays.items()
+                if rank == 2 and at >= since
+                for op in piece
             )
 
         size = lambda values: sum(step.nbytes[value] for value in values)  # noqa: E731

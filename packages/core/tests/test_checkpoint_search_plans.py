@@ -101,6 +101,7 @@ def test_nested_checkpoints_by_hand():
 
 @pytest.mark.parametrize("block", range(4))
 def test_1000_steps_against_the_definition(block):
+    nested = 0
     for seed in range(250 * block, 250 * block + 250):
         step, draw = random_step(seed), random.Random(seed)
         kept = [draw.random() < 0.5 for _ in step.nbytes]
@@ -109,9 +110,11 @@ def test_1000_steps_against_the_definition(block):
         assert usage.nbytes == expected.nbytes, f"random_step({seed})"
         assert sorted(usage.segments) == list(expected.segments)
         assert sorted(usage.inner) == list(expected.inner)
+        nested += bool(usage.inner)
         assert usage.seconds == pytest.approx(expected.seconds, rel=16 * 2**-53)  # at most 12 numbers are added
         assert usage.peak == max(expected.nbytes)
         assert usage.event == expected.nbytes.index(usage.peak)
+    assert nested > 40
 
 
 def test_small_steps_against_every_choice():
@@ -175,6 +178,25 @@ def test_a_network(resnet):
     # The forward pass is about a third of a step: a fifth of it is 7 % of the time.
     assert resnet.within(everything * 2 // 5).seconds < 0.2 * sum(resnet.step.seconds)
     assert resnet.front[0].peak < 0.3 * everything
+
+
+def test_a_long_chain_is_nested():
+    ops = 200
+    chain = TrainingStep(
+        nbytes=[1000] * ops,
+        reads=[[], *([op] for op in range(ops - 1))],
+        makes=[[op] for op in range(ops)],
+        seconds=[1.0] * ops,
+        backward=[[op] for op in reversed(range(ops))],
+    )
+    plans = checkpoint_plans(chain)
+    require_consistent(plans)
+    assert len({plan.held is not None for plan in plans.front}) == 2
+    # With m values at once, whose number falls as backward goes, segments reach m (m + 1) / 2 operators: 20 for 200.
+    # With nested ones, which shrink in the same way, it is m (m + 1) (m + 2) / 6: 10 for 220.
+    assert min(plan.peak for plan in plans.front if plan.held is None) >= 19_000
+    assert 10_000 <= plans.front[0].peak <= 13_000
+    assert plans.front[0].seconds <= 2 * ops
 
 
 def test_more_budget_never_takes_more_seconds(resnet):

@@ -157,17 +157,15 @@ class Tape(TorchDispatchMode):
 
     def _noted(self, given: Any, level: _Level, segment: Segment) -> Any:
         if isinstance(given, Tensor):
-            outer = None
-            if is_plain(given):
-                value = self._memory.value_in(given)
-                if value is not None:
-                    if level.segment_of.get(value) is segment:
-                        return Reference(value, Geometry.of(given))
-                    outer = self._outer.segment_of.get(value) if level is self._inner else None
+            value = self._memory.value_in(given) if is_plain(given) else None
+            if value is not None and level.segment_of.get(value) is segment:
+                return Reference(value, Geometry.of(given))
             # An alias that is made inside a mode shares the version counter only so.
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-                if outer is not None and outer.calls is not None:
-                    return Handle(outer, value, given)
+                if value is not None and level is self._inner:
+                    outer = self._outer.segment_of.get(value)
+                    if outer is not None and outer.calls is not None:
+                        return Handle(outer, value, given)
                 return Kept.of(given)
         if isinstance(given, (list, tuple)):
             return [self._noted(item, level, segment) for item in given]
