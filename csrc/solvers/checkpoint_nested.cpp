@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kVisits = 2;  // a simulation takes as long as so many without nesting
 constexpr size_t kStarts = 32;  // of the front
-constexpr size_t kDescents = 4;
+constexpr size_t kDescents = 3;
+constexpr int64_t kBudgets = 8;
 
 size_t at(int32_t index) { return static_cast<size_t>(index); }
 
@@ -50,12 +51,11 @@ void NestedSearch::hold_what_is_read_at_once(std::vector<uint8_t>& ranks) const 
 }
 
 void NestedSearch::group(const GroupCuts& cuts, int64_t peak) {
-  const auto least = static_cast<double>(peak);
   std::set<std::vector<size_t>> known;
   for (const double share : {0.0, 0.1, 0.3, 1.0, 3.0}) {
     const double price = share * static_cast<double>(cuts.kept_bytes());
-    for (const double above : {1.0, 1.05, 1.1, 1.2, 1.35, 1.6}) {
-      const std::vector<size_t> groups = cuts.solve(static_cast<int64_t>(above * least), price);
+    for (const double part : {1.0, 1.05, 1.1, 1.2, 1.35, 1.6}) {
+      const std::vector<size_t> groups = cuts.solve(static_cast<int64_t>(part * static_cast<double>(peak)), price);
       if (groups.empty() || !known.insert(groups).second) continue;
       std::vector<uint8_t> ranks = cuts.ranks(groups);
       try_ranks(ranks);
@@ -114,8 +114,8 @@ void NestedSearch::descend(Nested plan, int64_t stop) {
   }
 }
 
-// Segments are nested no more, as long as the peak does not rise: what is held is kept, or all is held.
-void NestedSearch::repeat_less(Nested plan, int64_t stop) {
+// Segments are nested no more, as far as a budget allows: what is held is kept, or all is held.
+void NestedSearch::repeat_less(Nested plan, int64_t budget, int64_t stop) {
   simulator_.run(plan.ranks);
   const std::vector<int32_t> outer = simulator_.outer();
   std::vector<int32_t> firsts;
@@ -133,8 +133,9 @@ void NestedSearch::repeat_less(Nested plan, int64_t stop) {
           if (plan.ranks[at(value)] == rank + 1) next[at(value)] = rank;
         }
       }
+      if (next == plan.ranks) continue;
       const Usage usage = try_ranks(next);
-      if (usage.peak > plan.usage.peak || usage.seconds >= plan.usage.seconds) continue;
+      if (usage.peak > budget || usage.seconds >= plan.usage.seconds) continue;
       plan = {next, usage};
       break;
     }
@@ -173,12 +174,19 @@ void NestedSearch::run(const std::vector<std::vector<uint8_t>>& more, int64_t st
     group(GroupCuts(pool_, plans[i]), peak);
   }
   const int64_t least = pool_.front.front().usage.peak;
-  const int64_t share = (pool_.left - stop) / 6;
+  const int64_t share = (pool_.left - stop) / 10;
   for (size_t i = 0; i < kDescents && i < front_.size() && front_[i].usage.peak < least; ++i) {
     descend(front_[i], pool_.left - share);
   }
-  const std::vector<Nested> found = front_;
-  for (const Nested& plan : found) repeat_less(plan, stop);
+  if (front_.empty()) return;
+  const int64_t lowest = front_.front().usage.peak;
+  for (int64_t i = 0; i < kBudgets; ++i) {
+    const int64_t budget = lowest + (least - 1 - lowest) * i / (kBudgets - 1);
+    const auto after = std::upper_bound(front_.begin(), front_.end(), budget,
+                                        [](int64_t bytes, const Nested& plan) { return bytes < plan.usage.peak; });
+    if (after != front_.begin())
+      repeat_less(*std::prev(after), budget, pool_.left - (pool_.left - stop) / (kBudgets - i));
+  }
   enter();
 }
 

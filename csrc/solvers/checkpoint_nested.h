@@ -33,7 +33,7 @@ class NestedSearch {
   void hold_what_is_read_at_once(std::vector<uint8_t>& ranks) const;
   void descend(Nested plan, int64_t stop);
   std::vector<int32_t> around(int32_t event) const;
-  void repeat_less(Nested plan, int64_t stop);
+  void repeat_less(Nested plan, int64_t budget, int64_t stop);
   bool set(int32_t op, uint8_t rank, std::vector<uint8_t>& ranks) const;
   void enter();
 
