@@ -16,7 +16,7 @@ from integrations.checkpoint.schedule import Schedule
 from integrations.checkpoint.segments import Segment
 from integrations.checkpoint.tape import run
 
-from .nets import normal
+from .nets import Net, normal
 from .recompute_nets import NETS, net, random_net
 from .recompute_reference import LiveBytes, assert_as_plain, counted_peak, outcome, random_kept, simulated_peak
 
@@ -134,6 +134,36 @@ def test_plans_hold_what_they_say(chain):
         # What is there for a repetition alone is let go within it: the search takes it to stay until that is over.
         assert simulated_peak(graph, choice.kept, held) == counted <= choice.peak + graph.gradients
         assert counted > 0.9 * (choice.peak + graph.gradients)
+
+
+def test_the_plan_beside_it_is_not_nested(chain):
+    _, _, plan = chain
+    flat = plan.flat
+    assert flat.choice.held is None
+    assert flat.flat is flat
+    assert not any(segment.inner for segment in flat.segments)
+    between = [choice for choice in plan.front if plan.peak <= choice.peak < flat.peak]
+    assert between
+    assert all(choice.held is not None for choice in between)
+
+
+def test_what_an_inner_segment_reads_is_made_before_it():
+    """Its own values are not there while the outer segment is repeated, which takes more for a moment."""
+
+    def forward(model, x):
+        x = x * model.weight
+        wide = x.repeat(1, 16) * 2.0
+        held = wide.unflatten(1, (16, -1)).sum(1)
+        return (x.cos().sin() * held).tanh()
+
+    model, args = Net(forward, weight=normal(6)).train(), (normal(64, 6),)
+    graph = capture(model, args)
+    by_name = {op.name: op.makes[0] for op in graph.ops}
+    kept, held = [graph.ops[0].makes[0]], [by_name["aten.sum.dim_IntList"]]
+    schedule = Schedule.of(graph, kept, held)
+    assert [op.inner >= 0 for op in schedule.ops if op.name in ("aten.cos.default", "aten.sin.default")] == [True, True]
+    assert schedule.ops[graph.values[held[0]].producer].segment >= 0
+    assert counted_peak(model, graph, kept, *args, held=held) == simulated_peak(graph, kept, held)
 
 
 def test_backward_twice(chain):

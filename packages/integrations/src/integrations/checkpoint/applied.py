@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar, get_args
 
 import torch
 from torch import nn
 
 from integrations.checkpoint.capture import is_capturing
+from integrations.checkpoint.compiled import Compiled
 from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.plans import Plans, Shapes
-from integrations.checkpoint.tape import following
-from integrations.compiling import compiled_module, compiles_callees, left_to_python
+from integrations.checkpoint.tape import following, runs_transformed
+from integrations.compiling import compiled_module, compiles_callees, left_to_python, without_dynamo
 from integrations.stand_in import ForwardStandIn
 from integrations.warn import warn
 
@@ -113,23 +116,48 @@ class CheckpointedForward(ForwardStandIn):
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool, plans: Plans) -> None:
         super().__init__(model, forward, replaced)
         self.plans = plans
+        self.compiled = Compiled(model, plans.last)
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or compiles_callees() or torch._C._get_tracing_state() is not None:
+        if torch.compiler.is_compiling():
+            return self.compiled.trace(self.forward, args, kwargs)
+        if compiles_callees():
+            return _run_compiled(self, sys._getframe(), args, kwargs)
+        if torch._C._get_tracing_state() is not None or is_capturing():
             return self.forward(*args, **kwargs)
-        if not self.model.training or not torch.is_grad_enabled() or is_capturing():
+        if not self.model.training or not torch.is_grad_enabled() or runs_transformed():
             return self.forward(*args, **kwargs)
-        module = self.shallow_copy(sys._getframe())
-        if module is not None:
-            warn(
-                f"a shallow copy of the checkpointed {type(module).__name__} (copy.copy, nn.DataParallel) keeps "
-                "everything; use copy.deepcopy, or DistributedDataParallel"
-            )
-            return type(module).forward(module, *args, **kwargs)
+        copy = self.copy_of(sys._getframe())
+        if copy is not None:
+            return copy(*args, **kwargs)
         made, schedule = self.plans.plan_for(self.model, args, kwargs)
-        with following(schedule) as tape:
+        with following(schedule, self.model) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:
             self.plans.note_astray(made, tape.astray)
         return result
+
+    def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
+        """The plain forward of a shallow copy, which has parameters of its own, if that was called in ``frame``."""
+        module = self.shallow_copy(frame)
+        if module is None:
+            return None
+        warn(
+            f"a shallow copy of the checkpointed {type(module).__name__} (copy.copy, nn.DataParallel) keeps "
+            "everything; use copy.deepcopy, or DistributedDataParallel"
+        )
+        return functools.partial(type(module).forward, module)
+
+
+@left_to_python
+def _run_compiled(forward: CheckpointedForward, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With dynamo off but for the model's own forward."""
+    copy = without_dynamo(_copy_of)(forward, frame)
+    if copy is not None:
+        return copy(*args, **kwargs)
+    return forward.compiled.run(forward.forward, args, kwargs)
+
+
+def _copy_of(forward: CheckpointedForward, frame: FrameType) -> Callable[..., Any] | None:
+    return forward.copy_of(frame)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from integrations.checkpoint.indices import is_index
 from integrations.checkpoint.memory import is_plain
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.sharding import units_of, whole_parameters, within_units, without_hooks
 from integrations.checkpoint.signature import Signature
 from integrations.checkpoint.stand_ins import StandIns, untouched
 from integrations.saved.tensors import tensors_in
@@ -43,7 +43,7 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
 
     Raises:
-        ValueError: no output requires a gradient.
+        ValueError: no output requires a gradient; or the model's parameters are cut, and it needs real tensors.
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
@@ -83,6 +83,12 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], re
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
+    if whole_parameters(model):
+        raise ValueError(
+            "a model that fully_shard has cut has no whole parameters for a capture on real tensors, which is needed "
+            f"here ({note.removeprefix('captured on real tensors: ')}): plan before fully_shard, and apply the plan "
+            "afterwards"
+        )
     return _captured(model, args, kwargs, fake=False, note=note)
 
 
@@ -103,17 +109,43 @@ class _Loss(Function):
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
+class _Step(nn.Module):
+    """A training step as one forward: what backward computes again meets the model's stand-ins, too, as the segments of
+    ``torch.utils.checkpoint`` have to.
+    """
+
+    def __init__(self, model: nn.Module, step: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._step = step
+
+    def forward(self) -> Any:
+        return self._step()
+
+
 def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    stand_ins = StandIns(_alias_or_copy if mode is None else partial(_fake_or_copy, mode))
+    whole = whole_parameters(model)
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if mode is None:
+            return _alias_or_copy(tensor)
+        if id(tensor) not in whole:
+            return _fake_or_copy(mode, tensor)
+        dtype, device = whole[id(tensor)]
+        with mode:
+            return torch.empty(tensor.shape, dtype=dtype, device=device)
+
+    stand_ins = StandIns(stand_in)
     state = stand_ins.of_model(model)
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     paths = Paths(model)
     recorder = Recorder(paths, fake)
     devices = list({tensor.device for tensor in state.values()})
-    with untouched(model, devices), torch.enable_grad(), fresh_casts(), mode or nullcontext(), recorder:
-        with saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
-            outputs = functional_call(model, state, given_args, given_kwargs)
+
+    def step() -> set[int | None]:
+        with fresh_casts(), saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
+            outputs = model(*given_args, **given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
             raise NoGradient(
@@ -123,10 +155,21 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
             )
         recorder.start_backward()
         _Loss.apply(*found).backward()
-        returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)} - {None}
+        return {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
+
+    named = {f"model.{name}": tensor for name, tensor in state.items()}
+
+    with (
+        untouched(model, devices),
+        torch.enable_grad(),
+        mode or nullcontext(),
+        recorder,
+        without_hooks(model, recorder),
+    ):
+        returned = functional_call(_Step(model, step), named, ())
         parts = recorder.finish()
     gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
-    return Graph(
+    graph = Graph(
         *parts,
         outputs=tuple(sorted(value for value in returned if value is not None)),
         gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
@@ -134,6 +177,7 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
         inputs=Signature.of(args, kwargs),
         note=note,
     )
+    return within_units(graph, units_of(model))
 
 
 def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor) -> Tensor:

@@ -145,6 +145,14 @@ class Plan:
         """The time that is added, as a fraction of the plain step's, by that model."""
         return self.seconds / self.plain_seconds if self.plain_seconds else 0.0
 
+    @property
+    def flat(self) -> Plan:
+        """The plan itself; where its checkpoints are nested, the one of the front whose are not, with the next peak."""
+        if self.choice.held is None:
+            return self
+        flat = [choice for choice in self.front if choice.held is None and choice.peak >= self.peak]
+        return replace(self, choice=flat[0])
+
     @cached_property
     def schedule(self) -> Schedule:
         """What the choice means for each operator."""

@@ -10,6 +10,7 @@ from integrations.checkpoint.capture import capture
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.planning import plan_of_graph
 from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint.sharding import whole_parameters
 from integrations.checkpoint.signature import Signature
 from integrations.report import format_bytes
 from integrations.warn import warn
@@ -49,8 +50,10 @@ class Plans:
         inputs = Signature.of(args, kwargs)
         plan = next((plan for plan in self._plans if plan.graph.inputs == inputs), None)
         if plan is not None and plan in self._wrong and self._tries(plan) <= _MOST_CAPTURES:
-            self._plans.remove(plan)
-            plan = self._made(model, args, kwargs, real=self._tries(plan) == _MOST_CAPTURES)
+            real = self._tries(plan) == _MOST_CAPTURES
+            if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
+                self._plans.remove(plan)
+                plan = self._made(model, args, kwargs, real)
         elif plan is None:
             fitting = [plan for plan in self._plans if inputs.within(plan.graph.inputs)]
             if fitting:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actcore import Kept
 from integrations.checkpoint import indices
+from integrations.checkpoint.contents import Contents
 from integrations.checkpoint.costs import seconds_of
 from integrations.checkpoint.graph import Op, Step, Value
-from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of, tensors_of
-from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
+from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, parts_of, shapes_of, tensors_of
+from integrations.checkpoint.operators import Traits, is_drawable, traits_of
 from integrations.checkpoint.paths import Paths
 
 _PASSING = -1  # in the place of a value: memory that backward makes
@@ -63,13 +66,14 @@ class Recorder(TorchDispatchMode):
         self._ops: list[_Op] = []
         self._paths = paths
         self._fake = fake
+        self._contents = Contents()
         self._memory = Memory()
         self._holding: dict[int, int] = {}  # the storages that are alive, and the values that they hold
         self._watches: list[weakref.ref[Any]] = []
         self._changed: set[int] = set()  # storages that are no values' and were written
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
         self._backward = False
-        self._paused = False
+        self.paused = False
         self._node: object = self  # of no step
         self._reading = self._working = (
             False  # whether it has read, and made nothing so far; whether it has made something
@@ -87,6 +91,9 @@ class Recorder(TorchDispatchMode):
 
     def start_backward(self) -> None:
         """What runs from now on are steps of backward."""
+        with self._pausing():
+            for key in self._contents.changed_since():
+                self._written_unseen(key)
         self._backward = True
 
     def finish(self) -> tuple[tuple[Op, ...], tuple[Value, ...], tuple[Step, ...], tuple[int, ...]]:
@@ -127,7 +134,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if self._paused or func.namespace == "prim":
+        if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
         if traits.view:
             return self._run(func, traits, args, kwargs)
@@ -144,6 +151,7 @@ class Recorder(TorchDispatchMode):
 
     def _run_forward(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = traits.written(args, kwargs)
+        self._look((*args, *kwargs.values()))
         out = self._run(func, traits, args, kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         reads, outside = self._arguments(traits, args, kwargs)
@@ -156,14 +164,17 @@ class Recorder(TorchDispatchMode):
                 makes.setdefault(key_of(tensor), (tensor, value))
                 continue
             effects = True
-            if is_plain(tensor):
-                self._changed.add(key_of(tensor))
-        for _, tensor in self._memory.new(results, args, kwargs):
+            for part in parts_of(tensor):
+                self._written_unseen(key_of(part))
+        new = [tensor for _, tensor in self._memory.new(results, args, kwargs)]
+        for tensor in new:
             makes.setdefault(key_of(tensor), (tensor, -1))
+        self._contents.fill(func, new)
+        self._contents.note([*new, *written])
         if not makes:
             return out
         plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in tensors_of(given))
-        drawable = not traits.random or generator_of(args, kwargs, device_of(args, kwargs)) is not None
+        drawable = not traits.random or is_drawable(args, kwargs)
         first = len(self.values)
         self._ops.append(
             _Op(
@@ -180,6 +191,30 @@ class Recorder(TorchDispatchMode):
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
         return out
+
+    def _look(self, given: Any) -> None:
+        """Notices what was written in the memory of tensors since an operator last wrote or read there."""
+        for key in self._contents.changed(tensors_of(given)):
+            self._written_unseen(key)
+
+    def _written_unseen(self, key: int) -> None:
+        """A storage holds something else than what an operator of the forward made, or it read."""
+        value = self._memory.value_at(key)
+        if value is None:
+            self._changed.add(key)
+            return
+        self._ops[self.values[value].producer].repeatable = False
+        for op in self._ops:
+            if value in op.reads:
+                op.repeatable = False
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def _arguments(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -228,6 +263,8 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == _PASSING or self._backward:
             return tensor
+        with self._pausing():
+            self._look((tensor,))
         self._ops[-1].packs.append(value)
         return Saved(self, value, tensor, self._fake)
 
@@ -242,11 +279,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(saved.content, Kept):
             return saved.content.unpack()
         geometry, device = saved.content
-        self._paused = True
-        try:
+        with self._pausing():
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=device)
-        finally:
-            self._paused = False
         if geometry.conjugate:
             tensor = torch._conj(tensor)
         return torch._neg_view(tensor) if geometry.negative else tensor

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.sharding import within_units
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,29 @@ class Schedule:
         recomputed: the values that are made again instead of being kept, for themselves or for others.
         becomes: values whose memory is taken over, and by which.
         inner: those of the recomputed ones that inner segments make: what an outer one makes of them does not stay.
+        graph: of which it is.
+        kept, held: as they were asked for.
+        any_sizes: whether it is for inputs of any sizes.
     """
 
     ops: tuple[Planned, ...]
     recomputed: frozenset[int]
     becomes: Mapping[int, int]
-    inner: frozenset[int] = frozenset()
+    inner: frozenset[int]
+    graph: Graph = field(repr=False)
+    kept: frozenset[int] = field(repr=False)
+    held: frozenset[int] | None = field(repr=False)
+    any_sizes: bool = False
+    _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
+
+    def within(self, units: frozenset[str]) -> Schedule:
+        """The schedule in which no repetition leaves a unit of ``fully_shard``: what enters and leaves one is kept."""
+        if not units:
+            return self
+        if units not in self._within:
+            made = Schedule.of(within_units(self.graph, units), self.kept, self.held)
+            self._within[units] = made.of_any_sizes() if self.any_sizes else made
+        return self._within[units]
 
     def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
@@ -60,7 +78,8 @@ class Schedule:
 
     def of_any_sizes(self) -> Schedule:
         """The same for inputs of other sizes."""
-        return replace(self, ops=tuple(replace(op, shapes=None) for op in self.ops))
+        ops = tuple(replace(op, shapes=None) for op in self.ops)
+        return replace(self, ops=ops, any_sizes=True, _within={})
 
     @classmethod
     def of(cls, graph: Graph, kept: Collection[int], held: Collection[int] | None = None) -> Schedule:
@@ -80,14 +99,14 @@ class Schedule:
             ValueError: ``kept`` or ``held`` names a value that the graph does not have.
         """
         known = range(len(graph.values))
-        kept, held = _known("kept", kept, known), _known("held", known if held is None else held, known)
+        kept, asked = _known("kept", kept, known), None if held is None else _known("held", held, known)
         taken_over = {value.reuses: number for number, value in enumerate(graph.values) if value.reuses >= 0}
         free = {
             number
             for number, value in enumerate(graph.values)
             if number in taken_over or (number not in kept and graph.ops[value.producer].repeatable)
         }
-        staying = (free & held) - taken_over.keys()
+        staying = (free if asked is None else free & asked) - taken_over.keys()
         wanted = {value for value in free - taken_over.keys() if graph.values[value].saved >= 0}
         outer, inner = wanted & staying, wanted - staying  # what each kind of segment has to make
         outside, inside = _Sets(len(graph.ops)), _Sets(len(graph.ops))
@@ -115,7 +134,7 @@ class Schedule:
             )
             for number, op in enumerate(graph.ops)
         )
-        return cls(ops, frozenset(outer | inner), taken_over, frozenset(inner))
+        return cls(ops, frozenset(outer | inner), taken_over, frozenset(inner), graph, kept, asked)
 
 
 def _known(name: str, numbers: Collection[int], known: range) -> frozenset[int]:

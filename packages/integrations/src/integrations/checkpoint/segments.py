@@ -215,7 +215,8 @@ class Handle:
         # Shares the version counter and nothing else: autograd checks versions only where no hook is active, and
         # versions are of tensors, so that parts of one memory may be written that others do not see.
         self._counter = unseen_alias(tensor)
-        self._counter.data = _EMPTY
+        if not tensor.is_meta:  # which has no memory, and takes none but its like
+            self._counter.data = _EMPTY
         segment.hold(value)
 
     def unpack(self) -> Tensor:
@@ -295,13 +296,31 @@ def _handles(given: Any) -> Iterator[Handle]:
 def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
     if isinstance(given, Reference):
         return given.geometry.view(made[given.value])
-    if isinstance(given, (Kept, Handle)):
+    if isinstance(given, Kept):
+        return _there(given.unpack())
+    if isinstance(given, Handle):
         return given.unpack()
     if isinstance(given, Scratch):
         return given.like.clone()
     if isinstance(given, (list, tuple)):
         return type(given)(_resolved(item, made) for item in given)
     return given
+
+
+def _there(tensor: Tensor) -> Tensor:
+    """A tensor that was kept for a repetition.
+
+    Raises:
+        RuntimeError: its memory was given back, as that of parameters is which are cut.
+    """
+    if is_plain(tensor) and tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise RuntimeError(
+            f"what backward needs is made again from a tensor of shape {list(tensor.shape)} whose memory is not there "
+            "at the moment: somebody has resized it to 0 since the forward, as FullyShardedDataParallel does with "
+            "parameters. Cut the model by torch.distributed.fsdp.fully_shard, whose units a plan heeds, and read a "
+            "unit's parameters only in its own forward"
+        )
+    return tensor
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,6 +20,7 @@ from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, s
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.schedule import Schedule
 from integrations.checkpoint.segments import Call, Handle, Reference, Scratch, Segment, here, unseen_alias
+from integrations.checkpoint.sharding import hooks_unseen, units_of
 from integrations.warn import warn
 
 _UNPLANNED = -1  # in the place of a value: memory that no segment makes again
@@ -44,7 +46,7 @@ def run(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
-        with following(schedule) as tape:
+        with following(schedule, model) as tape:
             result = model(*args, **kwargs)
         if tape.astray:
             warn(
@@ -57,10 +59,24 @@ def run(
 
 
 @contextmanager
-def following(schedule: Schedule) -> Iterator[Tape]:
-    """A block whose forward keeps what a schedule keeps. The tape says afterwards whether it could."""
-    tape = Tape(schedule)
-    with fresh_casts(), saved_tensors_hooks(tape.pack, unpack), tape:
+def following(schedule: Schedule, model: nn.Module | None = None) -> Iterator[Tape]:
+    """A block whose forward keeps what a schedule keeps. The tape says afterwards whether it could.
+
+    Args:
+        schedule: of the model.
+        model: whose units of ``fully_shard`` a repetition is not to leave; ``None`` if it has none.
+    """
+    if runs_transformed():
+        yield Tape(schedule)
+        return
+    with ExitStack() as stack:
+        units = frozenset[str]() if model is None else units_of(model)
+        tape = Tape(schedule.within(units))
+        stack.enter_context(fresh_casts())
+        stack.enter_context(saved_tensors_hooks(tape.pack, unpack))
+        if model is not None and units:
+            stack.enter_context(hooks_unseen(model, tape))
+        stack.enter_context(tape)
         yield tape
     tape.finish()
 
@@ -74,10 +90,12 @@ class Tape(TorchDispatchMode):
     Attributes:
         astray: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
             Nothing is repeated from there on.
+        paused: whether what runs is not the forward's.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.paused = False
         self.astray = ""
         self._schedule = schedule
         self._memory = Memory()
@@ -94,22 +112,25 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if traits.view or here.repeating:
+        if traits.view or here.repeating or self.paused:
             return func(*args, **kwargs)
         segments = self._next_segments()
         if not segments:
             out = func(*args, **kwargs)
             self._made(traits, args, kwargs, out)
             return out
+        generator = None
+        if traits.random and (device := device_of(args, kwargs)).type != "meta":
+            source = generator_of(args, kwargs, device)
+            if source is None:
+                self._leave(f"{traits.name} on {device}, whose generator is not known")
+            else:
+                generator = source, source.get_state()
         # Noted before it runs, which may be what overwrites it.
         arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
-        generator = None
-        if traits.random:
-            source = generator_of(args, kwargs, device_of(args, kwargs))
-            generator = None if source is None else (source, source.get_state())
         out = func(*args, **kwargs)
         made = self._made(traits, args, kwargs, out)
-        if made is None or (traits.random and generator is None):
+        if made is None:
             return out
         makes, changes = made
         for (level, segment), noted in zip(segments, arguments, strict=True):
@@ -239,6 +260,17 @@ class _Level:
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self.segment_of: dict[int, Segment] = {}
+
+
+def runs_transformed() -> bool:
+    """Whether functorch or forward-mode differentiation is at work, which no plan can be followed under; says so."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    if transformed:
+        warn(
+            "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
+            "tensors than those that were planned: it keeps everything, as without a plan"
+        )
+    return transformed
 
 
 def unpack(packed: Handle | Kept) -> Tensor:
