@@ -22,6 +22,7 @@ namespace actcore {
 
 struct CheckpointPlan {
   std::vector<uint8_t> kept;  // of values; those that nothing makes again count as kept
+  std::vector<uint8_t> held;  // of values, where checkpoints are nested: those of rank 1; else empty
   Usage usage;
 };
 

@@ -36,7 +36,7 @@ class Compiled:
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model = model
-        self.plan = plan
+        self.plan = plan = plan.flat  # torch.compile repeats nothing twice
         self._contexts = functools.partial(_contexts, plan)
         # By which torch tells compiled code on disk from that of another plan.
         self._contexts.cache_hash = _hash_of(plan)  # type: ignore[attr-defined]

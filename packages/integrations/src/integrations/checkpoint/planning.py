@@ -89,7 +89,13 @@ def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", captur
     step = training_step(graph)
     plans = checkpoint_plans(step)
     front = tuple(
-        Choice(_mask(choice.kept), choice.peak - graph.gradients, choice.seconds, choice.seconds_bound)
+        Choice(
+            _mask(choice.kept),
+            choice.peak - graph.gradients,
+            choice.seconds,
+            choice.seconds_bound,
+            None if choice.held is None else _mask(choice.held),
+        )
         for choice in plans.front
     )
     choice = front[0]
@@ -127,5 +133,5 @@ def plannable(model: nn.Module) -> nn.Module:
     return model
 
 
-def _mask(kept: tuple[bool, ...]) -> int:
-    return mask_of(value for value, is_kept in enumerate(kept) if is_kept)
+def _mask(entries: tuple[bool, ...]) -> int:
+    return mask_of(value for value, is_set in enumerate(entries) if is_set)

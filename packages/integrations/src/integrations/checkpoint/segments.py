@@ -46,7 +46,7 @@ class Call:
 
     Attributes:
         function: the operator.
-        args: its arguments: references, kept tensors, and what is no tensor.
+        args: its arguments: references, kept tensors, handles of what other segments make, and what is no tensor.
         kwargs: those by name.
         makes: values and the places of the results in whose memory they are.
         changes: values that it overwrites, and the ones that it makes of them.
@@ -68,6 +68,11 @@ class Call:
         """The values that it needs."""
         for given in (self.args, self.kwargs.values()):
             yield from _references(given)
+
+    def handles(self) -> Iterator[Handle]:
+        """What it needs of other segments."""
+        for given in (self.args, self.kwargs.values()):
+            yield from _handles(given)
 
     def needed_for(self, values: set[int]) -> bool:
         """Whether it makes one of these."""
@@ -104,7 +109,8 @@ class Call:
 class Segment:
     """Calls in order, and what they made when they were repeated.
 
-    It belongs to the saved tensors that it makes, and is gone with them.
+    It belongs to the saved tensors that it makes, and is gone with them. The calls of an inner segment hold handles of
+    what an outer one makes: that is there until the inner one has been repeated.
     """
 
     def __init__(self) -> None:
@@ -181,6 +187,13 @@ class Segment:
         handles = [reference() for reference in self._waiting.get(value, ())]
         return bool(handles) and all(handle is None or handle.stored is not None for handle in handles)
 
+    def prepare(self, value: int) -> None:
+        """Makes a value again, if it is not there."""
+        with self._lock:
+            value = self._latest(value)
+            if value not in self._made:
+                self._repeat(value, _may_come_again())
+
     def _latest(self, value: int) -> int:
         """What a value has become: another part of the same memory may have been written since it was saved."""
         while value in self._becomes:
@@ -211,6 +224,10 @@ class Segment:
                         needed.add(value)
                         ends.setdefault(place, []).append(value)
         calls = self.calls
+        for place in chosen:
+            # Before anything is made here, which would be there meanwhile.
+            for handle in calls[place].handles():  # type: ignore[union-attr]
+                handle.segment.prepare(handle.value)
         if not again:
             self.calls = None
         made: dict[int, Tensor] = {}
@@ -235,7 +252,7 @@ class Segment:
 
 
 class Handle:
-    """What autograd holds in the place of a tensor that a segment makes again."""
+    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment makes again."""
 
     __slots__ = ("__weakref__", "_version", "geometry", "later", "segment", "stored", "value")
 
@@ -326,11 +343,21 @@ def _references(given: Any) -> Iterator[int]:
             yield from _references(item)
 
 
+def _handles(given: Any) -> Iterator[Handle]:
+    for item in given:
+        if isinstance(item, Handle):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _handles(item)
+
+
 def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
     if isinstance(given, Reference):
         return given.geometry.view(made[given.value])
     if isinstance(given, Held):
         return _there(given.packed.unpack())
+    if isinstance(given, Handle):
+        return given.unpack()
     if isinstance(given, Scratch):
         return given.like.clone()
     if isinstance(given, (list, tuple)):

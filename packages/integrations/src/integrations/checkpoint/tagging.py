@@ -153,7 +153,7 @@ def _needed(plan: Plan) -> set[int]:
     """The values that backward needs, or what it repeats."""
     needed = {number for number, value in enumerate(plan.graph.values) if value.saved >= 0}
     for op, planned in zip(plan.graph.ops, plan.schedule.ops, strict=True):
-        if planned.segment >= 0:
+        if planned.segment >= 0 or planned.inner >= 0:
             needed.update(op.reads)
     return needed
 

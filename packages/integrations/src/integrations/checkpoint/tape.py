@@ -29,7 +29,13 @@ _UNPLANNED = -1  # in the place of a value: memory that no segment makes again
 _EXACTLY = Exactly()
 
 
-def run(model: nn.Module, graph: Graph, kept: Collection[int], codec: Codec | None = None) -> Callable[..., Any]:
+def run(
+    model: nn.Module,
+    graph: Graph,
+    kept: Collection[int],
+    held: Collection[int] | None = None,
+    codec: Codec | None = None,
+) -> Callable[..., Any]:
     """A function that calls the model and keeps, of what autograd saves, only these values for backward.
 
     Gradients, buffers and generators come out as those of the model itself. In ``eval`` mode and without gradients it
@@ -40,9 +46,10 @@ def run(model: nn.Module, graph: Graph, kept: Collection[int], codec: Codec | No
         model: the one that the graph was captured of.
         graph: what ``capture`` returned.
         kept: numbers of the values that are kept.
-        codec: stores the activations among these; ``None`` keeps them as they are.
+        held: as in ``Schedule.of``.
+        codec: stores the activations among what is kept; ``None`` keeps them as they are.
     """
-    schedule = Schedule.of(graph, kept)
+    schedule = Schedule.of(graph, kept, held)
     coding = None if codec is None else Coding(codec)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -110,8 +117,7 @@ class Tape(TorchDispatchMode):
         self._keeping: Keeping = _EXACTLY if keeping is None else keeping
         self._schedule = schedule
         self._memory = Memory()
-        self._segments: dict[int, Segment] = {}
-        self._segment_of: dict[int, Segment] = {}  # of values that are made again
+        self._outer, self._inner = _Level(), _Level()
         self._next = 0  # operator
 
     def __enter__(self) -> Self:
@@ -136,8 +142,8 @@ class Tape(TorchDispatchMode):
         traits = traits_of(func)
         if traits.view or here.repeating or self.paused:
             return func(*args, **kwargs)
-        segment = self._next_segment()
-        if segment is None:
+        segments = self._next_segments()
+        if not segments:
             out = func(*args, **kwargs)
             self._made(traits, args, kwargs, out)
             return out
@@ -149,17 +155,21 @@ class Tape(TorchDispatchMode):
             else:
                 generator = source, source.get_state()
         # Noted before it runs, which may be what overwrites it.
-        arguments = self._arguments(traits, segment, args, kwargs)
+        arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
         out = func(*args, **kwargs)
         made = self._made(traits, args, kwargs, out)
-        if made is None or segment.calls is None:
+        if made is None:
             return out
         makes, changes = made
         shapes = shapes_of(out if isinstance(out, (list, tuple)) else (out,)) if traits.dynamic else None
-        segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled(), shapes))
-        for value in (*(value for value, _ in makes), *(value for _, value in changes)):
-            if value in self._schedule.recomputed:
-                self._segment_of[value] = segment
+        for (level, segment), noted in zip(segments, arguments, strict=True):
+            if segment.calls is None:
+                continue
+            segment.append(Call(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
+            own = self._schedule.inner if level is self._inner else self._schedule.recomputed
+            for value in (*(value for value, _ in makes), *(value for _, value in changes)):
+                if value in own:
+                    level.segment_of[value] = segment
         return out
 
     def pack(self, tensor: Tensor) -> Packed:
@@ -180,7 +190,8 @@ class Tape(TorchDispatchMode):
         value = self._value_of(tensor)
         if value == _UNPLANNED or not self._schedule.is_made_again(value):
             return None
-        segment = self._segment_of.get(value)
+        level = self._inner if self._schedule.is_made_inside(value) else self._outer
+        segment = level.segment_of.get(value)
         # One that has been used up was so by a backward in the middle of this forward.
         if segment is None or segment.calls is None:
             return None
@@ -194,36 +205,42 @@ class Tape(TorchDispatchMode):
         """Memory that is written again, part by part, is kept as it is: a stored form for each part would be more."""
         return _EXACTLY if value == _UNPLANNED or value in self._schedule.becomes else self._keeping
 
-    def _next_segment(self) -> Segment | None:
-        """The segment of the operator that is expected; ``None`` if it is not to be repeated."""
+    def _next_segments(self) -> list[tuple[_Level, Segment]]:
+        """The segments of the operator that is expected: of each kind one, if it is to be repeated there."""
         if self.astray or self._next >= len(self._schedule.ops):
-            return None
-        number = self._schedule.ops[self._next].segment
-        if number < 0:
-            return None
-        return self._segments.setdefault(number, Segment())
+            return []
+        planned = self._schedule.ops[self._next]
+        return [
+            (level, level.segments.setdefault(number, Segment()))
+            for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
+            if number >= 0
+        ]
 
     def _arguments(
-        self, traits: Traits, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, traits: Traits, level: _Level, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call's arguments, to be found again."""
-        noted = [self._noted(given, segment) for given in args]
+        noted = [self._noted(given, level, segment) for given in args]
         if traits.updates_statistics(args):
             for place in traits.statistics[:2]:
                 if isinstance(args[place], Tensor):
                     noted[place] = Scratch(args[place].detach())
-        return tuple(noted), {name: self._noted(given, segment) for name, given in kwargs.items()}
+        return tuple(noted), {name: self._noted(given, level, segment) for name, given in kwargs.items()}
 
-    def _noted(self, given: Any, segment: Segment) -> Any:
+    def _noted(self, given: Any, level: _Level, segment: Segment) -> Any:
         if isinstance(given, Tensor):
             value = self._value_of(given)
-            if value != _UNPLANNED and self._segment_of.get(value) is segment:
+            if value != _UNPLANNED and level.segment_of.get(value) is segment:
                 return Reference(value, Geometry.of(given))
             # An alias that is made inside a mode shares the version counter only so.
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                if level is self._inner:
+                    outer = self._outer.segment_of.get(value)
+                    if outer is not None and outer.calls is not None:
+                        return Handle(outer, value, given)
                 return Held(self._keeping_of(value).read(given, value))
         if isinstance(given, (list, tuple)):
-            return [self._noted(item, segment) for item in given]
+            return [self._noted(item, level, segment) for item in given]
         return given
 
     def _made(
@@ -281,6 +298,19 @@ class Tape(TorchDispatchMode):
         else:
             expected = "its end"
         self.astray = f"at operator {self._next} the plan has {expected}, and there came {found}"
+
+
+class _Level:
+    """Segments of a kind: outer ones, or inner ones.
+
+    Attributes:
+        segments: by the plan's numbers.
+        segment_of: values that are made again, with the segments that make them.
+    """
+
+    def __init__(self) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.segment_of: dict[int, Segment] = {}
 
 
 def runs_transformed() -> bool:
