@@ -53,7 +53,7 @@ def test_a_codec_that_is_exact_changes_nothing(name, share):
     model, args, kwargs = net(name)
     graph = capture(model, args, kwargs)
     kept = random_kept(graph, share)
-    ours = outcome(run(model, graph, kept, actcore.Raw()), model, args, kwargs)
+    ours = outcome(run(model, graph, kept, codec=actcore.Raw()), model, args, kwargs)
     model, args, kwargs = net(name)
     assert all(map(torch.equal, ours, outcome(model, model, args, kwargs)))
 
@@ -65,7 +65,7 @@ def test_eight_bits(share):
     x = normal(128, 64)
     graph = capture(model, x)
     noted = Noted()
-    forward = run(model, graph, random_kept(graph, share, seed=1), noted)
+    forward = run(model, graph, random_kept(graph, share, seed=1), codec=noted)
     found = gradients(model, x)
     model.forward = forward.__closure__ and forward
     assert noted.given == []
@@ -94,7 +94,7 @@ def test_all_who_keep_a_tensor_share_one_stored_form():
     model, graph = made(heads, x, **HEADS)
     boundary = value_of(graph, "mul", 1)  # dropout's result
     noted = Noted()
-    output = run(model, graph, [boundary], noted)(x)
+    output = run(model, graph, [boundary], codec=noted)(x)
     assert [tensor.shape.numel() for tensor in noted.given] == [64 * 32]
     alive = [thing for thing in gc.get_objects() if isinstance(thing, actcore.Compressed)]
     assert len(alive) == 1
@@ -115,7 +115,7 @@ def test_only_large_activations_are_stored():
     x, tokens = normal(64, 32), torch.arange(64) % 9
     model, graph = made(forward, x, tokens, words=normal(9, 32), square=normal(16, 16))
     noted = Noted()
-    run(model, graph, range(len(graph.values)), noted)(x, tokens).backward()
+    run(model, graph, range(len(graph.values)), codec=noted)(x, tokens).backward()
     assert noted.given
     for tensor in noted.given:
         assert tensor.dtype is torch.float32
@@ -168,7 +168,7 @@ def test_every_tensor_and_every_step_has_noise_of_its_own():
     found = []
     for _ in range(2):
         noted = Noted()
-        forward = run(model, graph, range(len(graph.values)), noted)
+        forward = run(model, graph, range(len(graph.values)), codec=noted)
         for _ in range(2):
             torch.manual_seed(0)
             forward(x).sum().backward()
@@ -186,7 +186,7 @@ def test_what_is_changed_in_place_after_it_was_saved_raises_as_in_torch():
 
     model, graph = made(forward, normal(16, 32), scale=normal(32))
     noted = Noted()
-    output = run(model, graph, range(len(graph.values)), noted)(normal(16, 32))
+    output = run(model, graph, range(len(graph.values)), codec=noted)(normal(16, 32))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
 
@@ -199,7 +199,7 @@ def test_what_the_caller_changes_in_place_raises_as_in_torch(again):
 
     model, graph = made(forward, normal(16, 32), q=normal(32, 32))
     noted = Noted()
-    y, output = run(model, graph, [value_of(graph, "mul")], noted)(normal(16, 32))
+    y, output = run(model, graph, [value_of(graph, "mul")], codec=noted)(normal(16, 32))
     assert noted.given
     with torch.no_grad():
         y.add_(1)
@@ -222,7 +222,7 @@ def test_memory_that_is_written_part_by_part_is_kept_as_it_is():
     plain = gradients(model, normal(16, 32), loss=lambda loss: loss)
     noted = Noted(actcore.Raw())
     model.zero_grad()
-    run(model, graph, range(len(graph.values)), noted)(normal(16, 32)).backward()
+    run(model, graph, range(len(graph.values)), codec=noted)(normal(16, 32)).backward()
     assert all(
         torch.equal(plain[name], parameter.grad) for name, parameter in model.named_parameters() if name in plain
     )
@@ -243,7 +243,7 @@ def test_shapes_that_follow_from_rounded_values():
     model.zero_grad()
     run(model, graph, kept)(x).backward()
     assert torch.equal(plain["q"], model.q.grad)
-    loss = run(model, graph, kept, actcore.GroupAffine(2))(x)
+    loss = run(model, graph, kept, codec=actcore.GroupAffine(2))(x)
     with pytest.raises(RuntimeError, match=r"follow from values, .* kept in fewer bits; keep it exactly"):
         loss.backward()
 
@@ -251,7 +251,7 @@ def test_shapes_that_follow_from_rounded_values():
 def test_a_retained_graph_reads_the_same():
     x = normal(64, 32)
     model, graph = made(heads, x, **HEADS)
-    loss = run(model, graph, [value_of(graph, "mul", 1)], EIGHT)(x).sum()
+    loss = run(model, graph, [value_of(graph, "mul", 1)], codec=EIGHT)(x).sum()
     found = []
     for _ in range(2):
         model.zero_grad()
