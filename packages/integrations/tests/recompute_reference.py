@@ -71,7 +71,7 @@ def simulated_peak(graph, kept, held=None):
     schedule = Schedule.of(graph, kept, held)
     repetitions = Repetitions(graph, schedule)
     taken_over = {entry.reuses: number for number, entry in enumerate(graph.values) if entry.reuses >= 0}
-    bytes_ = [0] * len(graph.other)
+    bytes_ = [op.scratch for op in graph.ops] + [0] * len(graph.steps)
 
     def live(value, first, end):
         for event in range(first, end + 1):
@@ -96,7 +96,7 @@ def simulated_peak(graph, kept, held=None):
             for value in graph.ops[op].makes:
                 made[value] = graph.values[value].nbytes
                 made.pop(graph.values[value].reuses, None)
-            inside[event] = max(inside[event], left[event] + sum(made.values()))
+            inside[event] = max(inside[event], left[event] + sum(made.values()) + graph.ops[op].scratch)
             later = {value for other in ops[place + 1 :] for value in graph.ops[other].reads} & own
             passing = later - {value for value in later if value not in schedule.recomputed}
             made = {value: nbytes for value, nbytes in made.items() if value in stays or value in passing}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from integrations.saved.records import Record
+from integrations.saved.records import RECOMPUTED, Record
 from integrations.unused import IT_TAKES
 
 NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
@@ -28,7 +28,8 @@ class Row:
         role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"compiled"`` where a
             region of ``torch.compile`` saved it, and the operators are those that use it in backward.
         shape, dtype: of the tensor.
-        codec: how it is stored; ``"kept"`` as it is, or ``"copied"`` exactly, so that a larger storage can go.
+        codec: how it is stored; ``"kept"`` as it is, ``"copied"`` exactly, so that a larger storage can go, or
+            ``"recomputed"``: nothing is stored.
         original_bytes: what plain autograd keeps alive for it: its whole storage, in the first row that saves it.
         stored_bytes: what is kept instead; 0 where it shares what an earlier row counts.
         why: the reason for the codec.
@@ -77,6 +78,7 @@ class Report:
         offload: whether the level takes what is stored to host memory.
         plan: where the bits of an adaptive level come from, in words; empty at other levels.
         monitor: what the monitor found, in words; empty without one.
+        recomputed: by which plan backward makes tensors again, in words; empty without one.
     """
 
     level: str
@@ -85,6 +87,7 @@ class Report:
     offload: bool = False
     plan: str = ""
     monitor: str = ""
+    recomputed: str = ""
 
     @property
     def original_bytes(self) -> int:
@@ -100,6 +103,11 @@ class Report:
     def host_bytes(self) -> int:
         """Those of ``stored_bytes`` that were taken to host memory: no device holds them."""
         return sum(row.stored_bytes for row in self.rows if row.host)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """Those of ``original_bytes`` of which nothing is stored, because backward makes the tensors again."""
+        return sum(row.original_bytes for row in self.rows if row.codec == RECOMPUTED)
 
     @property
     def ratio(self) -> float:
@@ -123,7 +131,7 @@ class Report:
                     str(row.dtype).removeprefix("torch."),
                     row.codec,
                     format_bytes(row.original_bytes) if row.original_bytes else "shared",
-                    format_bytes(row.stored_bytes) if row.stored_bytes else "shared",
+                    _after(row),
                     row.why,
                 )
         return table
@@ -143,6 +151,8 @@ class Report:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
         lines = [line for line in (self.plan, self.monitor) if line]
+        if self.recomputed:
+            lines.append(f"{self.recomputed}: of {format_bytes(self.recomputed_bytes)} nothing is stored.")
         if listed:
             lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
         if self.offload:
@@ -160,6 +170,12 @@ class Report:
         # As wide as the terminal, and wide enough for its columns where there is none, as in a log file.
         Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
         return text.getvalue().rstrip()
+
+
+def _after(row: Row) -> str:
+    if row.codec == RECOMPUTED:
+        return "-"
+    return format_bytes(row.stored_bytes) if row.stored_bytes else "shared"
 
 
 def format_bytes(count: float) -> str:

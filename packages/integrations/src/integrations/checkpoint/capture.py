@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +15,33 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from integrations.checkpoint.casts import fresh_casts
+from integrations.checkpoint.costs import modelled
 from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.indices import is_index
 from integrations.checkpoint.memory import is_plain
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.recording import Recording
 from integrations.checkpoint.sharding import units_of, whole_parameters, within_units, without_hooks
 from integrations.checkpoint.signature import Signature
 from integrations.checkpoint.stand_ins import StandIns, untouched
+from integrations.checkpoint.workspaces import measured
 from integrations.saved.tensors import tensors_in
 
+Hooks = Callable[[Recorder], AbstractContextManager[Callable[[Tensor], Any]]]
+"""A block around a forward that is recorded, and the pack hook for it, which hands on to the recorder's."""
 
-def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, *, real: bool = False) -> Graph:
+
+def capture(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    real: bool = False,
+    hooks: Hooks | None = None,
+    measure: bool = False,
+) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
     The model's own forward runs, on fake tensors, which have no elements: nothing is computed but what depends on
@@ -41,6 +55,8 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
         kwargs: inputs by name.
         real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
+        hooks: for who wants to see what the recorder sees, or runs the forward in surroundings of its own.
+        measure: find out on this machine what operators take in time and in memory of their own, see ``measured``.
 
     Raises:
         ValueError: no output requires a gradient; or the model's parameters are cut, and it needs real tensors.
@@ -49,7 +65,8 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     kwargs = dict(kwargs or {})
     with _capturing():
-        return _capture(model, args, kwargs, real)
+        found, note = _recorded(model, args, kwargs, real, hooks or _own_hooks)
+    return _graph(model, args, kwargs, found, note, measure)
 
 
 class _Here(threading.local):
@@ -73,11 +90,34 @@ def _capturing() -> Iterator[None]:
         _here.capturing = before
 
 
-def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Graph:
+@contextmanager
+def _own_hooks(recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
+    yield recorder.pack
+
+
+def _graph(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: _Recorded, note: str, measure: bool
+) -> Graph:
+    graph = Graph(
+        *found.recording.parts(measured if measure else modelled),
+        outputs=found.outputs,
+        gradients=found.gradients,
+        fingerprint=fingerprint(model),
+        inputs=Signature.of(args, kwargs),
+        note=note,
+        measured=measure,
+    )
+    return within_units(graph, units_of(model))
+
+
+def _recorded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool, hooks: Hooks
+) -> tuple[_Recorded, str]:
+    """A training step, and why it is one on real tensors."""
     note = "captured on real tensors: as asked"
     if not real:
         try:
-            return _captured(model, args, kwargs, fake=True, note="")
+            return _captured(model, args, kwargs, hooks, fake=True), ""
         except NoGradient:
             raise
         except Exception as error:
@@ -89,7 +129,13 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], re
             f"here ({note.removeprefix('captured on real tensors: ')}): plan before fully_shard, and apply the plan "
             "afterwards"
         )
-    return _captured(model, args, kwargs, fake=False, note=note)
+    return _captured(model, args, kwargs, hooks, fake=False), note
+
+
+class _Recorded(NamedTuple):
+    recording: Recording
+    outputs: tuple[int, ...]  # the values that the model returned
+    gradients: int  # bytes
 
 
 class NoGradient(ValueError):
@@ -123,7 +169,9 @@ class _Step(nn.Module):
         return self._step()
 
 
-def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Hooks, fake: bool
+) -> _Recorded:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     whole = whole_parameters(model)
 
@@ -144,7 +192,12 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
     devices = list({tensor.device for tensor in state.values()})
 
     def step() -> set[int | None]:
-        with fresh_casts(), saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
+        with (
+            fresh_casts(),
+            hooks(recorder) as pack,
+            saved_tensors_hooks(pack, recorder.unpack),
+            paths.followed(),
+        ):
             outputs = model(*given_args, **given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
@@ -167,17 +220,13 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
         without_hooks(model, recorder),
     ):
         returned = functional_call(_Step(model, step), named, ())
-        parts = recorder.finish()
+        recording = recorder.finish()
     gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
-    graph = Graph(
-        *parts,
+    return _Recorded(
+        recording,
         outputs=tuple(sorted(value for value in returned if value is not None)),
         gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
-        fingerprint=fingerprint(model),
-        inputs=Signature.of(args, kwargs),
-        note=note,
     )
-    return within_units(graph, units_of(model))
 
 
 def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class Traits:
         statistics: positions of the running statistics that it may update, and of the flag; empty for most.
         random: it draws from a generator.
         known: it has no effects but those.
+        dynamic: the shapes of its results follow from the values that it reads.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Traits:
     statistics: tuple[int, ...]
     random: bool
     known: bool
+    dynamic: bool
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The arguments that a call changes, running statistics aside."""
@@ -97,6 +99,7 @@ def traits_of(function: OpOverload) -> Traits:
         statistics=statistics,
         random=torch.Tag.nondeterministic_seeded in function.tags,
         known=function.namespace in _KNOWN and schema.name not in _STATEFUL,
+        dynamic=torch.Tag.dynamic_output_shape in function.tags,
     )
 
 

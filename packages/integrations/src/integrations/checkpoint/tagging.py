@@ -7,6 +7,7 @@ that is set: ``torch.utils.checkpoint``'s policies are set there, and so is the 
 
 from __future__ import annotations
 
+import operator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from integrations.checkpoint.operators import traits_of
 from integrations.checkpoint.plan import Plan
 from integrations.warn import warn
 
+_AGAIN = CheckpointPolicy.MUST_RECOMPUTE
+
 _ENOUGH = 0.9
 """Of the results of a trace, the share that has to be in the plan: the others are at most a dropout's mask."""
 
@@ -34,9 +37,11 @@ _VIEWS = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
 
 
 class _Traced(NamedTuple):
-    operator: Operator
+    called: Operator
     nodes: list[fx.Node]  # that it was traced into, decompositions included
     results: list[fx.Node | None]  # the ones among them that are its results, where that is known
+    copies: list[fx.Node | None]  # of what it changes, made for it
+    view: bool
 
 
 class Tagging(TorchDispatchMode):
@@ -64,11 +69,11 @@ class Tagging(TorchDispatchMode):
 
     def __enter__(self) -> Tagging:
         self._hooks.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
         if error[0] is None and self._traced:
             self._tag()
@@ -83,35 +88,32 @@ class Tagging(TorchDispatchMode):
         # Running statistics are changed by way of copies. A repetition is given these: the statistics themselves are
         # other ones by then, of which autograd would complain.
         changed = traits.statistics[:2] if traits.updates_statistics(args) else ()
-        given = list(args)
+        given, copies = list(args), list[fx.Node | None]()
         for place in changed:
             if isinstance(args[place], Tensor):
                 given[place] = args[place].clone()
-                self._mark(_node_of(given[place], tracing.tracer), CheckpointPolicy.MUST_SAVE)
+                copies.append(_node_of(given[place], tracing.tracer))
         before = len(graph.nodes)
         out = func(*given, **(kwargs or {}))
         nodes = list(islice(reversed(graph.nodes), len(graph.nodes) - before))
-        for node in nodes:  # views among them, which cost nothing
-            self._mark(node, CheckpointPolicy.MUST_RECOMPUTE)
+        for node in nodes:
+            node.meta["ac_graph_id"] = self.ac_graph_id
         for place in changed:
             if isinstance(args[place], Tensor):
                 args[place].copy_(given[place])
         tensors = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
-        if nodes and tensors and not _is_view(func):
+        if nodes and tensors:
             shapes = tuple(map(_shape_of, tensors))
-            operator = Operator(str(func), shapes, (None,) * len(shapes))
-            self._traced.append(_Traced(operator, nodes, [_node_of(tensor, tracing.tracer) for tensor in tensors]))
+            results = [_node_of(tensor, tracing.tracer) for tensor in tensors]
+            entry = _Traced(Operator(str(func), shapes, (None,) * len(shapes)), nodes, results, copies, _is_view(func))
+            self._traced.append(entry)
         return out
-
-    def _mark(self, node: fx.Node | None, policy: CheckpointPolicy) -> None:
-        if node is not None:
-            node.meta["recompute"] = policy
-            node.meta["ac_graph_id"] = self.ac_graph_id
 
     def _tag(self) -> None:
         """Writes at the nodes what the plan says of them."""
         planned = [Operator(op.name, op.shapes, op.makes) for op in self._plan.graph.ops]
-        traced = [entry.operator for entry in self._traced]
+        entries = [entry for entry in self._traced if not entry.view]
+        traced = [entry.called for entry in entries]
         found = match(planned, traced)
         other_sizes = _share(found, traced) < _ENOUGH
         if other_sizes:
@@ -123,25 +125,27 @@ class Tagging(TorchDispatchMode):
                 f"the results of the compiled forward, {share:.0%} are in the plan; plan again with inputs, mode and "
                 "autocast as they are in training"
             )
-            for entry in self._traced:
-                for node in entry.nodes:
-                    node.meta.pop("recompute")
             return
         if other_sizes:
             warn(
                 f"the plan of {self._plan.model} was made for inputs of other shapes ({self._plan.graph.inputs}): "
                 "torch.compile follows it operator by operator, and its bytes are not those of the plan"
             )
-        needed = _needed(self._plan)
-        for entry, values in zip(self._traced, found, strict=True):
-            policies = [self._policy(value, needed) for value in values]
-            _write(entry, policies)
+        needed, policies = _needed(self._plan), iter(found)
+        for entry in self._traced:
+            if entry.view:
+                _write_view(entry.nodes)
+                continue
+            _write(entry, [self._policy(value, needed) for value in next(policies)])
+            for node in entry.copies:
+                if node is not None:
+                    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def _policy(self, value: int | None, needed: set[int]) -> CheckpointPolicy | None:
         if value is None:
             return None
         if value in self._plan.schedule.recomputed:
-            return CheckpointPolicy.MUST_RECOMPUTE
+            return _AGAIN
         return CheckpointPolicy.MUST_SAVE if value in needed else None
 
 
@@ -156,19 +160,35 @@ def _needed(plan: Plan) -> set[int]:
 
 def _write(entry: _Traced, policies: list[CheckpointPolicy | None]) -> None:
     """Writes policies at an operator's nodes; where there is none, the partitioner decides."""
-    again = CheckpointPolicy.MUST_RECOMPUTE
+    inner = _AGAIN if _AGAIN in policies else None
     if None in entry.results:
         for node in entry.nodes:
-            _write_one(node, again if again in policies else policies[0])
+            _write_one(node, inner or policies[0])
         return
-    if again not in policies:
-        for node in entry.nodes:
-            # A pair of results is no tensor: it can neither be kept, nor has it to be made again.
-            if policies[0] is None or not isinstance(node.meta.get("val"), Tensor):
-                _write_one(node, None)
-    for node, policy in zip(entry.results, policies, strict=True):
-        if node in entry.nodes:  # others are of an operator that returns what it was given
-            _write_one(node, policy)
+    results = {node: policy for node, policy in zip(entry.results, policies, strict=True) if node is not None}
+    for node in entry.nodes:
+        _write_one(node, results.get(node, inner))
+    for node in entry.nodes:
+        if isinstance(node.meta.get("val"), (list, tuple)):
+            _write_several(node, results)
+
+
+def _write_several(node: fx.Node, results: dict[fx.Node, CheckpointPolicy | None]) -> None:
+    """Writes at a node of several tensors, which is made again with all of them or with none."""
+    parts = [user for user in node.users if user.target is operator.getitem]
+    if not any(part in results for part in parts):
+        return
+    again = any(results.get(part) is _AGAIN for part in parts)
+    _write_one(node, _AGAIN if again else CheckpointPolicy.MUST_SAVE)
+    for part in parts:
+        _write_one(part, _AGAIN if again else results.get(part))
+
+
+def _write_view(nodes: list[fx.Node]) -> None:
+    """A view is made again where its base is; else the partitioner keeps what it likes of the two."""
+    for node in nodes:
+        if any(given.meta.get("recompute") is _AGAIN for given in node.all_input_nodes):
+            _write_one(node, _AGAIN)
 
 
 def _write_one(node: fx.Node, policy: CheckpointPolicy | None) -> None:

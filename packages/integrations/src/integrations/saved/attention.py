@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -187,7 +188,7 @@ def _dropped(ctx: Any, kept: Tensor, *tensors: Tensor | None) -> Tensor:
 
 def _plain(tensor: object) -> bool:
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
+        type(tensor) in (Tensor, torch.nn.Parameter, FakeTensor)  # fake ones: a capture is to see what a step does
         and isinstance(tensor, Tensor)
         and tensor.layout is torch.strided
         and not tensor.is_nested
