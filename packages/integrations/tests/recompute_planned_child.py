@@ -8,6 +8,7 @@ import ctypes
 import gc
 import json
 import sys
+from itertools import compress, count
 from pathlib import Path
 
 import torch
@@ -55,11 +56,11 @@ def main():
     plans = checkpoint_plans(training_step(graph))
     answer = {}
     for name, plan in (("least", plans.front[0]), ("plain", plans.front[-1])):
-        kept = [value for value, is_kept in enumerate(plan.kept) if is_kept]
+        kept, held = (None if of is None else list(compress(count(), of)) for of in (plan.kept, plan.held))
         answer[name] = {
             "planned": plan.peak - graph.gradients,
-            "tensors": simulate(training_step(without), plan.kept).peak - graph.gradients,
-            "measured": peak(run(model, graph, kept), model, x),
+            "tensors": simulate(training_step(without), plan.kept, plan.held).peak - graph.gradients,
+            "measured": peak(run(model, graph, kept, held=held), model, x),
         }
     json.dump(answer, sys.stdout)
 

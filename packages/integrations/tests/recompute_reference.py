@@ -155,7 +155,7 @@ class Ones(torch.autograd.Function):
 def counted_peak(model, graph, kept, *args, held=None):
     """The most bytes that are alive during a step, counted."""
     with LiveBytes() as live:
-        outputs = run(model, graph, kept, held)(*args)
+        outputs = run(model, graph, kept, held=held)(*args)
         Ones.apply(*[tensor for tensor in tree_leaves(outputs) if tensor.requires_grad]).backward()
     return live.peak
 
@@ -176,7 +176,7 @@ def outcome(forward, model, args, kwargs, steps=1, seed=7):
 def assert_as_plain(model, graph, kept, args, kwargs, steps=1, held=None):
     """A checkpointed step leaves, bit for bit, what a plain one does."""
     twin = copy.deepcopy(model)
-    ours = outcome(run(model, graph, kept, held), model, args, kwargs, steps)
+    ours = outcome(run(model, graph, kept, held=held), model, args, kwargs, steps)
     plain = outcome(twin, twin, args, kwargs, steps)
     assert len(ours) == len(plain)
     for one, other in zip(ours, plain, strict=True):

@@ -214,7 +214,7 @@ def test_a_change_in_place_is_found(chain):
 def test_the_graph_owns_everything(chain, no_garbage_collection):
     model, args, plan = chain
     with LiveBytes() as live:
-        output = run(model, plan.graph, plan.kept, [v for v in range(999) if plan.choice.held >> v & 1])(*args)
+        output = run(model, plan.graph, plan.kept, held=[v for v in range(999) if plan.choice.held >> v & 1])(*args)
         output.sum().backward(retain_graph=True)
         model.zero_grad()
         assert live.now > 0

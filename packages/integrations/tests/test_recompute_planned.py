@@ -27,7 +27,7 @@ def counted(model, graph, kept, args, kwargs, held=None):
     """The most bytes that are alive during a step, counted, and without what outlives it: gradients are new."""
     model.zero_grad()
     with LiveBytes() as live:
-        outputs = tree_leaves(run(model, graph, kept, held)(*args, **kwargs))
+        outputs = tree_leaves(run(model, graph, kept, held=held)(*args, **kwargs))
         Ones.apply(*[tensor for tensor in outputs if tensor.requires_grad]).backward()
     return live.peak
 

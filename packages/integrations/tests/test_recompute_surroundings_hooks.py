@@ -1,7 +1,6 @@
 """Checkpointed forwards among hooks, torch's own checkpoint, casts, and optimizers that step in backward."""
 
 import contextlib
-import dataclasses
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from integrations.checkpoint import apply, plan
+from integrations.checkpoint import apply, plan, restore_model
 from integrations.checkpoint.capture import capture
 from integrations.checkpoint.tape import run
 

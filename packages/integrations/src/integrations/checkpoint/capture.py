@@ -169,9 +169,7 @@ class _Step(nn.Module):
         return self._step()
 
 
-def _captured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Hooks, fake: bool
-) -> _Recorded:
+def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Hooks, fake: bool) -> _Recorded:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     whole = whole_parameters(model)
 

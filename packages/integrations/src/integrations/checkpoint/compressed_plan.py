@@ -92,7 +92,7 @@ def _with_stored(step: TrainingStep, graph: Graph, stored: Mapping[int, int]) ->
 
 
 def _some(plans: CheckpointPlans) -> list[tuple[bool, ...]]:
-    """Choices of a front, evenly, and both ends."""
-    front = plans.front
+    """Choices of a front, evenly, and both ends; none with nested checkpoints."""
+    front = [plan for plan in plans.front if plan.held is None]
     places = {round(place * (len(front) - 1) / (_MOST - 1)) for place in range(_MOST)} if len(front) > 1 else {0}
     return [front[place].kept for place in sorted(places)]

@@ -165,7 +165,7 @@ class Segment:
                 with _repeating():
                     return stored.unpack()
             base = self._made[value]
-            if handle.later is not None and self._all_are_stored_later(value):
+            if handle.later is not None and self._only_stored(value):
                 del self._made[value]
             elif again and self.calls is not None:
                 # The graph is retained: its saved tensors stay, and what is made for them should not.
@@ -185,12 +185,13 @@ class Segment:
 
     def _is_stored(self, value: int) -> bool:
         handles = [reference() for reference in self._waiting.get(value, ())]
-        return bool(handles) and all(handle is None or handle.stored is not None for handle in handles)
+        stored = bool(handles) and all(handle is None or handle.stored is not None for handle in handles)
+        return stored and self._only_stored(value)
 
-    def _all_are_stored_later(self, value: int) -> bool:
-        """Whether nobody needs the value itself, as the calls of an inner segment do."""
-        waiting = sum(reference() is not None for reference in self._waiting.get(value, ()))
-        return self._handles.get(value, 0) <= waiting
+    def _only_stored(self, value: int) -> bool:
+        """Whether no inner segment reads it as it is."""
+        there = sum(reference() is not None for reference in self._waiting.get(value, ()))
+        return there >= self._handles.get(value, 0)
 
     def prepare(self, value: int) -> None:
         """Makes a value again, if it is not there."""
@@ -250,7 +251,7 @@ class Segment:
                         del made[value]
                 for value in rests[place]:
                     self._store(value, made)
-                    if value != asked and self._all_are_stored_later(value):
+                    if value != asked and self._only_stored(value):
                         del made[value]
         self._made = made
         self._seen.clear()

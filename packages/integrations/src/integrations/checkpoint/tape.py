@@ -33,8 +33,8 @@ def run(
     model: nn.Module,
     graph: Graph,
     kept: Collection[int],
-    held: Collection[int] | None = None,
     codec: Codec | None = None,
+    held: Collection[int] | None = None,
 ) -> Callable[..., Any]:
     """A function that calls the model and keeps, of what autograd saves, only these values for backward.
 
@@ -46,8 +46,8 @@ def run(
         model: the one that the graph was captured of.
         graph: what ``capture`` returned.
         kept: numbers of the values that are kept.
-        held: as in ``Schedule.of``.
         codec: stores the activations among what is kept; ``None`` keeps them as they are.
+        held: as in ``Schedule.of``.
     """
     schedule = Schedule.of(graph, kept, held)
     coding = None if codec is None else Coding(codec)
