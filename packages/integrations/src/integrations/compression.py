@@ -273,7 +273,7 @@ class Compression:
         plan = self._adapter.in_words(self.level)
         monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
         level, title = self.level, self.level.title(self.level_name)
-        return Report(title, rows, level.off, level.offload, plan, monitor)
+        return Report(title, rows, level.off, level.offload, plan, monitor, type(self.model).__name__)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
