@@ -82,7 +82,9 @@ def browsed(path, tmp_path, *options):
 def test_a_browser_shows_it(report, tmp_path):
     """The script counts what is shown: the model and its parts at first, everything once all is opened."""
     page = written(report, tmp_path)
-    shown = re.search(r'<html[^>]* data-shown="(\d+)"', browsed(tmp_path / "report.html", tmp_path, "--dump-dom").stdout)
+    shown = re.search(
+        r'<html[^>]* data-shown="(\d+)"', browsed(tmp_path / "report.html", tmp_path, "--dump-dom").stdout
+    )
     assert shown is not None
     assert int(shown[1]) == 4  # the model and its three parts
     all_opened = tmp_path / "opened.html"

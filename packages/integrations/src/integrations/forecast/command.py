@@ -16,7 +16,7 @@ from integrations.forecast.subject import Subject
 from integrations.levels import LEVELS
 from integrations.report import Report
 
-_WIDTH = 132  # of the tables where there is no terminal
+_WIDTH = 160  # of the tables where there is no terminal
 
 
 def add_to(commands: Any) -> None:

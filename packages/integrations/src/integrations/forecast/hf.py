@@ -38,14 +38,12 @@ def subject(name: str, batch: int, length: int, size: int | None, **options: Any
     try:
         import transformers
     except ImportError as error:
-        raise ImportError(
-            "models of transformers need transformers: pip install actcore-integrations[hf]"
-        ) from error
+        raise ImportError("models of transformers need transformers: pip install actcore-integrations[hf]") from error
     config = _configuration(transformers, name, options)
     head = _head(transformers, config)
     auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
     model = made_without_elements(lambda: auto.from_config(config))
-    given = model.main_input_name
+    given = str(model.main_input_name)
     if given == "pixel_values":
         side = size or getattr(config, "image_size", 224)
         height, width = side if isinstance(side, (tuple, list)) else (side, side)
@@ -81,7 +79,9 @@ def _configuration(transformers: Any, name: str, options: dict[str, Any]) -> Any
         )
     if unknown := [option for option in options if not hasattr(config, option)]:
         raise ValueError(f"--set must be fields of {type(config).__name__}, got {', '.join(unknown)}")
-    return type(config)(**{**config.to_diff_dict(), **options})
+    if path.exists():
+        return transformers.AutoConfig.from_pretrained(str(path), **options)
+    return transformers.AutoConfig.for_model(name, **options)  # some fields follow from others
 
 
 def _head(transformers: Any, config: Any) -> str:

@@ -34,19 +34,18 @@ def subject(
         from torch_geometric import nn as geometric
     except ImportError as error:
         raise ImportError("models of PyG need torch_geometric: pip install actcore-integrations[pyg]") from error
-    kind = getattr(geometric, name, None)
+    kind: Any = getattr(geometric, name, None)
     if not inspect.isclass(kind):
         raise ValueError(f"--pyg must be a class of torch_geometric.nn, such as GCN, GAT or SAGEConv, got {name!r}")
-    wanted = inspect.signature(kind).parameters
     sizes: dict[str, Any] = {"in_channels": features}
     if issubclass(kind, geometric.models.basic_gnn.BasicGNN):
         sizes |= {"hidden_channels": hidden, "num_layers": layers, "out_channels": classes}
-    elif {"in_channels", "out_channels"} <= set(wanted):
+    elif issubclass(kind, geometric.MessagePassing) and "out_channels" in inspect.signature(kind).parameters:
         sizes["out_channels"] = hidden
     else:
         raise ValueError(
-            f"--pyg must be a class of in_channels and out_channels, or a model such as GCN, and {name} is neither: "
-            "make it in Python, and call integrations.forecast(model, (x, edge_index))"
+            f"--pyg must be a layer with out_channels, or a model such as GCN, and {name} is neither: make it in "
+            "Python, and call integrations.forecast(model, (x, edge_index))"
         )
     model = made_without_elements(lambda: kind(**{**sizes, **options}))
     generator = torch.Generator().manual_seed(0)

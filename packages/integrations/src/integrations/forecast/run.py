@@ -82,6 +82,9 @@ def forecast(
 class _Indices(TorchDispatchMode):
     """Computes operators on integers and truth values, below fake ones."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return indices.call(func, traits_of(func), args, kwargs or {})
 
