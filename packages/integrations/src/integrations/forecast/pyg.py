@@ -47,7 +47,8 @@ def subject(
             f"--pyg must be a layer with out_channels, or a model such as GCN, and {name} is neither: make it in "
             "Python, and call integrations.forecast(model, (x, edge_index))"
         )
-    model = made_without_elements(lambda: kind(**{**sizes, **options}))
+    chosen: Any = kind
+    model = made_without_elements(lambda: chosen(**{**sizes, **options}))
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(nodes, (2, edges), generator=generator)
     inputs = (torch.empty(nodes, features, device="meta"), edge_index)

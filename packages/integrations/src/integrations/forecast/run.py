@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +20,15 @@ from torch.utils._pytree import tree_map_only
 from integrations.attach import compress_model, compression
 from integrations.checkpoint import indices
 from integrations.checkpoint.operators import traits_of
+from integrations.levels import Level, resolve_level
 from integrations.report import Report
 
 # What torch raises where an operator's result, or its shape, depends on elements.
 _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)
 
 NOTE = "A forecast: the forward ran on tensors without elements, as on the CPU; nothing was computed or trained."
+
+MEAN = "The level is adaptive: each tensor is shown in the average bits, and a plan spreads as many in all over them."
 
 
 def forecast(
@@ -50,7 +54,7 @@ def forecast(
         model: any module that is not compressed, on any device, ``meta`` too; it is not touched.
         args: positional inputs, a tuple; or one input. Floating-point tensors may be on ``meta``, which has no memory.
         kwargs: inputs by name.
-        level: as for ``compress_model``; of an adaptive one, its bits before anything was measured.
+        level: as for ``compress_model``; of an adaptive one, every tensor has the bits that a plan gives on average.
         **options: as for ``compress_model``.
 
     Raises:
@@ -62,7 +66,8 @@ def forecast(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake = compress_model(_without_elements(model, mode), level, **options).train()
+    wanted = resolve_level(level, options)
+    fake = compress_model(_without_elements(model, mode), level, **{**options, **_mean_bits(wanted)}).train()
     inputs = (tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {}))
     given, named = tree_map_only(Tensor, lambda tensor: _fake_input(tensor, mode), inputs)
     with torch.random.fork_rng([]), mode, _Indices(), torch.enable_grad():
@@ -75,15 +80,21 @@ def forecast(
             ) from error
         report = compression(fake).report()
         del held
-    told = {name: getattr(report, name) for name in Report.__dataclass_fields__}
-    return Report(**{**told, "note": NOTE})
+    return replace(report, level=wanted.title(level), note=NOTE, plan=MEAN if wanted.adaptive else "")
+
+
+def _mean_bits(level: Level) -> dict[str, int]:
+    """Options by which each tensor that a plan will give bits of its own has the bits that all have on average."""
+    if not level.adaptive or level.bits is None:
+        return {}
+    return dict.fromkeys(("product_bits", "norm_bits", "pointwise_bits", "attention_bits"), level.bits)
 
 
 class _Indices(TorchDispatchMode):
     """Computes operators on integers and truth values, below fake ones."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return indices.call(func, traits_of(func), args, kwargs or {})
