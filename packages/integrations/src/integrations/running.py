@@ -16,6 +16,7 @@ from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
 from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
+from integrations.saved.timed import TimedSession
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
@@ -35,7 +36,8 @@ class RunningSession:
         self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
     ) -> None:
         self._handle, self._probe = handle, probe
-        self._session = Session(
+        kind = Session if handle.timed is None else TimedSession
+        self._session = kind(
             handle.model,
             handle._paths,
             recipes_under(handle, plan),
@@ -46,6 +48,8 @@ class RunningSession:
             redraw=handle.redraw,
             look=None if look is None else look.at,
         )
+        if handle.timed is not None and isinstance(self._session, TimedSession):
+            handle.timed.append(self._session)
 
     def __enter__(self) -> Session:
         self._before = self._handle._records

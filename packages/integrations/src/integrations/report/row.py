@@ -42,7 +42,7 @@ class Row:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, record: Record) -> Row:
+    def of(cls, record: Record, seconds: float | None = None) -> Row:
         """The row of a session's record."""
         saved = record.saved
         return cls(
@@ -57,4 +57,5 @@ class Row:
             record.why,
             record.owner,
             record.host,
+            seconds,
         )
