@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from integrations import Report
 from integrations.cli import main
+from integrations.forecast.scaled import scaled
+from integrations.forecast.subject import Subject
 
 from .nets import Net, mlp, normal
 
@@ -29,6 +31,9 @@ def images():
         nn.Flatten(),
         nn.LazyLinear(10),
     )
+
+
+X = normal(48, 64)
 
 
 class Block(nn.Module):
@@ -286,3 +291,50 @@ def test_a_library_that_is_not_there_is_named(capsys, monkeypatch, option, libra
     code, told = run(capsys, option, "anything")
     assert code == 1
     assert f"pip install actcore-integrations[{option.removeprefix('--')}]" in told.err
+
+
+def looking(batch):
+    torch.manual_seed(0)
+    model = Net(lambda self, x: F.linear(x, self.w).relu() * x.max().item(), w=normal(64, 64))
+    return Subject("looking", model, (normal(16 * batch, 64),))
+
+
+@pytest.mark.parametrize("batch", [3, 20])
+def test_a_forward_that_looks_at_elements_is_run_for_small_batches_and_continued(batch):
+    """Its tensors are of whole groups at every size, so that the line through two sizes is exact."""
+    report = scaled(looking, batch, "L1.1")
+    subject = looking(batch)
+    integrations.compress_model(subject.model, "L1.1")
+    subject.model(*subject.args).sum().backward()
+    assert as_told(report) == as_told(integrations.compression(subject.model).report())
+    assert "looks at elements" in report.note
+
+
+def test_what_saves_other_tensors_for_another_batch_cannot_be_continued():
+    def make(batch):
+        return Subject(
+            "odd", Net(lambda self, x: F.gelu(x @ self.w) if batch > 2 else x @ self.w, w=normal(64, 64)), (X,)
+        )
+
+    with pytest.raises(RuntimeError, match="switch off what is random in it"):
+        scaled(make, 8, "L1")
+
+
+def test_the_command_continues_a_model_of_sound(capsys):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    small = ("num_hidden_layers=1", "hidden_size=32", "num_attention_heads=2", "intermediate_size=64", "layerdrop=0.0")
+    code, told = run(
+        capsys,
+        "--hf",
+        "wav2vec2",
+        "--length",
+        2000,
+        "--set",
+        *small,
+        "conv_dim=(16, 16, 16, 16, 16, 16, 16)",
+        "--batch",
+        9,
+    )
+    assert code == 0, told.err
+    assert "9 x 2000 samples" in told.out
+    assert "continued in a line to 9" in told.out

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from integrations.forecast import hf, pyg, timm
-from integrations.forecast.run import forecast
+from integrations.forecast.run import LooksAtElements, forecast
+from integrations.forecast.scaled import scaled
 from integrations.forecast.subject import Subject
 from integrations.levels import LEVELS
 from integrations.report import Report
@@ -60,10 +61,12 @@ def run(options: argparse.Namespace) -> None:
     for path in filter(None, (options.json, options.plot, options.html)):
         if not path.absolute().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
-    subject = _subject(options)
-    report = forecast(
-        subject.model, subject.args, subject.kwargs, level=options.level, **_pairs(options.option, "--option")
-    )
+    subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
+    try:
+        report = forecast(subject.model, subject.args, subject.kwargs, level=options.level, **chosen)
+    except LooksAtElements:
+        batch = 1 if options.pyg else options.batch  # a graph is one
+        report = scaled(lambda size: _subject(options, size, elements=True), batch, options.level, **chosen)
     report = dataclasses.replace(report, model=subject.name)
     _print(report, None if options.all else options.depth)
     if options.json:
@@ -74,14 +77,14 @@ def run(options: argparse.Namespace) -> None:
         report.html(options.html)
 
 
-def _subject(options: argparse.Namespace) -> Subject:
+def _subject(options: argparse.Namespace, batch: int, elements: bool = False) -> Subject:
     chosen = _pairs(options.set, "--set")
     if options.timm:
-        return timm.subject(options.timm, options.batch, options.image_size, **chosen)
+        return timm.subject(options.timm, batch, options.image_size, elements, **chosen)
     if options.hf:
-        return hf.subject(options.hf, options.batch, options.length, options.image_size, **chosen)
+        return hf.subject(options.hf, batch, options.length, options.image_size, elements, **chosen)
     sizes = {name: getattr(options, name) for name in ("nodes", "edges", "features", "hidden", "classes", "layers")}
-    return pyg.subject(options.pyg, **sizes, **chosen)
+    return pyg.subject(options.pyg, **sizes, elements=elements, **chosen)
 
 
 def _print(report: Report, depth: int | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from integrations.forecast.subject import Subject, made_without_elements
+from integrations.forecast.subject import Subject, made, numbers
 
 # The heads that a kind of model is trained with, the first that there is; by transformers' names for their tables.
 _HEADS = (
@@ -20,7 +20,7 @@ _HEADS = (
 _LABELS = ("Seq2SeqLM", "MaskedLM", "CausalLM")
 
 
-def subject(name: str, batch: int, length: int, size: int | None, **options: Any) -> Subject:
+def subject(name: str, batch: int, length: int, size: int | None, elements: bool = False, **options: Any) -> Subject:
     """A model with random weights, and a batch for it: of tokens with labels, of images, or of sound.
 
     Args:
@@ -29,6 +29,7 @@ def subject(name: str, batch: int, length: int, size: int | None, **options: Any
         batch: sequences or images.
         length: tokens, or samples of sound, of a sequence.
         size: pixels of an image's side; ``None`` for the configuration's.
+        elements: whether model and numbers have any; without, they take no memory.
         **options: fields of the configuration.
 
     Raises:
@@ -42,15 +43,15 @@ def subject(name: str, batch: int, length: int, size: int | None, **options: Any
     config = _configuration(transformers, name, options)
     head = _head(transformers, config)
     auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
-    model = made_without_elements(lambda: auto.from_config(config))
+    model = made(lambda: auto.from_config(config), elements)
     given = str(model.main_input_name)
     if given == "pixel_values":
         side = size or getattr(config, "image_size", 224)
         height, width = side if isinstance(side, (tuple, list)) else (side, side)
-        images = torch.empty(batch, getattr(config, "num_channels", 3), height, width, device="meta")
+        images = numbers((batch, getattr(config, "num_channels", 3), height, width), elements)
         return Subject(f"{_title(config)}, batch {'x'.join(map(str, images.shape))}", model, (), {given: images})
     if given == "input_values":
-        sound = torch.empty(batch, length, device="meta")
+        sound = numbers((batch, length), elements)
         return Subject(f"{_title(config)}, {batch} x {length} samples", model, (), {given: sound})
     if given != "input_ids":
         raise ValueError(

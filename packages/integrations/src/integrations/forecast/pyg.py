@@ -7,11 +7,19 @@ from typing import Any
 
 import torch
 
-from integrations.forecast.subject import Subject, made_without_elements
+from integrations.forecast.subject import Subject, made, numbers
 
 
 def subject(
-    name: str, nodes: int, edges: int, features: int, hidden: int, classes: int, layers: int, **options: Any
+    name: str,
+    nodes: int,
+    edges: int,
+    features: int,
+    hidden: int,
+    classes: int,
+    layers: int,
+    elements: bool = False,
+    **options: Any,
 ) -> Subject:
     """A class of ``torch_geometric.nn``, a model such as GCN or a layer such as SAGEConv, and a graph for it.
 
@@ -24,6 +32,7 @@ def subject(
         hidden: channels of a model's hidden layers; a layer has as many outputs.
         classes: outputs of a model.
         layers: of a model.
+        elements: whether model and features have any; without, they take no memory.
         **options: for the class.
 
     Raises:
@@ -48,8 +57,8 @@ def subject(
             "Python, and call integrations.forecast(model, (x, edge_index))"
         )
     chosen: Any = kind
-    model = made_without_elements(lambda: chosen(**{**sizes, **options}))
+    model = made(lambda: chosen(**{**sizes, **options}), elements)
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(nodes, (2, edges), generator=generator)
-    inputs = (torch.empty(nodes, features, device="meta"), edge_index)
+    inputs = (numbers((nodes, features), elements), edge_index)
     return Subject(f"{name} (PyG), {nodes:,} nodes, {edges:,} edges", model, inputs)

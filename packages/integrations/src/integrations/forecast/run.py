@@ -67,14 +67,14 @@ def forecast(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     wanted = resolve_level(level, options)
-    fake = compress_model(_without_elements(model, mode), level, **{**options, **_mean_bits(wanted)}).train()
+    fake = compress_model(_without_elements(model, mode), level, **{**options, **mean_bits(wanted)}).train()
     inputs = (tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {}))
     given, named = tree_map_only(Tensor, lambda tensor: _fake_input(tensor, mode), inputs)
     with torch.random.fork_rng([]), mode, _Indices(), torch.enable_grad():
         try:
             held = fake(*given, **named)  # until the report is made
         except _LOOKS as error:
-            raise RuntimeError(
+            raise LooksAtElements(
                 f"the forward of {type(model).__name__} looks at elements, of which a forecast has none ({error}): "
                 "compress the model, call it once on a small batch, and ask integrations.compression(model).report()"
             ) from error
@@ -83,11 +83,15 @@ def forecast(
     return replace(report, level=wanted.title(level), note=NOTE, plan=MEAN if wanted.adaptive else "")
 
 
-def _mean_bits(level: Level) -> dict[str, int]:
+def mean_bits(level: Level) -> dict[str, int]:
     """Options by which each tensor that a plan will give bits of its own has the bits that all have on average."""
     if not level.adaptive or level.bits is None:
         return {}
     return dict.fromkeys(("product_bits", "norm_bits", "pointwise_bits", "attention_bits"), level.bits)
+
+
+class LooksAtElements(RuntimeError):
+    """A forward that cannot run on tensors without elements."""
 
 
 class _Indices(TorchDispatchMode):

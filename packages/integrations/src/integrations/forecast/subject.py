@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,18 @@ class Subject:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def made_without_elements(make: Callable[[], nn.Module]) -> nn.Module:
-    """The model that ``make`` makes, on ``meta``, where that takes no memory; on the CPU where it looks at numbers that
-    it makes, which ``meta`` does not have."""
+def made(make: Callable[[], nn.Module], elements: bool) -> nn.Module:
+    """The model that ``make`` makes: on ``meta``, where that takes no memory; on the CPU where ``elements`` are asked
+    for, or it looks at numbers that it makes, which ``meta`` does not have."""
+    if elements:
+        return make()
     try:
         with torch.device("meta"):
             return make()
     except (NotImplementedError, RuntimeError):
         return make()
+
+
+def numbers(shape: tuple[int, ...], elements: bool) -> Tensor:
+    """An input of normal numbers, or one of ``meta``, which takes no memory."""
+    return torch.randn(shape) if elements else torch.empty(shape, device="meta")
