@@ -26,7 +26,8 @@ def add_to(commands: Any) -> None:
         "report",
         help="where would a model's memory go, and what would a level save?",
         description="Says what autograd would keep of one forward, by module, and what a level would keep instead. "
-        "The forward runs on tensors without elements: nothing is trained, and no memory is taken.",
+        "The forward runs on tensors without elements, which take no memory; one that looks at elements is run for two "
+        "small batches. Nothing is trained.",
     )
     parser.set_defaults(command=run)
     subject = parser.add_argument_group("the model, one of").add_mutually_exclusive_group(required=True)
