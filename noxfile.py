@@ -163,3 +163,9 @@ def bench_vision(session: nox.Session) -> None:
 def bench_fewbit(session: nox.Session) -> None:
     """Measure few-bit activations and randomized linear layers. What follows `--` goes to `python -m bench fewbit`."""
     run_python(session, "-m", "bench", "fewbit", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_checkpoint(session: nox.Session) -> None:
+    """Measure planned recomputation. What follows `--` goes to `python -m bench checkpoint`."""
+    run_python(session, "-m", "bench", "checkpoint", *session.posargs)

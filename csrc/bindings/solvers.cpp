@@ -4,6 +4,7 @@
 
 #include "solvers/allocation.h"
 #include "solvers/checkpoint_plans.h"
+#include "solvers/checkpoint_ranks.h"
 #include "solvers/checkpoint_segments.h"
 #include "solvers/checkpoint_step.h"
 #include "solvers/steps.h"
@@ -65,23 +66,26 @@ TrainingStep make_step(std::vector<int64_t> nbytes, std::vector<int32_t> reuses,
           std::move(seconds), std::move(repeatable), std::move(scratch), std::move(backward), std::move(other)};
 }
 
-using Simulated = std::tuple<int64_t, int32_t, double, std::vector<int64_t>, std::vector<int32_t>>;
+using Simulated =
+    std::tuple<int64_t, int32_t, double, std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
 
-Simulated simulate(const TrainingStep& step, const std::vector<uint8_t>& kept) {
-  Simulator simulator(step);
-  const Usage usage = simulator.run(kept);
+Simulated simulate(const TrainingStep& step, const std::vector<uint8_t>& ranks) {
+  const Simulator facts(step);
+  RankSimulator simulator(facts);
+  const Usage usage = simulator.run(ranks);
   std::vector<int64_t> bytes(simulator.bytes().begin(),
                              simulator.bytes().begin() + static_cast<int64_t>(step.events()));
-  return {usage.peak, usage.event, usage.seconds, std::move(bytes), simulator.segments()};
+  return {usage.peak, usage.event, usage.seconds, std::move(bytes), simulator.outer(), simulator.inner()};
 }
 
-using Front = std::tuple<std::vector<std::tuple<std::vector<uint8_t>, int64_t, double>>, bool, int64_t>;
+using Planned = std::tuple<std::vector<uint8_t>, std::vector<uint8_t>, int64_t, double>;
+using Front = std::tuple<std::vector<Planned>, bool, int64_t>;
 
 Front solve_plans(const TrainingStep& step, int64_t max_steps) {
   Plans found = find_plans(step, max_steps);
   Front result;
   for (CheckpointPlan& plan : found.front) {
-    std::get<0>(result).emplace_back(std::move(plan.kept), plan.usage.peak, plan.usage.seconds);
+    std::get<0>(result).emplace_back(std::move(plan.kept), std::move(plan.held), plan.usage.peak, plan.usage.seconds);
   }
   std::get<1>(result) = found.exact;
   std::get<2>(result) = found.steps;
@@ -108,10 +112,12 @@ void bind_solvers(py::module_& m) {
       .def(py::init(&make_step), py::arg("nbytes"), py::arg("reuses"), py::arg("until"), py::arg("reads"),
            py::arg("makes"), py::arg("seconds"), py::arg("repeatable"), py::arg("scratch"), py::arg("backward"),
            py::arg("other"));
-  m.def("simulate", simulate, py::arg("step"), py::arg("kept"), py::call_guard<py::gil_scoped_release>(),
-        "Peak, its event, seconds, the bytes of each event, and for each operator its segment's first one, or -1.");
+  m.def("simulate", simulate, py::arg("step"), py::arg("ranks"), py::call_guard<py::gil_scoped_release>(),
+        "Peak, its event, seconds, the bytes of each event, and for each operator the first one of its outer and of "
+        "its inner segment, or -1.");
   m.def("find_plans", solve_plans, py::arg("step"), py::arg("max_steps"), py::call_guard<py::gil_scoped_release>(),
-        "The plans (kept, peak, seconds) by rising peak, whether none is missing, and steps.");
+        "The plans (kept, held, peak, seconds) by rising peak, whether none is missing, and steps. held: empty where "
+        "checkpoints are not nested.");
   m.def("least_peak_bound", least_peak_bound, py::arg("step"), py::call_guard<py::gil_scoped_release>(),
         "No choice of kept values has a lower peak.");
   m.def("least_seconds_bounds", least_seconds_bounds, py::arg("step"), py::arg("budgets"),

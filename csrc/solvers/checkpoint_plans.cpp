@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "solvers/checkpoint_moves.h"
+#include "solvers/checkpoint_nested.h"
 #include "solvers/checkpoint_pool.h"
 #include "solvers/checkpoint_row.h"
 
@@ -11,6 +12,7 @@ namespace actcore {
 namespace {
 
 constexpr int64_t kBudgets = 20;
+constexpr int64_t kNestedShare = 4;  // one part in so many of the steps
 constexpr size_t kMostChoices = 19;  // of which all sets may be tried
 
 std::vector<int64_t> budgets_between(int64_t least, int64_t most) {
@@ -26,6 +28,8 @@ std::vector<int64_t> budgets_between(int64_t least, int64_t most) {
 void search(PlanPool& pool) {
   RowCuts row(pool);
   LocalSearch moves(pool);
+  const int64_t nested = pool.left / kNestedShare;
+  pool.left -= nested;
   const int64_t total = pool.left;
   moves.drop_by_worth(total / 12);
   row.cut_for_bounds(total / 4);
@@ -37,6 +41,8 @@ void search(PlanPool& pool) {
   int64_t rounds = kBudgets;
   for (const int64_t budget : budgets) moves.improve(budget, pool.left / rounds--);
   moves.change_at_random();
+  pool.left += nested;
+  NestedSearch(pool).run(row.found(), nested);
 }
 
 }  // namespace

@@ -61,23 +61,23 @@ Usage PlanPool::measure(const std::vector<uint8_t>& kept) {
 }
 
 // Enters a plan in the front, unless another one is at least as good.
-bool PlanPool::enter(const std::vector<uint8_t>& kept, const Usage& usage) {
+void PlanPool::enter(CheckpointPlan plan) {
+  const Usage usage = plan.usage;
   const auto place = std::upper_bound(front.begin(), front.end(), usage.peak,
                                       [](int64_t peak, const CheckpointPlan& plan) { return peak < plan.usage.peak; });
-  if (place != front.begin() && std::prev(place)->usage.seconds <= usage.seconds) return false;
-  const auto beaten = [&](const CheckpointPlan& plan) {
-    return plan.usage.peak >= usage.peak && plan.usage.seconds >= usage.seconds;
+  if (place != front.begin() && std::prev(place)->usage.seconds <= usage.seconds) return;
+  const auto beaten = [&](const CheckpointPlan& other) {
+    return other.usage.peak >= usage.peak && other.usage.seconds >= usage.seconds;
   };
   std::erase_if(front, beaten);
   const auto after = std::upper_bound(front.begin(), front.end(), usage.peak,
                                       [](int64_t peak, const CheckpointPlan& plan) { return peak < plan.usage.peak; });
-  front.insert(after, {kept, usage});
-  return true;
+  front.insert(after, std::move(plan));
 }
 
 Usage PlanPool::try_plan(const std::vector<uint8_t>& kept) {
   const Usage usage = measure(kept);
-  enter(kept, usage);
+  enter({kept, {}, usage});
   return usage;
 }
 
@@ -110,6 +110,7 @@ double PlanPool::seconds_a_byte(int32_t op) const {
 
 // What nothing makes again counts as kept.
 void PlanPool::tidy(CheckpointPlan& plan) {
+  if (!plan.held.empty()) return;
   simulator.run(plan.kept);
   for (size_t value = 0; value < step.values(); ++value) {
     plan.kept[value] = simulator.keeps(value) || !simulator.repeated()[at(simulator.producers()[value])];

@@ -24,6 +24,9 @@ struct PlanPool {
   void set(int32_t op, bool keep, std::vector<uint8_t>& kept) const;
   double seconds_a_byte(int32_t op) const;
 
+  // Enters a plan with nested checkpoints, unless another one is at least as good.
+  void enter(CheckpointPlan plan);
+
   // What nothing makes again counts as kept.
   void tidy(CheckpointPlan& plan);
 
@@ -45,7 +48,6 @@ struct PlanPool {
 
  private:
   void find_choices();
-  bool enter(const std::vector<uint8_t>& kept, const Usage& usage);
 };
 
 }  // namespace actcore

@@ -132,7 +132,8 @@ void RowCuts::cut_for_bounds(int64_t steps) {
     for (int32_t i = 0; i < kBounds && pool_.left > stop; ++i, bound *= 0.75) {
       const Cut found = cut(solver, std::vector<int64_t>(row_.ops.size(), static_cast<int64_t>(bound)));
       if (!found.found) break;
-      pool_.try_plan(kept_by(found));
+      found_.push_back(kept_by(found));
+      pool_.try_plan(found_.back());
     }
   }
 }

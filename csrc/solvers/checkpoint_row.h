@@ -24,6 +24,8 @@ class RowCuts {
   explicit RowCuts(PlanPool& pool);
 
   void cut_for_bounds(int64_t steps);
+  // What that found, on the front or not.
+  const std::vector<std::vector<uint8_t>>& found() const { return found_; }
   // A segment may take what a budget leaves it.
   void cut_for_budgets(const std::vector<int64_t>& budgets, int64_t steps);
   // The same for budgets that no known plan fits: what comes of it may still have a lower peak than all.
@@ -38,6 +40,7 @@ class RowCuts {
 
   PlanPool& pool_;
   Row row_;
+  std::vector<std::vector<uint8_t>> found_;
   int64_t total_bytes_ = 0;
   double total_seconds_ = 0;
 };

@@ -47,6 +47,8 @@ class Simulator {
   const TrainingStep& step() const { return step_; }
   // Of values: whether there is a choice. One that cannot be made again is kept, one that is overwritten is not.
   const std::vector<uint8_t>& optional() const { return optional_; }
+  // The rank (see checkpoint_ranks.h) of a value that is to have this one.
+  uint8_t rank_of(size_t value, uint8_t rank) const { return optional_[value] ? rank : forced_[value] ? 0 : 2; }
   const std::vector<uint8_t>& wanted() const { return wanted_; }  // read by backward
   const std::vector<int32_t>& producers() const { return producers_; }
   const std::vector<int32_t>& forward_ends() const { return forward_ends_; }

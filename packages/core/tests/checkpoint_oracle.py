@@ -36,6 +36,7 @@ class Usage(NamedTuple):
     nbytes: tuple[int, ...]
     seconds: float
     segments: tuple[tuple[int, ...], ...]
+    inner: tuple[tuple[int, ...], ...]
 
 
 class Oracle:
@@ -63,16 +64,39 @@ class Oracle:
     def read_by_backward(self, value, since=0):
         return any(value in row for row in self.step.backward[since:])
 
-    def segments(self, keep):
-        step, needed = self.step, {value for row in self.step.backward for value in row}
+    def ranks(self, kept, held):
+        ranks = []
+        for value, wish in enumerate(kept):
+            made_in_passing = value in self.overwritten or (held is not None and not held[value])
+            ranks.append(0 if self.keeps(value, wish) else 2 if made_in_passing else 1)
+        return ranks
+
+    def repeated(self, ranks):
+        """The operators that outer and that inner segments repeat."""
+        step, outer, inner = self.step, set(), set()
         while True:
-            repeated = [op for op in range(self.ops) if any(not keep[v] and v in needed for v in step.makes[op])]
-            more = needed | {value for op in repeated for value in step.reads[op]}
-            if more == needed:
-                break
-            needed = more
-        links = [(self.producer[v], op) for op in repeated for v in step.reads[op] if not keep[v]]
-        return pieces([op not in repeated for op in range(self.ops)], links)
+            read_outside = {value for op in outer for value in step.reads[op]}
+            read_inside = {value for op in inner for value in step.reads[op]}
+            more = {
+                op
+                for op, made in enumerate(step.makes)
+                for value in made
+                if (ranks[value] == 1 and (self.read_by_backward(value) or value in read_inside))
+                or (ranks[value] > 0 and value in read_outside)
+            }
+            inside = {
+                op
+                for op, made in enumerate(step.makes)
+                for value in made
+                if ranks[value] == 2 and (self.read_by_backward(value) or value in read_inside)
+            }
+            if (more, inside) == (outer, inner):
+                return outer, inner
+            outer, inner = more, inside
+
+    def segments(self, ops, ranks, rank):
+        links = [(self.producer[v], op) for op in ops for v in self.step.reads[op] if ranks[v] >= rank]
+        return pieces([op not in ops for op in range(self.ops)], links)
 
     def alive_outside(self, value, event, keep, replays):
         """Not counting values that were made again."""
@@ -88,42 +112,61 @@ class Oracle:
         if not keep[value]:
             return False
         return self.read_by_backward(value, max(event - self.ops, 0)) or any(
-            value in step.reads[op] for piece, at in replays.items() if at >= event for op in piece
+            value in step.reads[op] for (_, piece), at in replays.items() if at >= event for op in piece
         )
 
-    def __call__(self, kept):
+    def __call__(self, kept, held=None):
         step = self.step
-        keep = [self.keeps(value, wish) for value, wish in enumerate(kept)]
-        segments = self.segments(keep)
-        segment_of = {op: piece for piece in segments for op in piece}
-        replays = {}
+        ranks = self.ranks(kept, held)
+        keep = [rank == 0 for rank in ranks]
+        repeated = self.repeated(ranks)
+        outer, inner = self.segments(repeated[0], ranks, 1), self.segments(repeated[1], ranks, 2)
+        segment_of = [{op: piece for piece in outer for op in piece}, {op: piece for piece in inner for op in piece}]
+        replays = {}  # with the events at which they are, in their order
         for i, row in enumerate(step.backward):
             for value in row:
-                if not keep[value]:
-                    replays.setdefault(segment_of[self.producer[value]], self.ops + i)
+                if ranks[value] == 2:
+                    piece = segment_of[1][self.producer[value]]
+                    if (2, piece) in replays:
+                        continue
+                    for read in [v for op in piece for v in step.reads[op] if ranks[v] == 1]:
+                        replays.setdefault((1, segment_of[0][self.producer[read]]), self.ops + i)
+                    replays[2, piece] = self.ops + i
+                elif ranks[value] == 1:
+                    replays.setdefault((1, segment_of[0][self.producer[value]]), self.ops + i)
+
+        def read_inside(value, since=0):
+            return ranks[value] == 1 and any(
+                value in step.reads[op]
+                for (rank, piece), at in replays.items()
+                if rank == 2 and at >= since
+                for op in piece
+            )
+
         size = lambda values: sum(step.nbytes[value] for value in values)  # noqa: E731
         nbytes, again = [], set()
         for event in range(self.events):
             outside = size(v for v in range(len(kept)) if self.alive_outside(v, event, keep, replays))
             most = 0
             if event >= self.ops:
-                again = {value for value in again if self.read_by_backward(value, event - self.ops)}
+                again = {v for v in again if self.read_by_backward(v, event - self.ops) or read_inside(v, event)}
                 between = step.other[event] if event == self.ops else min(step.other[event - 1 : event + 1])
-                for piece in [piece for piece, at in replays.items() if at == event]:
-                    inner = set()
+                for rank, piece in [key for key, at in replays.items() if at == event]:
+                    made = set()
                     for i, op in enumerate(piece):
-                        inner = (inner | set(step.makes[op])) - {step.reuses[value] for value in step.makes[op]}
-                        most = max(most, outside + size(again) + size(inner) + step.scratch[op] + between)
-                        inner = {
+                        made = (made | set(step.makes[op])) - {step.reuses[value] for value in step.makes[op]}
+                        most = max(most, outside + size(again) + size(made) + step.scratch[op] + between)
+                        made = {
                             value
-                            for value in inner
-                            if not keep[value]
-                            and (self.read_by_backward(value) or any(value in step.reads[o] for o in piece[i + 1 :]))
+                            for value in made
+                            if (ranks[value] == rank and (self.read_by_backward(value) or read_inside(value)))
+                            or (ranks[value] >= rank and any(value in step.reads[o] for o in piece[i + 1 :]))
                         }
-                    again |= inner
+                    again |= made
             scratch = step.scratch[event] if event < self.ops else 0
             nbytes.append(max(most, outside + size(again) + scratch + step.other[event]))
-        return Usage(tuple(nbytes), sum(step.seconds[op] for op in sorted(segment_of)), tuple(segments))
+        seconds = sum(step.seconds[op] for ops in repeated for op in sorted(ops))
+        return Usage(tuple(nbytes), seconds, tuple(outer), tuple(inner))
 
     def front(self):
         """The peaks and seconds that no other choice beats."""

@@ -102,6 +102,10 @@ def test_a_bad_choice():
         simulate(step, [1, 1, 1])
     with pytest.raises(ValueError, match="kept must have one entry for each value, 3, got 1"):
         simulate(step, [True])
+    with pytest.raises(TypeError, match="held must be a sequence of bools, got \\[2, 2, 2\\]"):
+        simulate(step, [True] * 3, [2, 2, 2])
+    with pytest.raises(ValueError, match="held must have one entry for each value, 3, got 2"):
+        simulate(step, [True] * 3, [True] * 2)
     with pytest.raises(TypeError, match="step must be a TrainingStep, got 3"):
         simulate(3, [True])
     with pytest.raises(TypeError, match="step must be a TrainingStep, got None"):

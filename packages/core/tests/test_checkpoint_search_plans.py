@@ -78,17 +78,43 @@ def test_a_value_that_the_caller_holds_is_kept():
     assert usage.segments == ((1,),)
 
 
+def test_nested_checkpoints_by_hand():
+    # A chain of 6, with gradients, kept: the first value alone. The outer segment holds value 2 and makes the last two,
+    # which backward reads at once; values 1 and, from 2, 3 are made once more.
+    step = TrainingStep(
+        nbytes=[1, 10, 100, 1000, 10000, 100000],
+        reads=[[], [0], [1], [2], [3], [4]],
+        makes=[[number] for number in range(6)],
+        seconds=[1, 2, 4, 8, 16, 32],
+        backward=[[5], [4], [3], [2], [1], [0]],
+    )
+    kept, held = [True, *[False] * 5], [False, False, True, False, True, True]
+    usage = simulate(step, kept, held)
+    assert usage.segments == ((1, 2, 3, 4, 5),)
+    assert usage.inner == ((1,), (3,))
+    assert usage.seconds == 2 + 4 + 8 + 16 + 32 + 2 + 8
+    assert usage.nbytes[6:] == (1 + 100 + 10000 + 100000, 1 + 100 + 10000, 1 + 100 + 1000, 1 + 100, 1 + 10, 1)
+    # While the outer segment is repeated, value 3 is there until value 4 is made, and value 1 until value 2 is.
+    assert simulate(step, [True, *[False] * 4, True], held).nbytes[6] == 100001
+    assert simulate(step, [True, *[False] * 4, True], held).nbytes[7] == 1 + 100 + 1000 + 10000
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_1000_steps_against_the_definition(block):
+    nested = 0
     for seed in range(250 * block, 250 * block + 250):
         step, draw = random_step(seed), random.Random(seed)
         kept = [draw.random() < 0.5 for _ in step.nbytes]
-        usage, expected = simulate(step, kept), Oracle(step)(kept)
+        held = None if seed % 3 == 0 else [draw.random() < 0.5 for _ in step.nbytes]
+        usage, expected = simulate(step, kept, held), Oracle(step)(kept, held)
         assert usage.nbytes == expected.nbytes, f"random_step({seed})"
         assert sorted(usage.segments) == list(expected.segments)
-        assert usage.seconds == pytest.approx(expected.seconds, rel=8 * 2**-53)  # at most 6 numbers are added
+        assert sorted(usage.inner) == list(expected.inner)
+        nested += bool(usage.inner)
+        assert usage.seconds == pytest.approx(expected.seconds, rel=16 * 2**-53)  # at most 12 numbers are added
         assert usage.peak == max(expected.nbytes)
         assert usage.event == expected.nbytes.index(usage.peak)
+    assert nested > 40
 
 
 def test_small_steps_against_every_choice():
@@ -105,8 +131,9 @@ def test_small_steps_against_every_choice():
 def require_consistent(plans):
     step = plans.step
     for plan in plans.front:
-        usage = simulate(step, plan.kept)
+        usage = simulate(step, plan.kept, plan.held)
         assert (usage.peak, usage.seconds) == (plan.peak, plan.seconds)
+        assert bool(usage.inner) == (plan.held is not None)
         assert plan.seconds_bound <= plan.seconds
     peaks, seconds = [plan.peak for plan in plans.front], [plan.seconds for plan in plans.front]
     assert peaks == sorted(set(peaks))
@@ -151,6 +178,25 @@ def test_a_network(resnet):
     # The forward pass is about a third of a step: a fifth of it is 7 % of the time.
     assert resnet.within(everything * 2 // 5).seconds < 0.2 * sum(resnet.step.seconds)
     assert resnet.front[0].peak < 0.3 * everything
+
+
+def test_a_long_chain_is_nested():
+    ops = 200
+    chain = TrainingStep(
+        nbytes=[1000] * ops,
+        reads=[[], *([op] for op in range(ops - 1))],
+        makes=[[op] for op in range(ops)],
+        seconds=[1.0] * ops,
+        backward=[[op] for op in reversed(range(ops))],
+    )
+    plans = checkpoint_plans(chain)
+    require_consistent(plans)
+    assert len({plan.held is not None for plan in plans.front}) == 2
+    # With m values at once, whose number falls as backward goes, segments reach m (m + 1) / 2 operators: 20 for 200.
+    # With nested ones, which shrink in the same way, it is m (m + 1) (m + 2) / 6: 10 for 220.
+    assert min(plan.peak for plan in plans.front if plan.held is None) >= 19_000
+    assert 10_000 <= plans.front[0].peak <= 13_000
+    assert plans.front[0].seconds <= 2 * ops
 
 
 def test_more_budget_never_takes_more_seconds(resnet):

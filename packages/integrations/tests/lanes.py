@@ -37,5 +37,5 @@ def take_cpu_for_gpu(monkeypatch):
     monkeypatch.setattr(offload, "_leaves", lambda device: True)
     monkeypatch.setattr(offload, "_last", {})
     monkeypatch.setattr(offload, "_ahead", {})
-    monkeypatch.setattr("integrations.saved.session._can_leave", lambda tensor: True)
+    monkeypatch.setattr("integrations.saved.storing._can_leave", lambda tensor: True)
     return lane

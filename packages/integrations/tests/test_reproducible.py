@@ -90,12 +90,13 @@ def test_a_handles_state_is_plain():
     handle = integrations.compression(Trainer().model)
     state = handle.state_dict()
     assert state == {
-        "version": 4,
+        "version": 5,
         "level": "L1.2",
         "options": dataclasses.asdict(integrations.LEVELS["L1.2"]),
         "step": 0,
         "adaptive": None,
         "monitor": None,
+        "recomputing": None,
     }
     file = io.BytesIO()
     torch.save(state, file)

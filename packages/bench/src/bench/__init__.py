@@ -4,5 +4,8 @@ python -m bench gnn           train GNNs at full precision and compressed; accur
 python -m bench kernels       time every codec and operator beside copies, plain PyTorch and other libraries
 python -m bench sensitivity   compare adaptive levels' sensitivities with GACT's estimate
 python -m bench activations   measure models of any kind: bytes, the gradient's error, time
+python -m bench vision        networks with Q-layers: bytes, accuracy, the gradient's variance, time
+python -m bench fewbit        few-bit activations and randomized linear layers
+python -m bench checkpoint    planned recomputation: planned and measured peaks, time, gradients
 python -m bench show FILE     print, and draw, results that were recorded before
 """

@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench gnn | kernels | sensitivity | activations | vision | fewbit | show``."""
+"""The command line: ``python -m bench COMMAND``, with a command for each benchmark, and ``show``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 from bench import commands, gnn
 from bench.activations import measure as activations
 from bench.activations.cases import MODELS as ANY_MODELS
+from bench.checkpoint import measure as checkpointing
+from bench.checkpoint.architectures import ARCHITECTURES, QUICK
 from bench.data import DATASETS
 from bench.errors import BenchError
 from bench.fewbit import measure as fewbit
@@ -153,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_fewbit(parsers.add_parser("fewbit", help="few-bit activations and randomized linear layers"))
 
+    _add_checkpoint(parsers.add_parser("checkpoint", help="planned recomputation: peaks, time and gradients"))
+
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
@@ -208,6 +212,49 @@ def _add_fewbit(parser: argparse.ArgumentParser) -> None:
         "shows that it works",
     )
     _add_shared(parser, threads=torch.get_num_threads(), place="; finished runs of training are kept beside it")
+    _add_chart(parser)
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=commands.run_checkpoint)
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=checkpointing.PARTS,
+        help="of the measurements, repeatable; default: all; plan and memory are at the size of a model's table, the "
+        "others at one at which a step takes seconds at most",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=ARCHITECTURES,
+        help="repeatable; default: all; those whose library is not installed are left out",
+    )
+    parser.add_argument("--batch", type=_positive, help="of the parts plan and memory; default: by model")
+    parser.add_argument("--size", type=_positive, help="of the parts plan and memory; default: by model")
+    parser.add_argument(
+        "--memory-limit",
+        type=_size,
+        default=checkpointing.MEMORY_LIMIT,
+        help="that a step may take; batches that need more are halved; default: "
+        f"{size_name(checkpointing.MEMORY_LIMIT).replace(' ', '')}",
+    )
+    parser.add_argument(
+        "--compile",
+        action="append",
+        choices=ARCHITECTURES,
+        metavar="MODEL",
+        help=f"of the part compile, which takes minutes, repeatable; default: {', '.join(checkpointing.COMPILED)}",
+    )
+    parser.add_argument("--rounds", type=_positive, help=f"of timed steps; default: {checkpointing.ROUNDS}")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and gradients; default: %(default)s")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{', '.join(QUICK)}, {checkpointing.QUICK_ROUNDS} rounds, all parts at small sizes, none compiled: shows "
+        "that it works",
+    )
+    _add_shared(parser, threads=torch.get_num_threads(), place=", one by one; what the file has is not measured again")
     _add_chart(parser)
 
 

@@ -17,6 +17,11 @@ from bench.activations import chart as activation_chart
 from bench.activations import measure as activations
 from bench.activations import report as activation_report
 from bench.activations.results import ActivationResults
+from bench.checkpoint import architectures as checkpoint_models
+from bench.checkpoint import chart as checkpoint_chart
+from bench.checkpoint import measure as checkpointing
+from bench.checkpoint import report as checkpoint_report
+from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.fewbit import chart as fewbit_chart
 from bench.fewbit import measure as fewbit
@@ -170,6 +175,30 @@ def run_fewbit(options: Namespace) -> None:
         partial_file(options.json).unlink(missing_ok=True)
 
 
+def run_checkpoint(options: Namespace) -> None:
+    """``python -m bench checkpoint``. The file is written from the first result on, and taken up if it is there."""
+    _require_writable(options.json, options.chart)
+    models = options.model or (checkpoint_models.QUICK if options.quick else checkpoint_models.ARCHITECTURES)
+    parts = options.part or [part for part in checkpointing.PARTS if part != "compile" or not options.quick]
+    results = checkpointing.run(
+        checkpointing.Options(
+            models=list(dict.fromkeys(models)),
+            parts=list(dict.fromkeys(parts)),
+            device=torch.device(options.device),
+            threads=options.threads,
+            memory_limit=options.memory_limit,
+            batch=options.batch,
+            size=options.size,
+            compiled=list(dict.fromkeys(options.compile or checkpointing.COMPILED)),
+            rounds=options.rounds or (checkpointing.QUICK_ROUNDS if options.quick else checkpointing.ROUNDS),
+            seed=options.seed,
+            quick=options.quick,
+            json=options.json,
+        )
+    )
+    _finish(results, options.json, options.chart)
+
+
 def show(options: Namespace) -> None:
     """``python -m bench show``."""
     _finish(records.load(options.results), None, options.chart)
@@ -191,6 +220,8 @@ def _finish(results: records.AnyResults, json: Path | None, picture: Path | None
         text, draw = vision_report.render(results), partial(vision_chart.save_chart, results)
     elif isinstance(results, FewBitResults):
         text, draw = fewbit_report.render(results), partial(fewbit_chart.save_chart, results)
+    elif isinstance(results, CheckpointResults):
+        text, draw = checkpoint_report.render(results), partial(checkpoint_chart.save_chart, results)
     else:
         text, draw = table.render(results), partial(chart.save_chart, results)
     table.console().print(text)

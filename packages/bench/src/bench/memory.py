@@ -146,7 +146,7 @@ def step_bytes(
     if isinstance(found, str):
         return None, None, found
     live = int(statistics.median(_live_bytes(forward, found) for _ in range(REPEATS)))
-    peak = int(statistics.median(_peak_bytes(network, loss, found) for _ in range(REPEATS)))
+    peak = int(statistics.median(peak_bytes(network, loss, found) for _ in range(REPEATS)))
     return live, peak, ""
 
 
@@ -173,6 +173,16 @@ def saved_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
     return sum(nbytes for address, nbytes in saved.items() if address not in others)
 
 
+def peak_bytes(network: nn.Module, loss: Callable[[], Tensor], count: Counters) -> int:
+    """The activation peak of one step, see the module."""
+    network.zero_grad(set_to_none=True)
+    gc.collect()
+    before = count.start_peak()
+    loss().backward()
+    gradients = sum(parameter.grad.nbytes for parameter in network.parameters() if parameter.grad is not None)
+    return count.peak() - before - gradients
+
+
 def _live_bytes(forward: Callable[[], Tensor], count: Counters) -> int:
     gc.collect()
     before = count.live()
@@ -180,12 +190,3 @@ def _live_bytes(forward: Callable[[], Tensor], count: Counters) -> int:
     after = count.live()
     del result
     return after - before
-
-
-def _peak_bytes(network: nn.Module, loss: Callable[[], Tensor], count: Counters) -> int:
-    network.zero_grad(set_to_none=True)
-    gc.collect()
-    before = count.start_peak()
-    loss().backward()
-    gradients = sum(parameter.grad.nbytes for parameter in network.parameters() if parameter.grad is not None)
-    return count.peak() - before - gradients

@@ -107,6 +107,18 @@ def counters(device: torch.device) -> Counters | str:
     return ProcessCounters()
 
 
+def limit_allocation(nbytes: int) -> None:
+    """Lets this process allocate so many bytes more: what is too large then fails, and ends nothing beside it.
+
+    Where there is no such limit, as outside of Linux, it does nothing.
+    """
+    if platform.system() == "Linux":
+        import resource  # not on every system
+
+        most = _status_bytes("VmData") + nbytes
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
 def _status_bytes(key: str) -> int:
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")

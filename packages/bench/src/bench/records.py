@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.activations.results import ActivationResults
+from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
 from bench.kernels.results import KernelResults
@@ -17,7 +18,9 @@ from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
 from bench.vision.results import VisionResults
 
-AnyResults = Results | KernelResults | SensitivityResults | ActivationResults | VisionResults | FewBitResults
+AnyResults = (
+    Results | KernelResults | SensitivityResults | ActivationResults | VisionResults | FewBitResults | CheckpointResults
+)
 
 _FORMAT = 1
 _KINDS: Mapping[str, type[AnyResults]] = {
@@ -27,6 +30,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "activations": ActivationResults,
     "vision": VisionResults,
     "fewbit": FewBitResults,
+    "checkpoint": CheckpointResults,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import actcore._native as _native
 from actcore.training_step import TrainingStep, _require_int, _require_step
@@ -20,12 +20,15 @@ class CheckpointPlan:
         seconds: of the operators that are repeated.
         seconds_bound: no choice that fits what was asked for (the budget of ``CheckpointPlans.within``, else ``peak``)
             repeats operators of fewer seconds. Equal to ``seconds`` where the plan is proven optimal.
+        held: of each value that is not kept, whether a segment that makes it again holds it, as in ``simulate``.
+            ``None`` where checkpoints are not nested.
     """
 
     kept: tuple[bool, ...]
     peak: int
     seconds: float
     seconds_bound: float
+    held: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class CheckpointPlans:
     Attributes:
         step: the numbers that they are for.
         front: by rising peak and falling seconds. The first has the least peak, the last repeats nothing.
-        exact: whether all choices were tried: then no plan is missing.
+        exact: whether all choices without nested checkpoints were tried: then none of these is missing, and there are
+            no others. The bounds are of plans without nesting then, and else of all.
         peak_bound: no choice has a lower peak. Equals the first plan's peak where ``exact``.
         steps: events that were simulated and partial solutions that were looked at.
     """
@@ -65,7 +69,7 @@ class CheckpointPlans:
         # A larger budget than the plan's before any is used does not fit in int64.
         asked = min(budget, self.front[-1].peak)
         (bound,) = _native.least_seconds_bounds(self.step._native(), [asked])
-        return CheckpointPlan(plan.kept, plan.peak, plan.seconds, min(bound, plan.seconds))
+        return replace(plan, seconds_bound=min(bound, plan.seconds))
 
 
 def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None) -> CheckpointPlans:
@@ -75,9 +79,12 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None) -> Che
     plans come from dynamic programming over the row of operators, with the segments that are open in its state (after
     the cuts of Kusumoto et al., "A graph theoretic framework of recomputation algorithms for memory-efficient
     backpropagation", NeurIPS 2019), for many prices of a second and bounds on a segment, and from a local search at 20
-    budgets between the least peak and that of keeping everything. The bounds say how far from the best they can be:
-    ``peak_bound`` follows from what every choice has alive at an event, ``seconds_bound`` from what the bytes above the
-    budget cost at least.
+    budgets between the least peak and that of keeping everything. A quarter of the steps goes into nested checkpoints:
+    the row is cut into groups, by dynamic programming once more; what only its own group needs of what a plan keeps is
+    held, as it is in ``simulate``. They take less memory where what is kept is most of the peak.
+
+    The bounds say how far from the best plans can be, nested or not: ``peak_bound`` follows from what every choice has
+    alive at an event, ``seconds_bound`` from what the bytes above the budget cost at least.
 
     The same step gives the same plans. Keeping everything is always among them. Other Python threads run meanwhile.
 
@@ -95,11 +102,13 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None) -> Che
     require_steps(max_steps)
     native = step._native()
     found, exact, steps = _native.find_plans(native, max_steps)
-    peaks = [peak for _, peak, _ in found]
+    peaks = [peak for _, _, peak, _ in found]
     bounds = [seconds for *_, seconds in found] if exact else _native.least_seconds_bounds(native, peaks)
     front = tuple(
-        CheckpointPlan(tuple(map(bool, kept)), peak, seconds, min(bound, seconds))
-        for (kept, peak, seconds), bound in zip(found, bounds, strict=True)
+        CheckpointPlan(
+            tuple(map(bool, kept)), peak, seconds, min(bound, seconds), tuple(map(bool, held)) if held else None
+        )
+        for (kept, held, peak, seconds), bound in zip(found, bounds, strict=True)
     )
     return CheckpointPlans(step, front, exact, peaks[0] if exact else _native.least_peak_bound(native), steps)
 

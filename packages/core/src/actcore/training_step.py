@@ -161,9 +161,10 @@ class StepUsage:
     Attributes:
         peak: the most bytes at once.
         event: the first event that reaches it.
-        seconds: of the operators that are repeated.
+        seconds: of the operators that are repeated, twice of those that are so twice.
         nbytes: the most bytes during each event.
         segments: the operators that are repeated, those together that are repeated at once, in their order.
+        inner: those that make what is not held once more, in the same way.
     """
 
     peak: int
@@ -171,9 +172,10 @@ class StepUsage:
     seconds: float
     nbytes: tuple[int, ...]
     segments: tuple[tuple[int, ...], ...]
+    inner: tuple[tuple[int, ...], ...] = ()
 
 
-def simulate(step: TrainingStep, kept: Sequence[bool]) -> StepUsage:
+def simulate(step: TrainingStep, kept: Sequence[bool], held: Sequence[bool] | None = None) -> StepUsage:
     """Runs through forward and backward in numbers: bytes at each event, and the seconds of what is computed again.
 
     A value lives from the operator that makes it to the last one that reads it, and if it is kept, to the last step of
@@ -182,27 +184,45 @@ def simulate(step: TrainingStep, kept: Sequence[bool]) -> StepUsage:
     backward first reads one of its values; these live until backward reads them last, others until the segment does.
     What nobody needs is not repeated. An operator that is not repeatable keeps its values whatever ``kept`` says.
 
+    Checkpoints are nested where ``held`` leaves values out. Of what a segment makes, only values that are held stay.
+    The others that backward reads are made once more, by inner segments, connected by such values and repeated as a
+    whole when backward first reads one of theirs, from what is kept or held. What is held and not there is made first;
+    it lives until backward and inner segments need it last.
+
     Between two steps of backward, where a segment is repeated, ``other`` is the smaller of the two.
 
     Args:
         step: the numbers.
         kept: of each value, whether it is kept.
+        held: of each value that is not kept, whether a segment that makes it again holds it for backward. ``None``: all
+            are, and no operator is repeated twice.
 
     Raises:
-        TypeError: ``step`` is no ``TrainingStep``, or ``kept`` no sequence of bools.
-        ValueError: ``kept`` has not one entry for each value.
+        TypeError: ``step`` is no ``TrainingStep``, or ``kept`` or ``held`` no sequence of bools.
+        ValueError: ``kept`` or ``held`` has not one entry for each value.
     """
     _require_step(step)
-    if not isinstance(kept, Sequence) or not all(isinstance(entry, bool) for entry in kept):
-        raise TypeError(f"kept must be a sequence of bools, got {kept!r}")
-    if len(kept) != len(step.nbytes):
-        raise ValueError(f"kept must have one entry for each value, {len(step.nbytes)}, got {len(kept)}")
-    peak, event, seconds, nbytes, first = _native.simulate(step._native(), [int(entry) for entry in kept])
+    _require_bools("kept", kept, len(step.nbytes))
+    if held is not None:
+        _require_bools("held", held, len(step.nbytes))
+    peak, event, seconds, nbytes, outer, inner = _native.simulate(step._native(), ranks_of(kept, held))
+    return StepUsage(peak, event, seconds, tuple(nbytes), _segments(outer), _segments(inner))
+
+
+def ranks_of(kept: Sequence[bool], held: Sequence[bool] | None) -> list[int]:
+    """Of each value 0 where it is kept, 1 where it is held once it has been made again, and else 2."""
+    if held is None:
+        return [int(not entry) for entry in kept]
+    return [0 if is_kept else 1 if is_held else 2 for is_kept, is_held in zip(kept, held, strict=True)]
+
+
+def _segments(first: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Operators by the first one of their segment."""
     segments: dict[int, list[int]] = {}
     for op, segment in enumerate(first):
         if segment >= 0:
             segments.setdefault(segment, []).append(op)
-    return StepUsage(peak, event, seconds, tuple(nbytes), tuple(map(tuple, segments.values())))
+    return tuple(map(tuple, segments.values()))
 
 
 def require_bytes(name: str, sizes: Sequence[int]) -> None:
@@ -218,6 +238,13 @@ def require_bytes(name: str, sizes: Sequence[int]) -> None:
 def _require_step(step: object) -> None:
     if not isinstance(step, TrainingStep):
         raise TypeError(f"step must be a TrainingStep, got {step!r}")
+
+
+def _require_bools(name: str, entries: object, values: int) -> None:
+    if not isinstance(entries, Sequence) or not all(isinstance(entry, bool) for entry in entries):
+        raise TypeError(f"{name} must be a sequence of bools, got {entries!r}")
+    if len(entries) != values:
+        raise ValueError(f"{name} must have one entry for each value, {values}, got {len(entries)}")
 
 
 def _require_int(name: str, value: object) -> None:

@@ -14,10 +14,13 @@ from torch import nn
 from integrations import blocks, outcome
 from integrations.adaptive.surroundings import undo_after_trial
 from integrations.blocks import BlockCompression, entered, in_block
+from integrations.checkpoint.applied import CheckpointedForward
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
+from integrations.recomputing import Asked, recomputing_for
+from integrations.stand_in import ForwardStandIn
 from integrations.unused import await_forward, await_no_longer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -30,7 +33,9 @@ _steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **options: Any) -> Model:
+def compress_model(
+    model: Model, level: str = "L1", *, strict: bool = False, checkpoint: Asked | None = None, **options: Any
+) -> Model:
     """Stores what autograd saves in the model's forward in fewer bits, from now on and in place.
 
     The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
@@ -43,6 +48,11 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
             host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
+        checkpoint: lets backward make again some of what it needs, besides storing it: ``"optimal"`` as much as gives
+            the least peak; a budget of activation peak (bytes, ``"4GiB"``, or a fraction of the plain step's) as little
+            as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what it says. The first training forward is
+            planned for, on tensors without elements. What is kept for that is stored in ``checkpoint_bits``, and what
+            is made again as the level says, until backward reads it.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
             ``adapt_interval``, ``offload``; see ``Level``.
@@ -51,11 +61,15 @@ def compress_model(model: Model, level: str = "L1", *, strict: bool = False, **o
         The same object.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``strict`` or an option has the wrong type.
-        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already.
+        TypeError: ``model`` is not a module, or ``strict``, ``checkpoint`` or an option has the wrong type.
+        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already, or
+            follows a plan; with ``checkpoint``, if the level is off or adaptive, or a part of the model is compressed.
     """
     inner = compiled_module(model)
     handle = _new_handle(Compression, inner, level, strict, options)
+    if checkpoint is not None:
+        ForwardStandIn.require_none(inner, "give checkpoint to the whole model's compress_model")
+        handle.recomputing = recomputing_for(inner, handle.level, checkpoint)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
     await_forward(handle)
@@ -151,6 +165,7 @@ def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, 
         raise ValueError(f"{name} is compressed already; call integrations.restore_model(model) first")
     if in_block(model):
         raise ValueError(f"{name} is in a block of integrations.compress already; leave it first")
+    ForwardStandIn.require_none(model, "compress_model(model, checkpoint=plan) does both", CheckpointedForward.what)
     handle = kind(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle

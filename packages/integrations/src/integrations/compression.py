@@ -17,8 +17,10 @@ from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.surroundings import meet
+from integrations.checkpoint.capture import is_capturing
 from integrations.handles import key_for
 from integrations.levels import Level
+from integrations.recomputing import NOT_COMPILED, Following, Recomputing
 from integrations.report import Report, Row
 from integrations.running import RunningSession
 from integrations.saved.modules import ModulePaths
@@ -48,6 +50,7 @@ class Compression:
         step: forwards compressed so far; each draws noise of its own.
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored; a forward that somebody still holds is the plain one then.
+        recomputing: what backward makes again; ``None`` where it makes nothing.
         redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
     """
 
@@ -61,6 +64,7 @@ class Compression:
         self.redraw: Callable[[SavedTensor], int] | None = None
         self._adapter = Adapter()
         self._monitor: Monitor | None = None
+        self.recomputing: Recomputing | None = None
         self._trials = 0  # trial runs that are under way
         self._paused = False  # while an exact gradient is taken for comparison
         self._records: list[Record] = []
@@ -82,29 +86,40 @@ class Compression:
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
         off = self.level.off or self.closed or self._paused
-        return not off and torch.is_grad_enabled() and self.model.training
+        return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
-        session = self.session_of_forward()
+        session = self.session_of_forward(args, kwargs)
         if session is None:
             return forward(*args, **kwargs)
         with session as entered:
             entered.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
 
-    def session_of_forward(self) -> RunningSession | None:
-        """A context for a forward that starts now; ``None`` where it is not to be compressed, or already is."""
+    def session_of_forward(
+        self, args: tuple[Any, ...] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> RunningSession | None:
+        """A context for a forward that starts now; ``None`` where it is not to be compressed, or already is.
+
+        Args:
+            args, kwargs: its inputs; ``None`` for one that torch compiles, which can follow no plan.
+        """
         if not self.active or threading.get_ident() in self._sessions:
             return None
         meet(self)
+        following = None
+        if self.recomputing is not None and args is None:
+            self.warn_once("compiled", f"{self.name}: {NOT_COMPILED}")
+        elif self.recomputing is not None and args is not None:
+            following = self.recomputing.following(self.model, self.level, args, dict(kwargs or {}))
         if self._monitor is not None and not self._trials:
             self._monitor.before_forward(self)
-        return self.session(measured=True)
+        return self.session(measured=True, following=following)
 
-    def session(self, measured: bool = False) -> RunningSession:
+    def session(self, measured: bool = False, following: Following | None = None) -> RunningSession:
         """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
-        backward comes after it, and an adaptive level may look at it."""
+        backward comes after it, and an adaptive level may look at it. ``following`` has it follow a plan."""
         await_no_longer(self)
         meet(self)
         with _STEPS:  # no two forwards get the same number, in whichever thread they start
@@ -112,7 +127,7 @@ class Compression:
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
-        return RunningSession(self, step, plan, probe, look)
+        return RunningSession(self, step, plan, probe, look, following)
 
     def warn_once(self, subject: str, message: str) -> None:
         """Warns, unless this handle has warned of the subject before."""
@@ -289,7 +304,9 @@ class Compression:
         plan = self._adapter.in_words(self.level)
         monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
         level, title = self.level, self.level.title(self.level_name)
-        return Report(title, rows, level.off, level.offload, plan, monitor, type(self.model).__name__)
+        recomputed = "" if self.recomputing is None else self.recomputing.in_words()
+        model = type(self.model).__name__
+        return Report(title, rows, level.off, level.offload, plan, monitor, recomputed, model)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""

@@ -38,6 +38,7 @@ class CompressedForward(ForwardStandIn):
 
     what = "compressed"
     undo = "integrations.restore_model(model)"
+    keeps = True
 
     def __init__(self, handle: Compression, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(handle.model, forward, replaced)

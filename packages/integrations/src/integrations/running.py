@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.unmeasured import judge_measurement
+from integrations.checkpoint.segments import require_no_plan
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
@@ -20,6 +22,7 @@ from integrations.saved.timed import TimedSession
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
+    from integrations.recomputing import Following
 
 
 def recipes_under(handle: Compression, plan: Plan | None) -> Recipes:
@@ -33,9 +36,15 @@ class RunningSession:
     """Registers a session with its handle while it runs, and keeps its records after."""
 
     def __init__(
-        self, handle: Compression, step: int, plan: Plan | None, probe: Probe | None, look: Look | None
+        self,
+        handle: Compression,
+        step: int,
+        plan: Plan | None,
+        probe: Probe | None,
+        look: Look | None,
+        following: Following | None = None,
     ) -> None:
-        self._handle, self._probe = handle, probe
+        self._handle, self._probe, self._following = handle, probe, following
         kind = Session if handle.timed is None else TimedSession
         self._session = kind(
             handle.model,
@@ -52,15 +61,26 @@ class RunningSession:
             handle.timed.append(self._session)
 
     def __enter__(self) -> Session:
+        require_no_plan()
         self._before = self._handle._records
         self._session.__enter__()
+        if self._following is not None:
+            try:
+                self._following.begin(self._session)
+            except BaseException:
+                self._session.__exit__(*sys.exc_info())
+                raise
         self._handle._sessions[threading.get_ident()] = self._session
         self._handle._records = self._session.records
         return self._session
 
     def __exit__(self, *error: Any) -> None:
         self._handle._sessions.pop(threading.get_ident(), None)
-        self._session.__exit__(*error)
+        try:
+            if self._following is not None:
+                self._following.end(self._session, complete=error[0] is None)
+        finally:
+            self._session.__exit__(*error)
         if not self._session.records and may_be_replayed():
             self._handle._records = self._before  # of the last forward that told
         elif error[0] is None:

@@ -30,6 +30,8 @@ class ForwardStandIn(ABC):
     """What is said of the model, such as ``"compressed"``."""
     undo: ClassVar[str]
     """The call that takes this out of the model again."""
+    keeps: ClassVar[bool] = False
+    """Whether it sees to what the forward keeps for backward, which two of them cannot do for one forward."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         functools.update_wrapper(self, forward, updated=())
@@ -43,6 +45,30 @@ class ForwardStandIn(ABC):
         while isinstance(found, ForwardStandIn) and not isinstance(found, cls):
             found = found.forward
         return found if isinstance(found, cls) else None
+
+    @staticmethod
+    def require_none(model: nn.Module, way_out: str, what: str = "") -> None:
+        """Refuses a model of which a part has a stand-in that sees to what is kept.
+
+        Args:
+            model: the model.
+            way_out: what to do instead, in words.
+            what: of those that say this of the model; empty: all.
+
+        Raises:
+            ValueError: it has.
+        """
+        for module in model.modules():
+            found: Any = module.__dict__.get("forward")
+            while isinstance(found, ForwardStandIn):
+                if found.keeps and what in ("", found.what):
+                    name = next(name for name, one in model.named_modules() if one is module)
+                    which = f"its module {name!r}" if name else "it"
+                    raise ValueError(
+                        f"{type(model).__name__} must be neither compressed nor checkpointed yet, in no part, and "
+                        f"{which} is {found.what}: undo that first, {found.undo}; {way_out}"
+                    )
+                found = found.forward
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

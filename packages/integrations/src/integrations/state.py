@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from integrations.adaptive.adapt import adapts
 from integrations.adaptive.monitor import Monitor
 from integrations.levels import Level, resolve_level
+from integrations.recomputing import Recomputing
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
 
-STATE_VERSION = 4  # 1 had no plan, 2 no monitor, 3 no shapes of parameters
-_KEYS = ("version", "level", "options", "step", "adaptive", "monitor")
+STATE_VERSION = 5  # 1 had no plan, 2 no monitor, 3 no shapes of parameters, 4 nothing that is recomputed
+_KEYS = ("version", "level", "options", "step", "adaptive", "monitor", "recomputing")
 
 
 def state_of(handle: Compression) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def state_of(handle: Compression) -> dict[str, Any]:
         "step": handle.step,
         "adaptive": handle._adapter.state(handle.level, handle.model),
         "monitor": None if handle._monitor is None else handle._monitor.state(),
+        "recomputing": None if handle.recomputing is None else handle.recomputing.state(),
     }
 
 
@@ -33,6 +35,7 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
     step = _checked_step(state)
     level = resolve_level(state["level"], state["options"])
     monitor = _monitor_of(handle, state.get("monitor"))
+    recomputing = handle.recomputing if state["version"] < 5 else _recomputing_of(handle, level, state)
     adaptive = state.get("adaptive")
     if state["version"] > 1 and (adaptive is None) == adapts(level):
         wanted = (
@@ -41,9 +44,16 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
         raise ValueError(f"the state of {level.title(state['level'])} must {wanted}, got {adaptive!r:.80}")
     handle._adapter.load(adaptive, handle.model)
     handle._monitor = monitor
+    handle.recomputing = recomputing
     handle.level = level
     handle.level_name = state["level"]
     handle.step = step
+
+
+def _recomputing_of(handle: Compression, level: Level, state: Mapping[str, Any]) -> Recomputing | None:
+    """What the state says that backward makes again."""
+    content = state.get("recomputing")
+    return None if content is None else Recomputing.of(content, handle.model, level)
 
 
 def _monitor_of(handle: Compression, state: Mapping[str, Any] | None) -> Monitor | None:

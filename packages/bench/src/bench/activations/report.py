@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from statistics import median
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from bench.activations.notes import ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes
 from bench.activations.results import ActivationResults
+from bench.layout import columns, header
 from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
 from bench.units import MIB
@@ -18,13 +17,6 @@ from bench.units import MIB
 
 def render(results: ActivationResults) -> RenderableType:
     """Header, tables and notes."""
-    header = Text.assemble(
-        ("Models under compression\n", "bold"),
-        ("machine  ", "dim"),
-        f"{results.machine}\n",
-        ("command  ", "dim"),
-        f"{results.machine.command}; {results.seconds / 60:.1f} minutes\n",
-    )
     tables = (
         (results.models, _models),
         (results.overheads, _overheads),
@@ -32,20 +24,14 @@ def render(results: ActivationResults) -> RenderableType:
         (results.adaptations, _adaptations),
         (results.initial, _initial),
     )
-    return Group(header, *(table(results) for found, table in tables if found), notes(results))
-
-
-def _table(first: str, second: str, *numbers: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column(first, no_wrap=True)
-    table.add_column(second, no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    top = header("Models under compression", results.machine, results.seconds)
+    return Group(top, *(table(results) for found, table in tables if found), notes(results))
 
 
 def _models(results: ActivationResults) -> Table:
-    table = _table("model", "level", "saved\nMiB", "stored\nMiB", "times\nsmaller", "gradient's\nerror", "step time")
+    table = columns(
+        "model", "level", "saved\nMiB", "stored\nMiB", "times\nsmaller", "gradient's\nerror", "step time", labels=2
+    )
     for model in results.models:
         table.add_row(model.model, "plain", "", "", "", "", f"{1e3 * median(model.plain_seconds):,.0f} ms  ")
         for level in model.levels:
@@ -65,7 +51,7 @@ def _models(results: ActivationResults) -> Table:
 
 
 def _overheads(results: ActivationResults) -> Table:
-    table = _table(
+    table = columns(
         "overhead at L1",
         "bytes",
         "saved\ntensors",
@@ -75,6 +61,7 @@ def _overheads(results: ActivationResults) -> Table:
         "µs a\npacked",
         "µs a\nsaved",
         "codec\nalone",
+        labels=2,
     )
     for entry in results.overheads:
         reached = entry.packed_microseconds <= MICROSECONDS
@@ -93,7 +80,7 @@ def _overheads(results: ActivationResults) -> Table:
 
 
 def _memories(results: ActivationResults) -> Table:
-    table = _table("memory", "level", "reported\nMiB", "measured\nMiB", "measured /\nreported", "peak\nMiB")
+    table = columns("memory", "level", "reported\nMiB", "measured\nMiB", "measured /\nreported", "peak\nMiB", labels=2)
     plain: dict[str, Memory] = {}
     for memory in results.memories:
         peak = "" if memory.peak_bytes is None else f"{memory.peak_bytes / MIB:,.1f}"
@@ -120,7 +107,9 @@ def _agrees(ratio: float | None) -> bool:
 
 
 def _adaptations(results: ActivationResults) -> Table:
-    table = _table("adaptation", "level", "step\nms", "measured\nstep, ms", "times\nas long", "every ... steps", "adds")
+    table = columns(
+        "adaptation", "level", "step\nms", "measured\nstep, ms", "times\nas long", "every ... steps", "adds", labels=2
+    )
     for entry in results.adaptations:
         table.add_row(
             entry.model,
@@ -136,7 +125,7 @@ def _adaptations(results: ActivationResults) -> Table:
 
 def _initial(results: ActivationResults) -> Table:
     levels = list(dict.fromkeys(entry.level for entry in results.initial))
-    table = _table("initial", "", *(f"error at\n{level}" for level in levels))
+    table = columns("initial", "", *(f"error at\n{level}" for level in levels), labels=2)
     for model in dict.fromkeys(entry.model for entry in results.initial):
         errors = {entry.level: entry.error for entry in results.initial if entry.model == model}
         table.add_row(model, "", *(marked(f"{errors[one]:.3f}", errors[one] <= ERRORS[one]) for one in levels))

@@ -6,4 +6,16 @@ text_models.py      those of transformers
 cells.py            networks of cells: the operations, a cell, the network
 nasnet.py, amoebanet.py, darts.py    the cells themselves
 unet.py             a U-Net
+sizes.py            at which sizes a model is measured
+contenders.py       the ways to train it
+step.py             one step
+measure.py          a run: which parts, in which order
+planning.py         part "plan": what is planned, at any size
+memory.py           part "memory": activation peaks, in a process of their own
+step_time.py        part "time": steps in turn, and how far their gradients differ; part "compile": the same, compiled
+results.py          what comes out, as JSON
+record.py           the file, written from the first result on and taken up by the next run
+targets.py          what is asked for, and what was found
+report.py           the tables, notes.py what stands below them
+chart.py            the chart
 """

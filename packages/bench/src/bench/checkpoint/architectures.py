@@ -55,7 +55,6 @@ class Architecture:
         published: what was published of it with this batch and this size; None for models outside the table.
         blocks: lists the modules of a built model that are checkpointed one by one where that is done by hand. They do
             not contain each other.
-        real: whether its forward looks into its inputs, so that a plan has to be made with ``real=True``.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Architecture:
     size: int
     published: Published | None
     blocks: Callable[[nn.Module], list[nn.Module]]
-    real: bool = False
 
 
 def images(batch: int, size: int, channels: int = 3) -> tuple[Tensor, ...]:
@@ -88,8 +86,8 @@ def _cells(build: Callable[[], CellNetwork], published: Published) -> Architectu
     return Architecture(build.__name__, "bench", build, images, 64, 32, published, cells_of)
 
 
-def _text(build: Callable[[], nn.Module], real: bool) -> Architecture:
-    return Architecture(build.__name__, "transformers", build, tokens, 8, 256, None, text_models.layers, real)
+def _text(build: Callable[[], nn.Module]) -> Architecture:
+    return Architecture(build.__name__, "transformers", build, tokens, 8, 256, None, text_models.layers)
 
 
 _ALL = (
@@ -111,9 +109,9 @@ _ALL = (
     _cells(nasnet, Published(5832, 1129, 0.31)),
     _cells(amoebanet, Published(4944, 1058, 0.36)),
     _cells(darts, Published(5627, 1115, 0.55)),
-    _text(text_models.bert, real=False),
-    _text(text_models.gpt2, real=True),  # both look whether positions start anew, and if not attend without a mask
-    _text(text_models.llama, real=True),
+    _text(text_models.bert),
+    _text(text_models.gpt2),
+    _text(text_models.llama),
     Architecture("swin", "timm", swin, images, 32, 224, None, swin_blocks),
     Architecture("unet", "bench", unet.UNet, partial(images, channels=1), 4, 572, None, unet.blocks),
 )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.errors import BenchError, MissingLibrary
 from bench.fewbit import memory, sentences, step_time, training
@@ -24,6 +21,7 @@ from bench.fewbit.unfinished import Unfinished
 from bench.kernels.clock import threads
 from bench.machine import Machine
 from bench.networks import needs
+from bench.progress import progress
 from integrations.fewbit import FUNCTIONS
 
 PARTS = ("memory", "training", "time")
@@ -80,7 +78,7 @@ def run(options: Options) -> FewBitResults:
     machine = Machine.here(options.device, options.threads, _PACKAGES)
     results = FewBitResults(machine, options.device.type)
     skipped = []
-    with threads(options.threads), _progress(_steps(options)) as advance:
+    with threads(options.threads), progress("fewbit", _steps(options)) as advance:
         for part in options.parts:
             try:
                 if part in _LIBRARIES:
@@ -143,17 +141,3 @@ def _steps(options: Options) -> int:
         "time": len(FUNCTIONS) + 1,
     }
     return sum(steps[part] for part in options.parts)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("fewbit", total=total)
-
-        def advance(what: str) -> None:
-            progress.update(task, advance=1, description=what)
-            if not progress.console.is_terminal:
-                progress.console.print(f"{what}: done")
-
-        yield advance

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean, median
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from bench.fewbit.notes import LOSS, NATS, SAVINGS, TIME, judged_memory, judged_time, judged_training, learned, notes
 from bench.fewbit.results import Comparison, FewBitResults
+from bench.layout import columns, header
 from bench.marks import marked
 from bench.statistics import spread
 from bench.units import MIB
@@ -19,14 +18,8 @@ from bench.units import MIB
 
 def render(results: FewBitResults) -> RenderableType:
     """Header, tables and notes."""
-    header = Text.assemble(
-        ("Few-bit activations and randomized linear layers\n", "bold"),
-        ("machine  ", "dim"),
-        f"{results.machine}\n",
-        ("command  ", "dim"),
-        f"{results.machine.command}; {results.seconds / 60:.1f} minutes\n",
-    )
-    return Group(header, *_tables(results), notes(results))
+    top = header("Few-bit activations and randomized linear layers", results.machine, results.seconds)
+    return Group(top, *_tables(results), notes(results))
 
 
 def _tables(results: FewBitResults) -> Iterator[Table]:
@@ -39,15 +32,8 @@ def _tables(results: FewBitResults) -> Iterator[Table]:
             yield _times(results, what, heading)
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    return table
-
-
 def _memory(results: FewBitResults) -> Table:
-    table = _table(
+    table = columns(
         "memory",
         "kept\nMiB",
         "activation\npeak, MiB",
@@ -75,7 +61,7 @@ def _memory(results: FewBitResults) -> Table:
 
 
 def _training(results: FewBitResults) -> Table:
-    table = _table("training", "seeds", "exact", "3 bits", "difference", "relative")
+    table = columns("training", "seeds", "exact", "3 bits", "difference", "relative")
     judged = judged_training(results)
     for name, row in (("held-out loss", results.held_out()), ("training loss", results.training_loss())):
         asked = judged and name == "held-out loss"
@@ -103,7 +89,7 @@ def _interval(row: Comparison) -> str:
 
 
 def _times(results: FewBitResults, what: str, heading: str) -> Table:
-    table = _table(heading, "torch's\nms", "ours\nms", "ratio")
+    table = columns(heading, "torch's\nms", "ours\nms", "ratio")
     for times in results.times:
         if times.what == what:
             table.add_row(

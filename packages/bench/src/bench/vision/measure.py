@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.errors import MissingLibrary
 from bench.kernels.clock import threads
 from bench.machine import Machine
 from bench.networks import resnet50
+from bench.progress import progress
 from bench.vision import images, memory, step_time, training, variance
 from bench.vision.images import Images
 from bench.vision.results import VisionResults
@@ -68,7 +66,7 @@ def run(options: Options) -> VisionResults:
         data = images.load(options.dataset, options.data_root, tell=lambda line: print(line, file=sys.stderr))
     found: dict[str, list[object]] = {}
     skipped: list[str] = []
-    with threads(options.threads), _progress(_steps(options)) as advance:
+    with threads(options.threads), progress("vision", _steps(options)) as advance:
         if "memory" in options.parts:
             try:
                 resnet50(1)  # whether it can be made
@@ -126,17 +124,3 @@ def _steps(options: Options) -> int:
         "time": len(step_time.FORMATS),
     }
     return sum(steps[part] for part in options.parts)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("vision", total=total)
-
-        def advance(what: str) -> None:
-            progress.update(task, advance=1, description=what)
-            if not progress.console.is_terminal:
-                progress.console.print(f"{what}: done")
-
-        yield advance

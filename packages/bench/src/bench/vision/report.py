@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean, median
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from bench.layout import columns, header
 from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
 from bench.statistics import spread
@@ -19,13 +18,6 @@ from bench.vision.results import Comparison, StepTimes, Variance, VisionResults
 
 def render(results: VisionResults) -> RenderableType:
     """Header, tables and notes."""
-    header = Text.assemble(
-        ("Networks with Q-layers\n", "bold"),
-        ("machine  ", "dim"),
-        f"{results.machine}\n",
-        ("command  ", "dim"),
-        f"{results.machine.command}; {results.seconds / 60:.1f} minutes\n",
-    )
     tables = (
         (results.memories, _memories),
         (results.curves, _training),
@@ -33,14 +25,8 @@ def render(results: VisionResults) -> RenderableType:
         (results.ablation, _ablation),
         (results.times, _times),
     )
-    return Group(header, *(table(results) for found, table in tables if found), notes(results))
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    return table
+    top = header("Networks with Q-layers", results.machine, results.seconds)
+    return Group(top, *(table(results) for found, table in tables if found), notes(results))
 
 
 def ratio_of(memory: Memory, plain: Memory) -> float | None:
@@ -51,7 +37,7 @@ def ratio_of(memory: Memory, plain: Memory) -> float | None:
 
 
 def _memories(results: VisionResults) -> Table:
-    table = _table("memory", "graph\nMiB", "allocator\nMiB", "allocator /\ngraph", "times\nsmaller", "peak\nMiB")
+    table = columns("memory", "graph\nMiB", "allocator\nMiB", "allocator /\ngraph", "times\nsmaller", "peak\nMiB")
     plain = results.memories[0]
     for memory in results.memories:
         peak = "" if memory.peak_bytes is None else f"{memory.peak_bytes / MIB:,.1f}"
@@ -74,7 +60,7 @@ def _memories(results: VisionResults) -> Table:
 
 
 def _training(results: VisionResults) -> Table:
-    table = _table("training", "seeds", "accuracy, %", "difference, points", "final loss", "final loss,\nrelative")
+    table = columns("training", "seeds", "accuracy, %", "difference, points", "final loss", "final loss,\nrelative")
     for row in results.comparisons():
         deviation = spread(row.accuracies)
         table.add_row(
@@ -104,7 +90,7 @@ def _shares(variance: Variance) -> tuple[str, str]:
 
 
 def _variances(results: VisionResults) -> Table:
-    table = _table(
+    table = columns(
         "variance",
         "layers",
         "share",
@@ -130,7 +116,7 @@ def _variances(results: VisionResults) -> Table:
 
 
 def _ablation(results: VisionResults) -> Table:
-    table = _table("ablation, 2 bits", "share", "bias")
+    table = columns("ablation, 2 bits", "share", "bias")
     for step, reached in zip(results.ablation, below(results), strict=True):
         share, bias = _shares(step)
         table.add_row(step.name, marked(share, reached), bias)
@@ -139,7 +125,7 @@ def _ablation(results: VisionResults) -> Table:
 
 def _times(results: VisionResults) -> Table:
     levels = list(results.times[0].seconds)
-    table = _table("time", "torch's\nlayers, ms", *levels)
+    table = columns("time", "torch's\nlayers, ms", *levels)
     for times in results.times:
         table.add_row(
             times.order,

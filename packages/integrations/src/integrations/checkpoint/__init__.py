@@ -13,17 +13,20 @@ from integrations.checkpoint.applied import apply, plan_of, restore_model
 from integrations.checkpoint.capture import capture
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.optimal import optimal_grad_checkpointing
+from integrations.checkpoint.paper import PaperSegments, paper_segments
 from integrations.checkpoint.plan import Choice, Plan, PlannedSegment
 from integrations.checkpoint.planning import plan
 
 __all__ = [
     "Choice",
     "Graph",
+    "PaperSegments",
     "Plan",
     "PlannedSegment",
     "apply",
     "capture",
     "optimal_grad_checkpointing",
+    "paper_segments",
     "plan",
     "plan_of",
     "restore_model",

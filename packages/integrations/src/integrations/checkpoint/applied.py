@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar, get_args
 
 import torch
 from torch import nn
 
+from actcore import Codec
 from integrations.checkpoint.capture import is_capturing
+from integrations.checkpoint.compiled import Compiled
 from integrations.checkpoint.fingerprint import fingerprint
+from integrations.checkpoint.keeping import Coding
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.plans import Plans, Shapes
-from integrations.checkpoint.tape import following
-from integrations.compiling import compiled_module, compiles_callees, left_to_python
+from integrations.checkpoint.tape import following, runs_transformed
+from integrations.compiling import compiled_module, compiles_callees, left_to_python, without_dynamo
 from integrations.stand_in import ForwardStandIn
 from integrations.warn import warn
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan") -> Model:
+def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec | None = None) -> Model:
     """Has the model's training forward keep what the plan keeps, and backward compute the rest again; in place.
 
     The training loop stays as it is. Gradients, buffers and generators come out as those of the model itself, bit for
@@ -35,13 +40,18 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan") -> Model:
         shapes: what to do with inputs of other shapes. Those that are no larger than planned ones follow their plan,
             in the proportion of their sizes. For others, or under another autocast, ``"replan"`` makes a plan with
             the same budget, in the time of a capture; ``"refuse"`` raises.
+        codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. The
+            activations among it: floating-point tensors of 1 KiB and more through which gradients flow, and in which
+            no mask is. What is computed again follows from the stored ones, so gradients are no longer those of the
+            model bit for bit. Each forward rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores
+            what is computed again, too, and lets the operator decide how.
 
     Returns:
         The same object.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the plan is of another model, or the model has one already.
+        ValueError: the plan is of another model, or the model or a part of it has one already, or is compressed.
     """
     model_inside = _require(model, plan)
     if shapes not in get_args(Shapes):
@@ -50,8 +60,9 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan") -> Model:
         raise ValueError(
             f"{type(model_inside).__name__} has a plan already; call integrations.checkpoint.restore_model(model) first"
         )
-    own = "forward" in model_inside.__dict__
-    CheckpointedForward(model_inside, model_inside.forward, own, Plans(plan, shapes)).put()
+    ForwardStandIn.require_none(model_inside, "compress_model(model, checkpoint=plan) does both")
+    own, coding = "forward" in model_inside.__dict__, None if codec is None else Coding(codec)
+    CheckpointedForward(model_inside, model_inside.forward, own, Plans(plan, shapes), coding).put()
     return model
 
 
@@ -105,31 +116,69 @@ class CheckpointedForward(ForwardStandIn):
 
     Attributes:
         plans: the plan that was applied, and those made since for other inputs.
+        coding: stores what they keep; ``None`` where it is kept as it is.
+        told: whether it was said that compiled code does without it.
     """
 
     what = "checkpointed"
     undo = "integrations.checkpoint.restore_model(model)"
+    keeps = True
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool, plans: Plans) -> None:
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any], replaced: bool, plans: Plans, coding: Coding | None = None
+    ) -> None:
         super().__init__(model, forward, replaced)
         self.plans = plans
+        self.coding = coding
+        self.told = False
+        self.compiled = Compiled(model, plans.last)
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or compiles_callees() or torch._C._get_tracing_state() is not None:
+        if torch.compiler.is_compiling():
+            return self.compiled.trace(self.forward, args, kwargs)
+        if compiles_callees():
+            return _run_compiled(self, sys._getframe(), args, kwargs)
+        if torch._C._get_tracing_state() is not None or is_capturing():
             return self.forward(*args, **kwargs)
-        if not self.model.training or not torch.is_grad_enabled() or is_capturing():
+        if not self.model.training or not torch.is_grad_enabled() or runs_transformed():
             return self.forward(*args, **kwargs)
-        module = self.shallow_copy(sys._getframe())
-        if module is not None:
-            warn(
-                f"a shallow copy of the checkpointed {type(module).__name__} (copy.copy, nn.DataParallel) keeps "
-                "everything; use copy.deepcopy, or DistributedDataParallel"
-            )
-            return type(module).forward(module, *args, **kwargs)
+        copy = self.copy_of(sys._getframe())
+        if copy is not None:
+            return copy(*args, **kwargs)
         made, schedule = self.plans.plan_for(self.model, args, kwargs)
-        with following(schedule) as tape:
+        with following(schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:
             self.plans.note_astray(made, tape.astray)
         return result
+
+    def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
+        """The plain forward of a shallow copy, which has parameters of its own, if that was called in ``frame``."""
+        module = self.shallow_copy(frame)
+        if module is None:
+            return None
+        warn(
+            f"a shallow copy of the checkpointed {type(module).__name__} (copy.copy, nn.DataParallel) keeps "
+            "everything; use copy.deepcopy, or DistributedDataParallel"
+        )
+        return functools.partial(type(module).forward, module)
+
+
+@left_to_python
+def _run_compiled(forward: CheckpointedForward, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With dynamo off but for the model's own forward."""
+    copy = without_dynamo(_copy_of)(forward, frame)
+    if copy is not None:
+        return copy(*args, **kwargs)
+    return forward.compiled.run(forward.forward, args, kwargs)
+
+
+def _copy_of(forward: CheckpointedForward, frame: FrameType) -> Callable[..., Any] | None:
+    if forward.coding is not None and not forward.told:
+        forward.told = True
+        warn(
+            f"{type(forward.model).__name__} is compiled by torch, which keeps what its plan keeps as it is: codec "
+            "stores nothing there; leave it out, or do not compile the model"
+        )
+    return forward.copy_of(frame)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +15,33 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from integrations.checkpoint.casts import fresh_casts
+from integrations.checkpoint.costs import modelled
 from integrations.checkpoint.fingerprint import fingerprint
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.indices import is_index
 from integrations.checkpoint.memory import is_plain
 from integrations.checkpoint.paths import Paths
 from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.recording import Recording
+from integrations.checkpoint.sharding import units_of, whole_parameters, within_units, without_hooks
 from integrations.checkpoint.signature import Signature
 from integrations.checkpoint.stand_ins import StandIns, untouched
+from integrations.checkpoint.workspaces import measured
 from integrations.saved.tensors import tensors_in
 
+Hooks = Callable[[Recorder], AbstractContextManager[Callable[[Tensor], Any]]]
+"""A block around a forward that is recorded, and the pack hook for it, which hands on to the recorder's."""
 
-def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, *, real: bool = False) -> Graph:
+
+def capture(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    real: bool = False,
+    hooks: Hooks | None = None,
+    measure: bool = False,
+) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
     The model's own forward runs, on fake tensors, which have no elements: nothing is computed but what depends on
@@ -41,15 +55,18 @@ def capture(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None
         kwargs: inputs by name.
         real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
+        hooks: for who wants to see what the recorder sees, or runs the forward in surroundings of its own.
+        measure: find out on this machine what operators take in time and in memory of their own, see ``measured``.
 
     Raises:
-        ValueError: no output requires a gradient.
+        ValueError: no output requires a gradient; or the model's parameters are cut, and it needs real tensors.
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     kwargs = dict(kwargs or {})
     with _capturing():
-        return _capture(model, args, kwargs, real)
+        found, note = _recorded(model, args, kwargs, real, hooks or _own_hooks)
+    return _graph(model, args, kwargs, found, note, measure)
 
 
 class _Here(threading.local):
@@ -73,17 +90,52 @@ def _capturing() -> Iterator[None]:
         _here.capturing = before
 
 
-def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Graph:
+@contextmanager
+def _own_hooks(recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
+    yield recorder.pack
+
+
+def _graph(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: _Recorded, note: str, measure: bool
+) -> Graph:
+    graph = Graph(
+        *found.recording.parts(measured if measure else modelled),
+        outputs=found.outputs,
+        gradients=found.gradients,
+        fingerprint=fingerprint(model),
+        inputs=Signature.of(args, kwargs),
+        note=note,
+        measured=measure,
+    )
+    return within_units(graph, units_of(model))
+
+
+def _recorded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool, hooks: Hooks
+) -> tuple[_Recorded, str]:
+    """A training step, and why it is one on real tensors."""
     note = "captured on real tensors: as asked"
     if not real:
         try:
-            return _captured(model, args, kwargs, fake=True, note="")
+            return _captured(model, args, kwargs, hooks, fake=True), ""
         except NoGradient:
             raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
-    return _captured(model, args, kwargs, fake=False, note=note)
+    if whole_parameters(model):
+        raise ValueError(
+            "a model that fully_shard has cut has no whole parameters for a capture on real tensors, which is needed "
+            f"here ({note.removeprefix('captured on real tensors: ')}): plan before fully_shard, and apply the plan "
+            "afterwards"
+        )
+    return _captured(model, args, kwargs, hooks, fake=False), note
+
+
+class _Recorded(NamedTuple):
+    recording: Recording
+    outputs: tuple[int, ...]  # the values that the model returned
+    gradients: int  # bytes
 
 
 class NoGradient(ValueError):
@@ -103,17 +155,48 @@ class _Loss(Function):
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
-def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, note: str) -> Graph:
+class _Step(nn.Module):
+    """A training step as one forward: what backward computes again meets the model's stand-ins, too, as the segments of
+    ``torch.utils.checkpoint`` have to.
+    """
+
+    def __init__(self, model: nn.Module, step: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._step = step
+
+    def forward(self) -> Any:
+        return self._step()
+
+
+def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Hooks, fake: bool) -> _Recorded:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    stand_ins = StandIns(_alias_or_copy if mode is None else partial(_fake_or_copy, mode))
+    whole = whole_parameters(model)
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if mode is None:
+            return _alias_or_copy(tensor)
+        if id(tensor) not in whole:
+            return _fake_or_copy(mode, tensor)
+        dtype, device = whole[id(tensor)]
+        with mode:
+            return torch.empty(tensor.shape, dtype=dtype, device=device)
+
+    stand_ins = StandIns(stand_in)
     state = stand_ins.of_model(model)
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     paths = Paths(model)
     recorder = Recorder(paths, fake)
     devices = list({tensor.device for tensor in state.values()})
-    with untouched(model, devices), torch.enable_grad(), fresh_casts(), mode or nullcontext(), recorder:
-        with saved_tensors_hooks(recorder.pack, recorder.unpack), paths.followed():
-            outputs = functional_call(model, state, given_args, given_kwargs)
+
+    def step() -> set[int | None]:
+        with (
+            fresh_casts(),
+            hooks(recorder) as pack,
+            saved_tensors_hooks(pack, recorder.unpack),
+            paths.followed(),
+        ):
+            outputs = model(*given_args, **given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
             raise NoGradient(
@@ -123,16 +206,24 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], f
             )
         recorder.start_backward()
         _Loss.apply(*found).backward()
-        returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)} - {None}
-        parts = recorder.finish()
+        return {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
+
+    named = {f"model.{name}": tensor for name, tensor in state.items()}
+
+    with (
+        untouched(model, devices),
+        torch.enable_grad(),
+        mode or nullcontext(),
+        recorder,
+        without_hooks(model, recorder),
+    ):
+        returned = functional_call(_Step(model, step), named, ())
+        recording = recorder.finish()
     gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
-    return Graph(
-        *parts,
+    return _Recorded(
+        recording,
         outputs=tuple(sorted(value for value in returned if value is not None)),
         gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
-        fingerprint=fingerprint(model),
-        inputs=Signature.of(args, kwargs),
-        note=note,
     )
 
 

@@ -1,4 +1,4 @@
-"""How long an operator takes, by arithmetic.
+"""What an operator's call takes: time, and memory while it runs. By arithmetic here, measured in ``workspaces``.
 
 Plans only compare times with each other, so what counts is the ratio of arithmetic to traffic: ten floating-point
 operations for each byte, as on a CPU core with AVX2 and on a GPU without tensor cores.
@@ -6,7 +6,9 @@ operations for each byte, as on a CPU core with AVX2 and on a GPU without tensor
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch._ops import OpOverload
@@ -14,9 +16,35 @@ from torch.utils.flop_counter import flop_registry
 
 from integrations.checkpoint.memory import tensors_of
 
+if TYPE_CHECKING:
+    from integrations.checkpoint.calls import Call
+
 FLOPS = 1e11  # a second
 BYTES = 1e10  # a second
 LAUNCH = 5e-6  # seconds, of any operator
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call takes.
+
+    Attributes:
+        seconds: of its kernel.
+        scratch: bytes that the kernel has beside its arguments and results while it runs: copies in another layout,
+            partial sums.
+    """
+
+    seconds: float
+    scratch: int = 0
+
+
+Costs = Callable[[Sequence["Call"]], Sequence[Cost]]
+"""Says of each call what it takes."""
+
+
+def modelled(calls: Sequence[Call]) -> list[Cost]:
+    """Seconds by arithmetic, and no scratch."""
+    return [Cost(call.seconds) for call in calls]
 
 
 def seconds_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> float:

@@ -6,6 +6,8 @@ import hashlib
 
 from torch import Tensor, nn
 
+from integrations.checkpoint.sharding import class_of
+
 
 def fingerprint(model: nn.Module) -> str:
     """A number for the model's modules, and the shapes and dtypes of its parameters and buffers.
@@ -14,7 +16,7 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{name}: {type(module).__qualname__}\n".encode())
+        digest.update(f"{name}: {class_of(module).__qualname__}\n".encode())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         digest.update(f"{name}: {_described(parameter)} {parameter.requires_grad}\n".encode())
     for name, buffer in model.named_buffers(remove_duplicate=False):

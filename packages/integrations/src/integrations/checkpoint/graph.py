@@ -46,11 +46,12 @@ class Op:
         module: path of the module in whose forward it runs; empty for the model itself.
         reads: values among its arguments.
         makes: values that it makes: first those that it changes in place, then its results.
-        seconds: its time, by the model of ``costs.py``.
+        seconds: its time, modelled or measured.
         repeatable: whether it may be run once more, and what it reads is there or can be made again.
         packs: values that autograd saves between this operator and the next; of a memory that is written later on, the
             last one there.
         shapes: the shapes of its results, by which a run is compared with the capture.
+        scratch: bytes that it takes only while it runs, as far as they are known.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Op:
     repeatable: bool
     packs: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    scratch: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Step:
 
     Attributes:
         reads: saved values that it reads; what has to be made again for it is made first.
-        seconds: its time, by the model of ``costs.py``.
+        seconds: its time, modelled or measured.
     """
 
     reads: tuple[int, ...]
@@ -85,12 +87,13 @@ class Graph:
         values: what they make, in the order in which it is made.
         steps: backward.
         other: of each event, the bytes that are alive and are no values, whatever is kept: gradients, and what backward
-            makes in passing.
+            makes in passing, its kernels' workspaces included as far as they are known.
         outputs: the values that the model returns.
         gradients: bytes of the parameters' gradients, which are in the last entry of ``other``.
         fingerprint: of the model.
         inputs: what it was captured with.
         note: why it was captured on real tensors; empty where fake ones sufficed.
+        measured: whether times and workspaces were measured; otherwise times are modelled and workspaces none.
     """
 
     ops: tuple[Op, ...]
@@ -102,6 +105,7 @@ class Graph:
     fingerprint: str
     inputs: Signature
     note: str = ""
+    measured: bool = False
 
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""

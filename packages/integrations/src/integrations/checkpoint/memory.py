@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from integrations.plain import PLAIN
 
@@ -26,6 +27,16 @@ def is_plain(tensor: Tensor) -> bool:
 def key_of(tensor: Tensor) -> int:
     """What names a plain tensor's storage as long as somebody refers to that, if only weakly."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The plain tensors in whose memory a tensor is, as those are that a DTensor wraps."""
+    if is_plain(tensor):
+        yield tensor
+    elif is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from parts_of(getattr(tensor, name))
 
 
 def tensors_of(given: Any) -> Iterator[Tensor]:
@@ -46,7 +57,11 @@ class Memory:
 
     def value_in(self, tensor: Tensor) -> int | None:
         """The value that a plain tensor is a view of; ``None`` for what is none: parameters, inputs."""
-        found = self._values.get(key_of(tensor))
+        return self.value_at(key_of(tensor))
+
+    def value_at(self, key: int) -> int | None:
+        """The same of a storage's name."""
+        found = self._values.get(key)
         return None if found is None else found[0]
 
     def add(self, tensor: Tensor, value: int) -> None:

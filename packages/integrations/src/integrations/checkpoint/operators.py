@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from integrations.checkpoint.memory import tensors_of
+
 # Operators of these libraries have no effects but those that their schemas tell. Of others nobody knows: one may count
 # its calls, or have a generator of its own.
 _KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore", "integrations"})
 
 # These count their calls, or look at what is saved.
 _STATEFUL = frozenset({"actcore::next_stream", "integrations::met_in_region"})
+
+# Collectives, whose schemas do not tell that they write the tensors that they are given.
+_WRITERS = "c10d"
+
+# They return what they are given, as no schema can tell where nothing is written: a view of it.
+_WAITS = frozenset({"_c10d_functional::wait_tensor"})
 
 # Positions of running_mean and running_var, and of the flag by which these are updated and not read (-1: they always
 # are). The schemas of most do not tell that they are written.
@@ -41,6 +49,7 @@ class Traits:
         statistics: positions of the running statistics that it may update, and of the flag; empty for most.
         random: it draws from a generator.
         known: it has no effects but those.
+        dynamic: the shapes of its results follow from the values that it reads.
     """
 
     name: str
@@ -49,6 +58,7 @@ class Traits:
     statistics: tuple[int, ...]
     random: bool
     known: bool
+    dynamic: bool
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The arguments that a call changes, running statistics aside."""
@@ -58,7 +68,7 @@ class Traits:
             if isinstance(given, Tensor):
                 found.append(given)
             elif isinstance(given, (list, tuple)):
-                found += [tensor for tensor in given if isinstance(tensor, Tensor)]
+                found += tensors_of(given)
         return found
 
     def updates_statistics(self, args: tuple[Any, ...]) -> bool:
@@ -77,16 +87,19 @@ def traits_of(function: OpOverload) -> Traits:
     writes = tuple(
         (position, argument.name)
         for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write and position not in statistics
+        if (argument.alias_info is not None and argument.alias_info.is_write and position not in statistics)
+        or (function.namespace == _WRITERS and "Tensor" in str(argument.type))
     )
     returns = schema.returns
     return Traits(
         name=str(function),
-        view=bool(returns) and not writes and all(part.alias_info is not None for part in returns),
+        view=schema.name in _WAITS
+        or (bool(returns) and not writes and all(part.alias_info is not None for part in returns)),
         writes=writes,
         statistics=statistics,
         random=torch.Tag.nondeterministic_seeded in function.tags,
         known=function.namespace in _KNOWN and schema.name not in _STATEFUL,
+        dynamic=torch.Tag.dynamic_output_shape in function.tags,
     )
 
 
@@ -103,6 +116,13 @@ def generator_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.de
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index]
     return None
+
+
+def is_drawable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a random operator, or the one of another device that this one stands for, draws from a generator that is
+    known."""
+    device = device_of(args, kwargs)
+    return device.type in ("meta", "cuda") or generator_of(args, kwargs, device) is not None
 
 
 def device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

@@ -29,17 +29,29 @@ class Choice:
         peak: bytes of the activation peak: of the step's, less those of the parameters' gradients.
         seconds: of the operators that backward repeats, by the model of their times.
         seconds_bound: no choice with such a peak takes fewer.
+        held: where checkpoints are nested, bit ``i`` is set where a segment that makes value ``i`` again holds it, as
+            in ``Schedule.of``; else ``None``.
     """
 
     mask: int
     peak: int
     seconds: float
     seconds_bound: float
+    held: int | None = None
 
     @property
     def kept(self) -> tuple[int, ...]:
         """Numbers of the values that are kept."""
-        return tuple(value for value in range(self.mask.bit_length()) if self.mask >> value & 1)
+        return numbers_of(self.mask)
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """What it means for each operator."""
+        return Schedule.of(graph, self.kept, None if self.held is None else numbers_of(self.held))
+
+
+def numbers_of(mask: int) -> tuple[int, ...]:
+    """The numbers of the bits that are set."""
+    return tuple(value for value in range(mask.bit_length()) if mask >> value & 1)
 
 
 def mask_of(values: Iterable[int]) -> int:
@@ -57,8 +69,10 @@ class PlannedSegment:
     Attributes:
         first, last: paths of the modules in whose forward the first and the last of them run.
         operators: how many.
-        nbytes: of what they make and autograd would have kept.
+        nbytes: of what they make for backward, and autograd would have kept.
         seconds: that they take, by the model of their times.
+        inner: whether checkpoints are nested here: they make what a larger segment, which is repeated before if it
+            makes what these read, does not hold.
     """
 
     first: str
@@ -66,6 +80,7 @@ class PlannedSegment:
     operators: int
     nbytes: int
     seconds: float
+    inner: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,10 +145,18 @@ class Plan:
         """The time that is added, as a fraction of the plain step's, by that model."""
         return self.seconds / self.plain_seconds if self.plain_seconds else 0.0
 
+    @property
+    def flat(self) -> Plan:
+        """The plan itself; where its checkpoints are nested, the one of the front whose are not, with the next peak."""
+        if self.choice.held is None:
+            return self
+        flat = [choice for choice in self.front if choice.held is None and choice.peak >= self.peak]
+        return replace(self, choice=flat[0])
+
     @cached_property
     def schedule(self) -> Schedule:
         """What the choice means for each operator."""
-        return Schedule.of(self.graph, self.kept)
+        return self.choice.schedule(self.graph)
 
     @cached_property
     def schedule_of_any_sizes(self) -> Schedule:
@@ -142,12 +165,14 @@ class Plan:
 
     @cached_property
     def segments(self) -> tuple[PlannedSegment, ...]:
-        """What is repeated, in the order of the forward."""
-        members: dict[int, list[int]] = {}
-        for number, op in enumerate(self.schedule.ops):
-            if op.segment >= 0:
-                members.setdefault(op.segment, []).append(number)
-        ops, values = self.graph.ops, self.graph.values
+        """What is repeated, in the order of the forward; an inner segment comes behind the one around it."""
+        schedule, values = self.schedule, self.graph.values
+        members: dict[tuple[int, bool], list[int]] = {}
+        for number, op in enumerate(schedule.ops):
+            for segment, inner in ((op.segment, False), (op.inner, True)):
+                if segment >= 0:
+                    members.setdefault((segment, inner), []).append(number)
+        ops = self.graph.ops
         return tuple(
             PlannedSegment(
                 ops[numbers[0]].module,
@@ -157,11 +182,12 @@ class Plan:
                     values[value].nbytes
                     for number in numbers
                     for value in ops[number].makes
-                    if value in self.schedule.recomputed and values[value].saved >= 0
+                    if value in schedule.recomputed and values[value].saved >= 0 and (value in schedule.inner) == inner
                 ),
                 sum(ops[number].seconds for number in numbers),
+                inner,
             )
-            for numbers in members.values()
+            for (_, inner), numbers in sorted(members.items())
         )
 
     def within(self, budget: Budget) -> Plan:
@@ -223,7 +249,7 @@ class Plan:
             plan = cls(graph=graph, choice=choice, front=front, **content)
         except (KeyError, TypeError) as error:
             raise ValueError(f"text must be what Plan.to_json returned; it lacks or adds something: {error}") from None
-        if not front or max(choice.mask, *(one.mask for one in front)) >> len(graph.values):
+        if not front or max(one.mask | (one.held or 0) for one in (choice, *front)) >> len(graph.values):
             raise ValueError("text must be what Plan.to_json returned; its choices keep values that the graph lacks")
         return plan
 
@@ -268,6 +294,7 @@ class Plan:
 def _plain(choice: Choice) -> dict[str, Any]:
     return {
         "kept": f"{choice.mask:x}",
+        "held": None if choice.held is None else f"{choice.held:x}",
         "peak": choice.peak,
         "seconds": choice.seconds,
         "seconds_bound": choice.seconds_bound,
@@ -275,4 +302,5 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 
 def _choice(content: dict[str, Any]) -> Choice:
-    return Choice(mask=int(content.pop("kept"), 16), **content)
+    kept, held = content.pop("kept"), content.pop("held")
+    return Choice(mask=int(kept, 16), held=None if held is None else int(held, 16), **content)

@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 from torch import nn
 
+from integrations.checkpoint.budget import Budget
 from integrations.checkpoint.capture import capture
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.planning import plan_of_graph
 from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint.sharding import whole_parameters
 from integrations.checkpoint.signature import Signature
 from integrations.report import format_bytes
 from integrations.warn import warn
@@ -49,8 +51,10 @@ class Plans:
         inputs = Signature.of(args, kwargs)
         plan = next((plan for plan in self._plans if plan.graph.inputs == inputs), None)
         if plan is not None and plan in self._wrong and self._tries(plan) <= _MOST_CAPTURES:
-            self._plans.remove(plan)
-            plan = self._made(model, args, kwargs, real=self._tries(plan) == _MOST_CAPTURES)
+            real = self._tries(plan) == _MOST_CAPTURES
+            if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
+                self._plans.remove(plan)
+                plan = self._made(model, args, kwargs, real)
         elif plan is None:
             fitting = [plan for plan in self._plans if inputs.within(plan.graph.inputs)]
             if fitting:
@@ -81,10 +85,10 @@ class Plans:
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self.last
-        made = plan_of_graph(first.model, capture(model, args, kwargs, real=real), first.objective)
+        made = self._planned(model, args, kwargs, real)
         if first.budget is not None:
             try:
-                made = made.within(first.budget)
+                made = self._within(made, first.budget)
             except ValueError:
                 warn(
                     f"no plan of {first.model} for inputs {made.graph.inputs} fits the budget {first.budget!r}: the "
@@ -92,6 +96,13 @@ class Plans:
                 )
         self._plans.append(made)
         return made
+
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        graph = capture(model, args, kwargs, real=real, measure=self.last.graph.measured)
+        return plan_of_graph(self.last.model, graph, self.last.objective)
+
+    def _within(self, plan: Plan, budget: Budget) -> Plan:
+        return plan.within(budget)
 
     def _tries(self, plan: Plan) -> int:
         """How many captures with these inputs have turned out wrong."""

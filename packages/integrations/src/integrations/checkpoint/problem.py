@@ -16,6 +16,7 @@ def training_step(graph: Graph) -> TrainingStep:
         backward=[step.reads for step in graph.steps],
         other=graph.other,
         repeatable=[op.repeatable for op in graph.ops],
+        scratch=[op.scratch for op in graph.ops],
         reuses=[_or_none(value.reuses) for value in graph.values],
         until=[_or_none(value.until) for value in graph.values],
     )

@@ -26,7 +26,7 @@ def table_of(plan: Plan) -> str:
         table.add_column(heading, justify="right")
     for number, segment in enumerate(plan.segments):
         table.add_row(
-            str(number),
+            f"{number} (inner)" if segment.inner else str(number),
             Text(segment.first or "(model)"),  # a name may have brackets, which are markup in a string
             Text(segment.last or "(model)"),
             str(segment.operators),

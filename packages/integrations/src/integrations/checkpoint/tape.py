@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actcore import Kept
+from actcore import Codec
 from integrations.checkpoint.casts import fresh_casts
 from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.keeping import Coding, Exactly, Keeping, Later, Packed
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import Call, Handle, Reference, Scratch, Segment, here, unseen_alias
+from integrations.checkpoint.segments import Call, Handle, Held, Reference, Scratch, Segment, here, require_no_plan
+from integrations.checkpoint.sharding import hooks_unseen, units_of
+from integrations.saved.session import is_compressing
 from integrations.warn import warn
 
 _UNPLANNED = -1  # in the place of a value: memory that no segment makes again
+_EXACTLY = Exactly()
 
 
-def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., Any]:
+def run(
+    model: nn.Module,
+    graph: Graph,
+    kept: Collection[int],
+    codec: Codec | None = None,
+    held: Collection[int] | None = None,
+) -> Callable[..., Any]:
     """A function that calls the model and keeps, of what autograd saves, only these values for backward.
 
     Gradients, buffers and generators come out as those of the model itself. In ``eval`` mode and without gradients it
@@ -35,13 +46,16 @@ def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., 
         model: the one that the graph was captured of.
         graph: what ``capture`` returned.
         kept: numbers of the values that are kept.
+        codec: stores the activations among what is kept; ``None`` keeps them as they are.
+        held: as in ``Schedule.of``.
     """
-    schedule = Schedule.of(graph, kept)
+    schedule = Schedule.of(graph, kept, held)
+    coding = None if codec is None else Coding(codec)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
-        with following(schedule) as tape:
+        with following(schedule, model, None if coding is None else coding.begin()) as tape:
             result = model(*args, **kwargs)
         if tape.astray:
             warn(
@@ -54,10 +68,31 @@ def run(model: nn.Module, graph: Graph, kept: Collection[int]) -> Callable[..., 
 
 
 @contextmanager
-def following(schedule: Schedule) -> Iterator[Tape]:
-    """A block whose forward keeps what a schedule keeps. The tape says afterwards whether it could."""
-    tape = Tape(schedule)
-    with fresh_casts(), saved_tensors_hooks(tape.pack, unpack), tape:
+def following(schedule: Schedule, model: nn.Module | None = None, keeping: Keeping | None = None) -> Iterator[Tape]:
+    """A block whose forward keeps what a schedule keeps. The tape says afterwards whether it could.
+
+    Args:
+        schedule: of the model.
+        model: whose units of ``fully_shard`` a repetition is not to leave; ``None`` if it has none.
+        keeping: how what is kept is kept; ``None``: as it is.
+    """
+    if runs_transformed():
+        yield Tape(schedule)
+        return
+    if is_compressing():
+        raise RuntimeError(
+            "a forward that follows a plan must not run inside of a compressed one, or of a block of "
+            "integrations.compress, which sees to all that is kept there: undo one of the two, or use "
+            "compress_model(model, checkpoint=plan)"
+        )
+    with ExitStack() as stack:
+        units = frozenset[str]() if model is None else units_of(model)
+        tape = Tape(schedule.within(units), keeping)
+        stack.enter_context(fresh_casts())
+        stack.enter_context(saved_tensors_hooks(tape.pack, unpack))
+        if model is not None and units:
+            stack.enter_context(hooks_unseen(model, tape))
+        stack.enter_context(tape)
         yield tape
     tape.finish()
 
@@ -67,20 +102,33 @@ class Tape(TorchDispatchMode):
 
     Args:
         schedule: of the model.
+        keeping: how what is kept is kept; ``None``: as it is.
 
     Attributes:
         astray: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
             Nothing is repeated from there on.
+        paused: whether what runs is not the forward's.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, keeping: Keeping | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.paused = False
         self.astray = ""
+        self._keeping: Keeping = _EXACTLY if keeping is None else keeping
         self._schedule = schedule
         self._memory = Memory()
-        self._segments: dict[int, Segment] = {}
-        self._segment_of: dict[int, Segment] = {}  # of values that are made again
+        self._outer, self._inner = _Level(), _Level()
         self._next = 0  # operator
+
+    def __enter__(self) -> Self:
+        require_no_plan()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        here.following = True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        here.following = False
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
         """The forward is over."""
@@ -92,71 +140,107 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if traits.view or here.repeating:
+        if traits.view or here.repeating or self.paused:
             return func(*args, **kwargs)
-        segment = self._next_segment()
-        if segment is None:
+        segments = self._next_segments()
+        if not segments:
             out = func(*args, **kwargs)
             self._made(traits, args, kwargs, out)
             return out
-        # Noted before it runs, which may be what overwrites it.
-        arguments = self._arguments(traits, segment, args, kwargs)
         generator = None
-        if traits.random:
-            source = generator_of(args, kwargs, device_of(args, kwargs))
-            generator = None if source is None else (source, source.get_state())
+        if traits.random and (device := device_of(args, kwargs)).type != "meta":
+            source = generator_of(args, kwargs, device)
+            if source is None:
+                self._leave(f"{traits.name} on {device}, whose generator is not known")
+            else:
+                generator = source, source.get_state()
+        # Noted before it runs, which may be what overwrites it.
+        arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
         out = func(*args, **kwargs)
         made = self._made(traits, args, kwargs, out)
-        if made is None or segment.calls is None or (traits.random and generator is None):
+        if made is None:
             return out
         makes, changes = made
-        segment.append(Call(func, *arguments, makes, changes, generator, torch.is_grad_enabled()))
-        for value in (*(value for value, _ in makes), *(value for _, value in changes)):
-            if value in self._schedule.recomputed:
-                self._segment_of[value] = segment
+        shapes = shapes_of(out if isinstance(out, (list, tuple)) else (out,)) if traits.dynamic else None
+        for (level, segment), noted in zip(segments, arguments, strict=True):
+            if segment.calls is None:
+                continue
+            segment.append(Call(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
+            own = self._schedule.inner if level is self._inner else self._schedule.recomputed
+            for value in (*(value for value, _ in makes), *(value for _, value in changes)):
+                if value in own:
+                    level.segment_of[value] = segment
         return out
 
-    def pack(self, tensor: Tensor) -> Handle | Kept:
+    def pack(self, tensor: Tensor) -> Packed:
         """What autograd holds in a tensor's place."""
-        value = self._memory.value_in(tensor) if is_plain(tensor) else None
-        if value is not None and self._schedule.is_made_again(value):
-            segment = self._segment_of.get(value)
-            # One that has been used up was so by a backward in the middle of this forward.
-            if segment is not None and segment.calls is not None:
-                return Handle(segment, value, tensor)
-        return Kept(unseen_alias(tensor), tensor._version)
+        handle = self.handle(tensor)
+        if handle is not None:
+            return handle
+        value = self._value_of(tensor)
+        return self._keeping_of(value).saved(tensor, value)
 
-    def _next_segment(self) -> Segment | None:
-        """The segment of the operator that is expected; ``None`` if it is not to be repeated."""
+    def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
+        """In the place of a tensor that is made again; ``None`` for one that is kept.
+
+        Args:
+            tensor: that autograd saves.
+            later: how it is stored once it is made; ``None``: it is kept until it is read.
+        """
+        value = self._value_of(tensor)
+        if value == _UNPLANNED or not self._schedule.is_made_again(value):
+            return None
+        level = self._inner if self._schedule.is_made_inside(value) else self._outer
+        segment = level.segment_of.get(value)
+        # One that has been used up was so by a backward in the middle of this forward.
+        if segment is None or segment.calls is None:
+            return None
+        return Handle(segment, value, tensor, later)
+
+    def _value_of(self, tensor: Tensor) -> int:
+        value = self._memory.value_in(tensor) if is_plain(tensor) else None
+        return _UNPLANNED if value is None else value
+
+    def _keeping_of(self, value: int) -> Keeping:
+        """Memory that is written again, part by part, is kept as it is: a stored form for each part would be more."""
+        return _EXACTLY if value == _UNPLANNED or value in self._schedule.becomes else self._keeping
+
+    def _next_segments(self) -> list[tuple[_Level, Segment]]:
+        """The segments of the operator that is expected: of each kind one, if it is to be repeated there."""
         if self.astray or self._next >= len(self._schedule.ops):
-            return None
-        number = self._schedule.ops[self._next].segment
-        if number < 0:
-            return None
-        return self._segments.setdefault(number, Segment())
+            return []
+        planned = self._schedule.ops[self._next]
+        return [
+            (level, level.segments.setdefault(number, Segment()))
+            for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
+            if number >= 0
+        ]
 
     def _arguments(
-        self, traits: Traits, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, traits: Traits, level: _Level, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call's arguments, to be found again."""
-        noted = [self._noted(given, segment) for given in args]
+        noted = [self._noted(given, level, segment) for given in args]
         if traits.updates_statistics(args):
             for place in traits.statistics[:2]:
                 if isinstance(args[place], Tensor):
                     noted[place] = Scratch(args[place].detach())
-        return tuple(noted), {name: self._noted(given, segment) for name, given in kwargs.items()}
+        return tuple(noted), {name: self._noted(given, level, segment) for name, given in kwargs.items()}
 
-    def _noted(self, given: Any, segment: Segment) -> Any:
+    def _noted(self, given: Any, level: _Level, segment: Segment) -> Any:
         if isinstance(given, Tensor):
-            if is_plain(given):
-                value = self._memory.value_in(given)
-                if value is not None and self._segment_of.get(value) is segment:
-                    return Reference(value, Geometry.of(given))
+            value = self._value_of(given)
+            if value != _UNPLANNED and level.segment_of.get(value) is segment:
+                return Reference(value, Geometry.of(given))
             # An alias that is made inside a mode shares the version counter only so.
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-                return Kept.of(given)
+                if level is self._inner:
+                    outer = self._outer.segment_of.get(value)
+                    if outer is not None and outer.calls is not None:
+                        return Handle(outer, value, given)
+                return Held(self._keeping_of(value).read(given, value))
         if isinstance(given, (list, tuple)):
-            return [self._noted(item, segment) for item in given]
+            return [self._noted(item, level, segment) for item in given]
         return given
 
     def _made(
@@ -216,6 +300,30 @@ class Tape(TorchDispatchMode):
         self.astray = f"at operator {self._next} the plan has {expected}, and there came {found}"
 
 
-def unpack(packed: Handle | Kept) -> Tensor:
+class _Level:
+    """Segments of a kind: outer ones, or inner ones.
+
+    Attributes:
+        segments: by the plan's numbers.
+        segment_of: values that are made again, with the segments that make them.
+    """
+
+    def __init__(self) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.segment_of: dict[int, Segment] = {}
+
+
+def runs_transformed() -> bool:
+    """Whether functorch or forward-mode differentiation is at work, which no plan can be followed under; says so."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    if transformed:
+        warn(
+            "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
+            "tensors than those that were planned: it keeps everything, as without a plan"
+        )
+    return transformed
+
+
+def unpack(packed: Packed) -> Tensor:
     """The tensor in whose place autograd held this."""
     return packed.unpack()

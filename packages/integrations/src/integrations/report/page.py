@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from integrations.report.row import Row
 from integrations.report.svg import bars, step
 from integrations.report.tree import Part, tree_of
-from integrations.report.words import format_bytes, format_seconds, format_shape, format_share, short_codec
+from integrations.report.words import (
+    format_bytes,
+    format_seconds,
+    format_shape,
+    format_share,
+    format_stored,
+    short_codec,
+)
 
 if TYPE_CHECKING:
     from integrations.report.report import Report
@@ -102,7 +109,7 @@ def _tr(level: int, within: str, row: Row, name: str, whole: int, timed: bool) -
     codec = short_codec(row.codec)
     numbers = [
         format_bytes(row.original_bytes) if row.original_bytes else "shared",
-        format_bytes(row.stored_bytes) if row.stored_bytes else "shared",
+        format_stored(row.codec, row.stored_bytes),
         format_share(row.original_bytes, whole),
     ]
     if timed:

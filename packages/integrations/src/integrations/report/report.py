@@ -16,6 +16,7 @@ from integrations.report.row import Row
 from integrations.report.table import full_table, module_table
 from integrations.report.timeline import Moment, timeline_of
 from integrations.report.words import format_bytes
+from integrations.saved.records import RECOMPUTED
 from integrations.unused import IT_TAKES
 
 NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
@@ -32,6 +33,7 @@ class Report:
         offload: whether the level takes what is stored to host memory.
         plan: where the bits of an adaptive level come from, in words; empty at other levels.
         monitor: what the monitor found, in words; empty without one.
+        recomputed: by which plan backward makes tensors again, in words; empty without one.
         model: the model's class, for titles.
         note: how the report came about, where no step of a training made it; empty otherwise.
     """
@@ -42,6 +44,7 @@ class Report:
     offload: bool = False
     plan: str = ""
     monitor: str = ""
+    recomputed: str = ""
     model: str = ""
     note: str = ""
 
@@ -59,6 +62,11 @@ class Report:
     def host_bytes(self) -> int:
         """Those of ``stored_bytes`` that were taken to host memory: no device holds them."""
         return sum(row.stored_bytes for row in self.rows if row.host)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """Those of ``original_bytes`` of which nothing is stored, because backward makes the tensors again."""
+        return sum(row.original_bytes for row in self.rows if row.codec == RECOMPUTED)
 
     @property
     def ratio(self) -> float:
@@ -84,6 +92,8 @@ class Report:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
         lines = [line for line in (self.note, self.plan, self.monitor) if line]
+        if self.recomputed:
+            lines.append(f"{self.recomputed}: of {format_bytes(self.recomputed_bytes)} nothing is stored.")
         if listed:
             lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
         if self.offload:

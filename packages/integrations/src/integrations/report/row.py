@@ -19,7 +19,8 @@ class Row:
         role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"compiled"`` where a
             region of ``torch.compile`` saved it, and the operators are those that use it in backward.
         shape, dtype: of the tensor.
-        codec: how it is stored; ``"kept"`` as it is, or ``"copied"`` exactly, so that a larger storage can go.
+        codec: how it is stored; ``"kept"`` as it is, ``"copied"`` exactly, so that a larger storage can go, or
+            ``"recomputed"``: nothing is stored.
         original_bytes: what plain autograd keeps alive for it: its whole storage, in the first row that saves it.
         stored_bytes: what is kept instead; 0 where it shares what an earlier row counts.
         why: the reason for the codec.

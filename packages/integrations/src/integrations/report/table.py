@@ -10,7 +10,14 @@ from rich.text import Text
 
 from integrations.report.row import Row
 from integrations.report.tree import Part, tree_of
-from integrations.report.words import format_bytes, format_seconds, format_shape, format_share, short_codec
+from integrations.report.words import (
+    format_bytes,
+    format_seconds,
+    format_shape,
+    format_share,
+    format_stored,
+    short_codec,
+)
 
 if TYPE_CHECKING:
     from integrations.report.report import Report
@@ -95,7 +102,7 @@ def _cells(row: Row, whole: int, timed: bool) -> list[str]:
         str(row.dtype).removeprefix("torch."),
         short_codec(row.codec),
         format_bytes(row.original_bytes) if row.original_bytes else "shared",
-        format_bytes(row.stored_bytes) if row.stored_bytes else "shared",
+        format_stored(row.codec, row.stored_bytes),
         format_share(row.original_bytes, whole),
         *(("" if row.seconds is None else format_seconds(row.seconds),) if timed else ()),
         row.why,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from integrations.saved.records import RECOMPUTED
+
 
 def format_bytes(count: float) -> str:
     """A number of bytes in the unit that suits it: ``1536`` is ``"1.5 KiB"``."""
@@ -36,6 +38,13 @@ def short_codec(codec: str) -> str:
 def format_shape(shape: tuple[int, ...]) -> str:
     """``(8, 64)`` as ``"8x64"``."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def format_stored(codec: str, count: int) -> str:
+    """What is kept for a row; ``-`` where nothing is, because backward makes it again."""
+    if codec == RECOMPUTED:
+        return "-"
+    return format_bytes(count) if count else "shared"
 
 
 def format_share(part: int, whole: int) -> str:

@@ -27,15 +27,16 @@ class Call:
     found out then.
 
     Attributes:
+        function: that is called.
         arguments: the tensors among its arguments.
         recomputes: whether backward computes the call again, from the tensors that it saves.
         module: path of the module that makes the call, once somebody has asked; ``None`` before.
     """
 
-    __slots__ = ("_args", "_function", "_kwargs", "_operator", "_storages", "arguments", "module", "recomputes")
+    __slots__ = ("_args", "_kwargs", "_operator", "_storages", "arguments", "function", "module", "recomputes")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._function, self._args, self._kwargs = function, args, kwargs
+        self.function, self._args, self._kwargs = function, args, kwargs
         self.arguments = tensors_in(args)
         if kwargs:
             self.arguments += tensors_in(kwargs)
@@ -47,7 +48,7 @@ class Call:
     @property
     def name(self) -> str:
         """The function's, as ``operator_name`` has it."""
-        return operator_name(self._function)
+        return operator_name(self.function)
 
     @property
     def given(self) -> Arguments:

@@ -35,7 +35,13 @@ class Form(Protocol):
     def unpack(self) -> Tensor: ...
 
 
-Packed: TypeAlias = Kept | Exact | View | Form
+class Remade(Protocol):
+    """What autograd holds in place of a tensor that backward makes again."""
+
+    def unpack(self) -> Tensor: ...
+
+
+Packed: TypeAlias = Kept | Exact | View | Form | Remade
 """What autograd holds in place of a saved tensor."""
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from actcore import SavedTensor
 
+RECOMPUTED = "recomputed"
+"""In the place of a codec: nothing is stored, and backward makes the tensor again."""
+
 
 @dataclass(slots=True)
 class Record:

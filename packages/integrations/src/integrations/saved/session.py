@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from actcore import Codec, GroupAffine, Kept, Layout, Offload, Raw, SavedTensor, stream_of
+from actcore import Codec, GroupAffine, Kept, SavedTensor, stream_of
 from integrations.levels import Level
 from integrations.saved import checkpoints
 from integrations.saved.calls import CallTracker
 from integrations.saved.checkpoints import Boundary, Checkpoints
-from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.compiled import hooks_of
-from integrations.saved.forms import Form, Packed, form_of, window_indices
+from integrations.saved.forms import Packed
 from integrations.saved.hook_stack import OnStack
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
-from integrations.saved.policy import Decision
 from integrations.saved.recipes import Place, Recipes
-from integrations.saved.records import Record, kept_by
+from integrations.saved.records import RECOMPUTED, Record, kept_by
 from integrations.saved.storage import Storages, inner
+from integrations.saved.storing import StoredLater, Storing
 from integrations.saved.tensors import storage_of, storages_of
 from integrations.saved.watch import Observer
 
 _innermost = threading.local()  # .session: the one entered last in this thread
+_NOTHING = nullcontext()
+
+
+def _in_sight(tensor: Tensor) -> AbstractContextManager[Any]:
+    return _NOTHING
+
+
+def is_compressing() -> bool:
+    """Whether this thread is in a compressed forward or block."""
+    return getattr(_innermost, "session", None) is not None
 
 
 class Session:
@@ -45,6 +54,11 @@ class Session:
         observer: is told what happens.
         redraw: another number for a tensor, other noise; for measurements.
         look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
+
+    Attributes:
+        make_again: what autograd is to hold in the place of a tensor that backward makes again, to be stored as told
+            from then on; ``None`` for a tensor that is to be stored now, or where all are.
+        aside: a block in which the session's own operators on a tensor are not taken for the forward's.
     """
 
     def __init__(
@@ -67,8 +81,11 @@ class Session:
         self._recipes, self._level = recipes, level
         self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
-        self._seed, self._step, self._rank = level.seed, step, rank
+        self._step, self._rank = step, rank
         self.storages = Storages()
+        self._storing = Storing(level, self.storages)
+        self.make_again: Callable[[Tensor, StoredLater], Packed | None] | None = None
+        self.aside: Callable[[Tensor], AbstractContextManager[Any]] = _in_sight
         self._occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
@@ -131,7 +148,7 @@ class Session:
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), self.aside(tensor):
             call = self.tracker.call
             if call is not None and call.module is not None:
                 return self._pack_one(tensor, call.module)
@@ -160,10 +177,12 @@ class Session:
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
         """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
         outer, self.tracker.call = self.tracker.call, Boundary()
+        again, self.make_again = self.make_again, None
         try:
-            return self._pack_one(tensor, self._paths.running() or "", obstacle)
+            with self.aside(tensor):
+                return self._pack_one(tensor, self._paths.running() or "", obstacle)
         finally:
-            self.tracker.call = outer
+            self.tracker.call, self.make_again = outer, again
 
     def _pack_one(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
         call = self.tracker.call
@@ -192,26 +211,17 @@ class Session:
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = self.stream(recipe.identity, saved)
-        try:
-            form = self._form(tensor, decision, stream)
-            if form is not None:
-                record.codec, record.stored_bytes, record.host = form.name, form.nbytes, form.host
-                record.why = INDICES if decision.indices else record.why
-                self._tell(saved, tensor, decision.codec, form)
-                return form
-            codec = self._placed(codec_for(tensor, decision, record, call), tensor)
-            if len(self.tracker.exposed) and storage in self.tracker.exposed:
-                self.storages.forget(storage)
-            if isinstance(codec, Raw):
-                return self.storages.keep(tensor, extent, record)
-            packed = self.storages.store(tensor, extent, codec, record, seed=self._seed, stream=stream)
-            self._tell(saved, tensor, codec, packed)
-            return packed
-        except (TypeError, ValueError) as refusal:  # a dtype; a mask that has a third value, an index out of range
-            if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
-                raise
-            record.why = f"kept exactly: {refusal}"
-            return self.storages.keep(tensor, extent, record)
+        if self.make_again is not None:
+            later = StoredLater(self._level, decision, extent, saved, stream, call)
+            handle = self.make_again(tensor, later)
+            if handle is not None:
+                record.codec, record.why = RECOMPUTED, "made again for backward"
+                return handle
+        if len(self.tracker.exposed) and storage in self.tracker.exposed:
+            self.storages.forget(storage)
+        packed, codec = self._storing.store(tensor, decision, extent, record, call, stream)
+        self._tell(saved, tensor, codec, packed)
+        return packed
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
         """The stream for a tensor's noise in this forward."""
@@ -227,34 +237,6 @@ class Session:
             self._observer.stored_beside(packed)
         else:
             self._observer.stored(saved, tensor, codec, packed)
-
-    def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
-        """The codec, its stored form on the host where the level says so: of tensors that are on a device, and large
-        enough to be worth two copies."""
-        if not self._level.offload or not _can_leave(tensor):
-            return codec
-        small = Layout.of(tensor).stored_numel * tensor.itemsize < self._level.min_bytes
-        return codec if small or lazy(tensor) else Offload(codec)
-
-    def _form(self, tensor: Tensor, decision: Decision, stream: int) -> Form | None:
-        """A form that serves this call alone, if its arguments allow one."""
-        call = self.tracker.call
-        if call is None or not (decision.indices or decision.form) or not packable(tensor):
-            return None
-        if decision.indices:
-            return window_indices(call.name, call.given, tensor, self._placed(Raw(), tensor))
-        if decision.form is None or decision.codec is None:
-            return None
-        return form_of(
-            decision.form,
-            call.name,
-            call.given,
-            tensor.detach(),
-            decision.codec,
-            lambda codec: self._placed(codec, tensor),
-            seed=self._seed,
-            stream=stream,
-        )
 
     def _record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
@@ -284,8 +266,3 @@ def _explain(error: RuntimeError) -> None:
             "torch.func transforms refuse saved-tensor hooks, and integrations compresses through them: call "
             "torch.func outside of the compressed forward, or restore the model first (integrations.restore_model)."
         )
-
-
-def _can_leave(tensor: Tensor) -> bool:
-    """Whether ``Offload`` has a way to the host for it."""
-    return tensor.device.type == "cuda"

@@ -1,0 +1,77 @@
+"""The ways to train a model that are compared: plain, with plans of ours, block by block, and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch.utils.checkpoint import checkpoint
+
+from integrations.checkpoint import Plan, apply
+
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train a model.
+
+    Attributes:
+        kind: ``"plain"``; ``"planned"`` by ``integrations.checkpoint``; ``"blocks"``: ``torch.utils.checkpoint``
+            around each block, as it is done by hand; ``"compiled"``: ``torch.compile`` with torch's own budget.
+        part: of the plain peak, for ``"planned"`` (``None``: the least peak), and what torch calls
+            ``activation_memory_budget`` for ``"compiled"``.
+    """
+
+    kind: Literal["plain", "planned", "blocks", "compiled"]
+    part: float | None = None
+
+    @property
+    def name(self) -> str:
+        """In tables and files."""
+        if self.kind == "planned":
+            return "ours, least" if self.part is None else f"ours, {100 * self.part:.3g} %"
+        if self.kind == "compiled":
+            return f"torch.compile, {self.part:g}"
+        return "each block" if self.kind == "blocks" else self.kind
+
+
+PLAIN = Way("plain").name
+LEAST = Way("planned").name
+
+
+def ready(way: Way, model: nn.Module, blocks: Sequence[nn.Module], plan: Plan | None) -> Forward:
+    """What to call in place of the model, which is changed.
+
+    Args:
+        way: how to train it.
+        model: in training mode.
+        blocks: of the model, those that are checkpointed one by one.
+        plan: of this model and its inputs, for ``"planned"``.
+    """
+    if way.kind == "planned":
+        if plan is None:
+            raise ValueError(f"plan must be given for {way.name}")
+        return apply(model, plan)
+    if way.kind == "blocks":
+        for block in blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if way.kind == "compiled":
+        return _compiled(model, way.part)
+    return model
+
+
+def _compiled(model: nn.Module, budget: float | None) -> Forward:
+    torch._dynamo.reset()  # another budget's code would be taken for this one's
+    compiled = torch.compile(model)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with functorch_config.patch(activation_memory_budget=budget):
+            return compiled(*args, **kwargs)
+
+    return forward

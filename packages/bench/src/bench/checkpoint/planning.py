@@ -1,0 +1,92 @@
+"""Part ``plan``: what is planned for a model, at any size: no step is taken, and nothing of the size is allocated but
+the inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from bench.checkpoint.architectures import Architecture
+from bench.checkpoint.contenders import Way
+from bench.checkpoint.memory import reason
+from bench.checkpoint.results import Planned
+from bench.checkpoint.step import build, inputs_of
+from integrations import checkpoint
+from integrations.checkpoint import Plan, paper_segments
+
+
+class Planner:
+    """A model's plans, each made when it is first asked for.
+
+    Args:
+        architecture: the model.
+        device: that it is on.
+        seed: of weights and inputs.
+    """
+
+    def __init__(self, architecture: Architecture, device: torch.device, seed: int) -> None:
+        self._architecture = architecture
+        self._device = device
+        self._seed = seed
+        self._made: dict[tuple[int, int], Plan | Exception] = {}
+
+    def at(self, batch: int, size: int) -> Plan:
+        """The plan with the least peak, for inputs of that size.
+
+        Raises:
+            Exception: as planning does, every time.
+        """
+        if (batch, size) not in self._made:
+            self._made[batch, size] = self._plan(batch, size)
+        found = self._made[batch, size]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def numbers(self, batch: int, size: int) -> Planned:
+        """What to record of it; why there is none, if there is none."""
+        blank = Planned(self._architecture.name, batch, size)
+        try:
+            return numbers_of(self.at(batch, size), blank)
+        except Exception as error:  # whatever planning fails with, other models are to be planned for
+            return replace(blank, failure=reason(error))
+
+    def of(self, way: Way, batch: int, size: int) -> Plan | None:
+        """The plan that a way follows; ``None`` if it follows none.
+
+        Raises:
+            Exception: as planning does, every time.
+            ValueError: there is no plan with so low a peak.
+        """
+        if way.kind != "planned":
+            return None
+        least = self.at(batch, size)
+        return least if way.part is None else least.within(way.part)
+
+    def _plan(self, batch: int, size: int) -> Plan | Exception:
+        try:
+            model = build(self._architecture, self._device, self._seed)
+            inputs = inputs_of(self._architecture, batch, size, self._device, self._seed)
+            return checkpoint.plan(model, inputs)
+        except Exception as error:  # kept: planning again would fail again
+            return error
+
+
+def numbers_of(plan: Plan, blank: Planned) -> Planned:
+    """What to record of a plan."""
+    seconds = plan.plain_seconds
+    return replace(
+        blank,
+        plain_bytes=plan.plain_peak,
+        peaks=[choice.peak for choice in plan.front],
+        overheads=[choice.seconds / seconds for choice in plan.front],
+        bound_bytes=plan.peak_bound,
+        segments=len(plan.segments),
+        gradient_bytes=plan.graph.gradients,
+        plain_seconds=seconds,
+        capture_seconds=plan.capture_seconds,
+        search_seconds=plan.search_seconds,
+        paper_cut=paper_segments(plan.graph).cut,
+        note=plan.graph.note,
+    )

@@ -1,0 +1,79 @@
+"""The results so far: in the file that they are written to, from the first entry on, so that a run can go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bench import records
+from bench.checkpoint.results import CheckpointResults, Entry, Peak, Planned, StepTimes
+from bench.errors import BenchError
+
+
+class Record:
+    """Adds entries to results, and writes them after each.
+
+    A file that is there is taken up: what it has is not measured again, but for what failed. Entries say with which
+    commit they were made; all else that makes numbers differ must be the same.
+
+    Attributes:
+        results: so far.
+
+    Args:
+        results: of this run, without entries.
+        file: where they are written; ``None``: nowhere.
+
+    Raises:
+        BenchError: the file is there, and holds something else.
+    """
+
+    def __init__(self, results: CheckpointResults, file: Path | None) -> None:
+        self.results = results
+        self._file = file
+        self._commit = f"{results.machine.commit[:10]}{'+' if results.machine.dirty else ''}"
+        if file is None or not file.exists():
+            return
+        found = records.load(file)
+        if not isinstance(found, CheckpointResults) or _settings(found) != _settings(results):
+            raise BenchError(
+                f"{file} holds other results, or those of another machine, device, seed, memory limit, number of "
+                "threads or version of torch; name another file, or delete it"
+            )
+        self.results = replace(found, machine=results.machine)
+
+    def add(self, entry: Entry) -> None:
+        """Adds an entry, in the place of an older one of the same."""
+        entry = replace(entry, commit=self._commit)
+        name = _LISTS[type(entry)]
+        others = [one for one in getattr(self.results, name) if _identity(one) != _identity(entry)]
+        self.update(**{name: [*others, entry]})
+
+    def has(self, entry: Entry) -> bool:
+        """Whether there is one of the same that did not fail."""
+        entries: list[Entry] = getattr(self.results, _LISTS[type(entry)])
+        return any(_identity(one) == _identity(entry) and not one.failure for one in entries)
+
+    def update(self, **changes: object) -> None:
+        """Changes the results, and writes them."""
+        self.results = replace(self.results, **changes)  # type: ignore[arg-type]
+        if self._file is not None:
+            records.save(self.results, self._file)
+
+
+_LISTS = {Planned: "plans", Peak: "peaks", StepTimes: "times"}
+
+
+def _identity(entry: Entry) -> tuple[object, ...]:
+    return entry.model, entry.batch, entry.size, getattr(entry, "way", None)
+
+
+def _settings(results: CheckpointResults) -> tuple[object, ...]:
+    machine = results.machine
+    return (
+        machine.processor,
+        machine.threads,
+        machine.versions["torch"],
+        results.device,
+        results.memory_limit,
+        results.seed,
+    )

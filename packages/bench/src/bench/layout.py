@@ -1,0 +1,28 @@
+"""What the reports share: the header, and tables without lines between their columns."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from bench.machine import Machine
+
+
+def header(title: str, machine: Machine, seconds: float) -> Text:
+    """What was measured, where, how and for how long."""
+    return Text.assemble(
+        (f"{title}\n", "bold"),
+        ("machine  ", "dim"),
+        f"{machine}\n",
+        ("command  ", "dim"),
+        f"{machine.command}; {seconds / 60:.1f} minutes\n",
+    )
+
+
+def columns(*headings: str, labels: int = 1) -> Table:
+    """An empty table; all columns but the first ``labels`` are of numbers."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for place, heading in enumerate(headings):
+        made.add_column(heading, justify="left" if place < labels else "right", no_wrap=True)
+    return made

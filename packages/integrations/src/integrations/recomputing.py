@@ -1,0 +1,252 @@
+"""``Recomputing``: a compressed model's plan of what backward makes again, and a forward that follows both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from integrations.checkpoint.budget import Budget, bytes_of
+from integrations.checkpoint.casts import fresh_casts
+from integrations.checkpoint.compressed_plan import within
+from integrations.checkpoint.fingerprint import fingerprint
+from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.keeping import Exactly, Packed
+from integrations.checkpoint.memory import Geometry
+from integrations.checkpoint.plan import Plan
+from integrations.checkpoint.plans import Plans
+from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint.segments import aside
+from integrations.checkpoint.sharding import hooks_unseen, units_of
+from integrations.checkpoint.tape import Tape
+from integrations.checkpoint.versions import unseen
+from integrations.levels import Level
+from integrations.planning import planned
+
+if TYPE_CHECKING:
+    from integrations.saved.session import Session
+
+Asked = str | int | float | Plan
+OPTIMAL = "optimal"
+NOT_COMPILED = (
+    "a forward that torch compiles follows no plan of what backward makes again, and is compressed alone; leave out "
+    "checkpoint, or do not compile the model"
+)
+
+
+def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
+    """What backward makes again in a model at a level.
+
+    Raises:
+        TypeError: ``asked`` has the wrong type.
+        ValueError: it is no budget, or a plan of another model; or the level is one that nothing can be made again at.
+    """
+    require_asked(asked)
+    require_fixed(level)
+    if isinstance(asked, Plan):
+        require_of(asked, model)
+    return Recomputing(asked)
+
+
+def require_fixed(level: Level) -> None:
+    """Refuses levels at which nothing can be made again.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if level.off:
+        raise ValueError(
+            "checkpoint must be None at a level that is off, which stores nothing in another way; "
+            "integrations.checkpoint.apply(model, plan) makes tensors again without compression"
+        )
+    if level.adaptive and level.bits is not None:
+        raise ValueError(
+            "checkpoint must be None at an adaptive level, which measures each tensor as the forward stores it, and "
+            "what backward makes again is stored by nobody then; take a level of fixed bits, such as 'L1'"
+        )
+
+
+def require_asked(asked: object) -> None:
+    """Refuses what ``compress_model`` does not know as its ``checkpoint``.
+
+    Raises:
+        TypeError: it has the wrong type.
+        ValueError: it is no budget.
+    """
+    if asked == OPTIMAL or isinstance(asked, Plan):
+        return
+    if isinstance(asked, bool) or not isinstance(asked, (str, int, float)):
+        raise TypeError(
+            "checkpoint must be 'optimal', a Plan of integrations.checkpoint.plan, or a budget: bytes as an int, a "
+            f"string such as '4GiB', or a fraction of the plain step's peak; got {asked!r}"
+        )
+    try:
+        bytes_of(asked, 1)
+    except ValueError as error:
+        raise ValueError(f"checkpoint must be 'optimal', a Plan or a budget, and as such: {error}") from None
+
+
+class Recomputing:
+    """What backward makes again in a compressed model, as it was asked for.
+
+    Attributes:
+        asked: ``"optimal"``, a budget, or a plan.
+        plans: ``None`` before the first forward that is planned for.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.plans: Plans | None = Plans(asked, "replan") if isinstance(asked, Plan) else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The one that was followed last; ``None`` before the first."""
+        return None if self.plans is None else self.plans.last
+
+    def following(self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Following:
+        """What has a forward with these inputs follow the plan for them.
+
+        Raises:
+            ValueError: the budget cannot be met; the message names the least that can.
+        """
+        if self.plans is None:
+            assert not isinstance(self.asked, Plan)
+            plan = planned(model, level, args, kwargs)
+            self.plans = _LevelPlans(plan if self.asked == OPTIMAL else within(plan, self.asked), level)
+        plan, schedule = self.plans.plan_for(model, args, kwargs)
+        return Following(model, self.plans, plan, schedule, own=not isinstance(self.asked, Plan))
+
+    def in_words(self) -> str:
+        """The plan that was followed last, for a report."""
+        plan = self.plan
+        if plan is None:
+            return "No plan yet of what backward makes again"
+        count = len(plan.segments)
+        return f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made"
+
+    def state(self) -> dict[str, Any]:
+        """Plain values only."""
+        given = isinstance(self.asked, Plan)
+        return {"asked": None if given else self.asked, "plan": None if self.plan is None else self.plan.to_json()}
+
+    @staticmethod
+    def of(state: Mapping[str, Any], model: nn.Module, level: Level) -> Recomputing:
+        """The one that ``state`` is of.
+
+        Raises:
+            ValueError: it has another form, or a plan of another model.
+        """
+        if not isinstance(state, Mapping) or set(state) != {"asked", "plan"}:
+            raise ValueError(f"the state's checkpoint must be what state_dict returned, got {state!r:.80}")
+        plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        if plan is not None:
+            require_of(plan, model)
+        asked: Any = plan if state["asked"] is None else state["asked"]
+        found = recomputing_for(model, level, asked)
+        if plan is not None and found.plans is None:
+            found.plans = _LevelPlans(plan, level)
+        return found
+
+
+def require_of(plan: Plan, model: nn.Module) -> None:
+    """Refuses a plan of another model.
+
+    Raises:
+        ValueError: it is.
+    """
+    if fingerprint(model) != plan.graph.fingerprint:
+        raise ValueError(
+            f"checkpoint must be a plan of this model: it was made for a {plan.model} whose modules or parameters' "
+            f"shapes differ from those of this {type(model).__name__}; checkpoint='optimal' makes one"
+        )
+
+
+class _LevelPlans(Plans):
+    """Plans that know how what is kept is stored."""
+
+    def __init__(self, plan: Plan, level: Level) -> None:
+        super().__init__(plan, "replan")
+        self._level = level
+
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        return planned(model, self._level, args, kwargs, real)
+
+    def _within(self, plan: Plan, budget: Budget) -> Plan:
+        return within(plan, budget)
+
+
+# ---- a forward ----
+
+
+class Following:
+    """A forward that follows a plan, inside of a session that stores what it keeps. A context, once the session is one.
+
+    Args:
+        model: of the forward.
+        plans: that the plan is one of.
+        plan: the plan.
+        schedule: what it means for each operator.
+        own: whether the plan was made for a forward at a level, with the attention that a level has.
+    """
+
+    def __init__(self, model: nn.Module, plans: Plans, plan: Plan, schedule: Schedule, own: bool) -> None:
+        self._model, self._plans, self._plan, self._schedule, self._own = model, plans, plan, schedule, own
+        self._contexts = ExitStack()
+
+    def begin(self, session: Session) -> None:
+        """The session has been entered."""
+        units = units_of(self._model)
+        tape = Tape(self._schedule.within(units), _AsLevel(session, self._plan.graph, self._schedule))
+        session.make_again, session.aside = tape.handle, unseen
+        tracker = session.tracker
+        look = tracker.look
+        if look is not None:
+            tracker.look = partial(_unfollowed, look)
+        if not self._own:
+            tracker.pack = None
+        with ExitStack() as contexts:
+            contexts.enter_context(fresh_casts())
+            if units:
+                contexts.enter_context(hooks_unseen(self._model, tape))
+            contexts.enter_context(tape)
+            self._contexts = contexts.pop_all()
+        self._tape = tape
+
+    def end(self, session: Session, complete: bool) -> None:
+        """The session is about to be left."""
+        self._contexts.close()
+        session.make_again = None
+        if complete:
+            self._tape.finish()
+            if self._tape.astray:
+                self._plans.note_astray(self._plan, self._tape.astray)
+
+
+def _unfollowed(look: Callable[[], None]) -> None:
+    with aside():
+        look()
+
+
+class _AsLevel(Exactly):
+    """Keeps what a repetition reads as a level keeps the inputs of a checkpoint."""
+
+    def __init__(self, session: Session, graph: Graph, schedule: Schedule) -> None:
+        self._session, self._graph, self._schedule = session, graph, schedule
+        self._known: dict[tuple[int, Geometry, bool], Packed] = {}
+
+    def read(self, tensor: Tensor, value: int) -> Packed:
+        """Its stored form, which autograd may share."""
+        key = value, Geometry.of(tensor), tensor.requires_grad
+        found = self._known.get(key)
+        if found is None:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                found = self._known[key] = self._session.pack_held(tensor)
+            while value in self._schedule.becomes:
+                value = self._schedule.becomes[value]
+            if self._graph.values[value].saved < 0:  # autograd alone would not keep it
+                self._session.records[-1].original_bytes = 0
+        return found

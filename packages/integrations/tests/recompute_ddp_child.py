@@ -1,0 +1,136 @@
+"""One of two ranks, for ``test_recompute_distributed.py``: models with a plan under DistributedDataParallel, beside
+plain ones.
+
+Prints, as JSON, for each case whether the rank found everything equal bit for bit, and what the ranks are to agree on.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as differentiable
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from integrations.checkpoint import apply, plan
+
+OPTIONS = {
+    "plain": {},
+    "static_graph": {"static_graph": True, "bucket_cap_mb": 0.001},
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
+    "no_sync": {"gradient_as_bucket_view": True},
+}
+
+
+class Model(nn.Module):
+    """BatchNorm, dropout, an activation in place, and one layer that is not used."""
+
+    def __init__(self, unused):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.unused = nn.Linear(16, 16) if unused else None
+        self.norm, self.drop, self.act = nn.BatchNorm1d(16), nn.Dropout(0.3), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.two(self.drop(self.act(self.norm(self.one(x))))).tanh().exp().sin()
+
+
+def collective(kind):
+    """A model whose forward talks to the other rank."""
+
+    def forward(model, x):
+        y = (x * model.weight).exp()
+        total = y.detach().sum(0)
+        if kind == "in place":
+            dist.all_reduce(total)
+        elif kind == "differentiable":
+            total = differentiable.all_reduce(y.sum(0))
+        elif kind == "functional":
+            total = functional.all_reduce(total, "sum", dist.group.WORLD)
+        else:
+            parts = [torch.empty(16), torch.empty(16)]
+            dist.all_gather(parts, total)
+            total = parts[0].exp() * parts[1]
+        return (y / (1 + total)).sin().exp()
+
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.linspace(-1, 1, 16))
+    model.forward = forward.__get__(model)
+    return model.train()
+
+
+def inputs(rank, rows=8):
+    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(rank))
+
+
+def with_plan(model, rank):
+    """The plan that keeps only what it has to."""
+    made = plan(model, inputs(rank))
+    return apply(model, dataclasses.replace(made, choice=dataclasses.replace(made.choice, mask=0)))
+
+
+def trained(model, x, synchronise=lambda model, step: True):
+    """What three steps leave."""
+    torch.manual_seed(dist.get_rank() + 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = []
+    for step in range(4):
+        if not synchronise(model, step):
+            with model.no_sync():
+                model(x).square().mean().backward()
+            continue
+        model(x).square().mean().backward()
+        found += [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    return [*found, *(buffer.clone() for buffer in model.buffers()), torch.get_rng_state()]
+
+
+def equal(ours, plain):
+    return len(ours) == len(plain) and all(torch.equal(*pair) for pair in zip(ours, plain, strict=True))
+
+
+def wrapped(case, rank, planned):
+    unused = OPTIONS[case].get("find_unused_parameters", False)
+    model = Model(unused).train()
+    if planned == "before":
+        with_plan(model, rank)
+    outer = DistributedDataParallel(model, **OPTIONS[case])
+    if planned == "after":
+        with_plan(model, rank)
+    return outer
+
+
+def main(rank):
+    found = {}
+    for case in OPTIONS:
+        synchronise = (lambda model, step: step % 2 == 1) if case == "no_sync" else (lambda model, step: True)
+        plain = trained(wrapped(case, rank, ""), inputs(rank), synchronise)
+        for planned in ("before", "after"):
+            ours = trained(wrapped(case, rank, planned), inputs(rank), synchronise)
+            found[f"{case}, {planned}"] = equal(ours, plain)
+    uneven = [trained(wrapped("plain", rank, planned), inputs(rank, 5 + 3 * rank)) for planned in ("before", "")]
+    found["uneven"] = equal(*uneven)
+    for kind in ("in place", "differentiable", "functional", "gathered"):
+        ours, plain = (trained(model, inputs(rank)) for model in (with_plan(collective(kind), rank), collective(kind)))
+        found[kind] = equal(ours, plain)
+    made = plan(Model(False).train(), inputs(rank), budget=0.7)
+    found["plan"] = [f"{made.choice.mask:x}", made.peak, made.graph.fingerprint]
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", ".*not the one that was captured")
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    found = main(rank)
+    dist.destroy_process_group()
+    print(json.dumps(found))

@@ -1,0 +1,39 @@
+"""Models with a plan under DistributedDataParallel: two processes train as plain ones do, bit for bit."""
+
+import pytest
+import torch
+
+from .two_ranks import run_two_ranks
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="torch was built without torch.distributed"
+)
+
+CASES = ("plain", "static_graph", "find_unused_parameters", "gradient_as_bucket_view", "no_sync")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks found, by case."""
+    return run_two_ranks("recompute_ddp_child.py", tmp_path_factory.mktemp("ranks") / "store")
+
+
+@pytest.mark.parametrize("planned", ["before", "after"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_plain_ddps(ranks, case, planned):
+    """With a plan that was applied before the model was wrapped, or after."""
+    assert [rank[f"{case}, {planned}"] for rank in ranks] == [True, True]
+
+
+def test_ranks_with_batches_of_different_sizes(ranks):
+    assert [rank["uneven"] for rank in ranks] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["in place", "differentiable", "functional", "gathered"])
+def test_what_a_collective_writes_in_the_forward_is_kept(ranks, kind):
+    """The schemas of collectives do not tell that they write their arguments."""
+    assert [rank[kind] for rank in ranks] == [True, True]
+
+
+def test_ranks_make_the_same_plan(ranks):
+    assert ranks[0]["plan"] == ranks[1]["plan"]
