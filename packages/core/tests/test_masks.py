@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import actcore
 from actcore import reference
@@ -55,6 +56,16 @@ def test_threads_share_100_003_elements(set_threads, dtype):
         assert same_bits(c.decompress(), x)
         if dtype in DTYPES:
             assert same_bits(actcore.compress(x, actcore.Positive()).payload[0], expected)
+
+
+def test_fake_tensors_are_stored_without_a_look_at_their_elements():
+    with FakeTensorMode():
+        mask = torch.empty(1001)
+        stored = actcore.compress(mask, actcore.BitMask((0.0, 2.0)))
+        assert (stored.nbytes, stored.decompress().shape) == (126, (1001,))
+        assert actcore.compress(torch.empty(1000, dtype=torch.int64), actcore.Narrow(0, 5)).nbytes == 375
+    with pytest.raises(ValueError, match="an element is neither"):
+        actcore.compress(torch.ones(1001), actcore.BitMask((0.0, 2.0)))
 
 
 @every_dtype

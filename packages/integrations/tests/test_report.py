@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
+from integrations.fewbit import RandomizedLinear
 from integrations.report import format_bytes
 
 from .nets import Net, mlp, normal
@@ -198,3 +199,13 @@ def test_names_with_brackets_are_not_markup():
 )
 def test_bytes_in_words(count, text):
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize("matmul", ["gaussian", "rows"])
+def test_a_sketch_has_the_name_of_what_saves_it(matmul):
+    model = nn.Sequential(nn.Linear(64, 64), RandomizedLinear(64, 64, proj_dim=32, matmul=matmul))
+    integrations.compress_model(model)
+    model(X).sum().backward()
+    [row] = [row for row in integrations.compression(model).report().rows if row.shape == (32, 64)]
+    assert (row.operator, row.codec) == ("integrations::linear_randomized", "kept")
+    assert row.why == "a random sketch in the place of a linear layer's input: as small as was asked for"

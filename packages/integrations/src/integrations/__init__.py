@@ -13,6 +13,7 @@ from integrations.adaptive.gradient_error import GradientError
 from integrations.adaptive.plan import Allotment, Plan
 from integrations.attach import compress, compress_model, compression, restore_model
 from integrations.compression import Compression
+from integrations.forecast import forecast
 from integrations.levels import LEVELS, Level
 from integrations.report import Report, Row
 
@@ -28,5 +29,6 @@ __all__ = [
     "compress",
     "compress_model",
     "compression",
+    "forecast",
     "restore_model",
 ]

@@ -16,6 +16,7 @@ from integrations.adaptive.gradient_error import GradientError
 from integrations.adaptive.plan import Plan
 from integrations.compression import Compression
 from integrations.levels import Level
+from integrations.report import Report
 from integrations.running import recipes_under
 from integrations.saved.session import Session
 
@@ -46,6 +47,14 @@ class BlockCompression(Compression):
             RuntimeError: it is called inside of a block of this model.
         """
         return super().gradient_error(None if closure is None else self._as_block(closure, "gradient_error"))
+
+    def report(self, closure: Callable[[], Any] | None = None) -> Report:
+        """As ``Compression.report``; each call of the closure is a block, so it opens none itself.
+
+        Raises:
+            RuntimeError: there is a closure, inside of a block of this model.
+        """
+        return super().report(None if closure is None else self._as_block(closure, "report"))
 
     def monitor(self, *args: Any, **options: Any) -> NoReturn:
         """Not of one step.

@@ -29,7 +29,9 @@ from integrations.saved.recipes import Recipes
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
+from integrations.saved.timed import TimedSession
 from integrations.state import state_of, take_over
+from integrations.timing import measure_times
 from integrations.unused import await_forward, await_no_longer, awaits_forward
 from integrations.warn import warn
 
@@ -66,6 +68,7 @@ class Compression:
         self._trials = 0  # trial runs that are under way
         self._paused = False  # while an exact gradient is taken for comparison
         self._records: list[Record] = []
+        self.timed: list[TimedSession] | None = None  # forwards of a step that is measured, while it runs
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
         self._recipes = Recipes(FixedBits(level))
@@ -282,14 +285,28 @@ class Compression:
 
     # ---- what the user asks ----
 
-    def report(self) -> Report:
-        """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far."""
-        rows = [Row.of(record) for record in self._records]
+    def report(self, closure: Callable[[], Any] | None = None) -> Report:
+        """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far.
+
+        Args:
+            closure: as for ``adapt``. It is called twice, and the rows have the time that storing each tensor and
+                making it again took in the second call. The report is of that. The state of training is as before
+                afterwards, as far as ``adapt`` puts it back.
+
+        Raises:
+            TypeError: the closure cannot be called.
+            ValueError: there is a closure, and the level is off.
+            RuntimeError: as for ``adapt``.
+        """
+        timed = None if closure is None else measure_times(self, closure)
+        records, seconds = (self._records, {}) if timed is None else (timed.records, timed.seconds)
+        rows = [Row.of(record, seconds.get(place)) for place, record in enumerate(records)]
         plan = self._adapter.in_words(self.level)
         monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
         level, title = self.level, self.level.title(self.level_name)
         recomputed = "" if self.recomputing is None else self.recomputing.in_words()
-        return Report(title, rows, level.off, level.offload, plan, monitor, recomputed)
+        model = type(self.model).__name__
+        return Report(title, rows, level.off, level.offload, plan, monitor, recomputed, model)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
@@ -310,7 +327,14 @@ class Compression:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without what belongs to a running forward of this one.
-        state = {**self.__dict__, "_records": [], "_sessions": {}, "_trials": 0, "waits": awaits_forward(self)}
+        state = {
+            **self.__dict__,
+            "_records": [],
+            "_sessions": {},
+            "_trials": 0,
+            "timed": None,
+            "waits": awaits_forward(self),
+        }
         del state["_paths"], state["_recipes"]
         return state
 

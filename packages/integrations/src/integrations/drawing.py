@@ -7,6 +7,7 @@ from typing import Any
 
 # Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
 BLUE, VERMILION, INK, FAINT, GRID = "#0072B2", "#D55E00", "#22262B", "#7A828C", "#E8EAED"
+GREY = "#C9CCD1"  # of what is compared with
 
 
 def new_figure(size: tuple[float, float]) -> Any:

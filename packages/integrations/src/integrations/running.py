@@ -18,6 +18,7 @@ from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits
 from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
+from integrations.saved.timed import TimedSession
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
@@ -44,7 +45,8 @@ class RunningSession:
         following: Following | None = None,
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
-        self._session = Session(
+        kind = Session if handle.timed is None else TimedSession
+        self._session = kind(
             handle.model,
             handle._paths,
             recipes_under(handle, plan),
@@ -55,6 +57,8 @@ class RunningSession:
             redraw=handle.redraw,
             look=None if look is None else look.at,
         )
+        if handle.timed is not None and isinstance(self._session, TimedSession):
+            handle.timed.append(self._session)
 
     def __enter__(self) -> Session:
         require_no_plan()

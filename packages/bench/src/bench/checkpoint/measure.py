@@ -214,9 +214,13 @@ def _record_peaks(
         except Exception as error:  # whatever one way fails with, others are to be measured
             record.add(blank(way=way.name, failure=reason(error)))
             continue
-        planned = least.plain_bytes or None if way.kind == "plain" else None
+        planned = planner.with_workspaces(batch, size).plain_peak if way.kind == "plain" and not least.failure else None
         jobs.append(Job(way, batch, size, warm_up, planned if plan is None else plan.peak, plan))
-    memory.measure(architecture, jobs, options.settings, record.add)
+    if warm_up < batch:
+        memory.measure(architecture, jobs, options.settings, record.add)
+        return
+    for job in jobs:  # each in a process of its own: what steps before it leave behind is not little beside small ones
+        memory.measure(architecture, [job], options.settings, record.add)
 
 
 def _record_times(

@@ -9,7 +9,7 @@ import torch
 
 from bench.checkpoint.architectures import Architecture
 from bench.checkpoint.contenders import Way
-from bench.checkpoint.memory import reason
+from bench.checkpoint.memory import LONG, reason
 from bench.checkpoint.results import Planned
 from bench.checkpoint.step import build, inputs_of
 from integrations import checkpoint
@@ -29,7 +29,7 @@ class Planner:
         self._architecture = architecture
         self._device = device
         self._seed = seed
-        self._made: dict[tuple[int, int], Plan | Exception] = {}
+        self._made: dict[tuple[int, int, bool], Plan | Exception] = {}
 
     def at(self, batch: int, size: int) -> Plan:
         """The plan with the least peak, for inputs of that size.
@@ -37,9 +37,21 @@ class Planner:
         Raises:
             Exception: as planning does, every time.
         """
-        if (batch, size) not in self._made:
-            self._made[batch, size] = self._plan(batch, size)
-        found = self._made[batch, size]
+        return self._found(batch, size, measure=False)
+
+    def with_workspaces(self, batch: int, size: int) -> Plan:
+        """The same, with what kernels take beside their tensors measured, where a step does not take long. Beside large
+        tensors it is little.
+
+        Raises:
+            Exception: as planning does, every time.
+        """
+        return self._found(batch, size, measure=self.at(batch, size).plain_seconds <= LONG)
+
+    def _found(self, batch: int, size: int, measure: bool) -> Plan:
+        if (batch, size, measure) not in self._made:
+            self._made[batch, size, measure] = self._plan(batch, size, measure)
+        found = self._made[batch, size, measure]
         if isinstance(found, Exception):
             raise found
         return found
@@ -61,14 +73,14 @@ class Planner:
         """
         if way.kind != "planned":
             return None
-        least = self.at(batch, size)
+        least = self.with_workspaces(batch, size)
         return least if way.part is None else least.within(way.part)
 
-    def _plan(self, batch: int, size: int) -> Plan | Exception:
+    def _plan(self, batch: int, size: int, measure: bool) -> Plan | Exception:
         try:
             model = build(self._architecture, self._device, self._seed)
             inputs = inputs_of(self._architecture, batch, size, self._device, self._seed)
-            return checkpoint.plan(model, inputs)
+            return checkpoint.plan(model, inputs, measure=measure)
         except Exception as error:  # kept: planning again would fail again
             return error
 

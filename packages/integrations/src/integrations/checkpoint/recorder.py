@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -51,6 +52,8 @@ class Recorder(TorchDispatchMode):
         self._reading = self._working = (
             False  # whether it has read, and made nothing so far; whether it has made something
         )
+        self._makers: dict[int, object] = {}  # of storages that backward makes, the nodes
+        self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator of backward, if it is a sum
         self._live = 0
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of what values hold
 
@@ -265,29 +268,52 @@ class Recorder(TorchDispatchMode):
             self._recording.other.append(self._live)
         out = func(*args, **kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
+        made = 0
         for _, tensor in self._memory.new(results, args, kwargs):
             storage = tensor.untyped_storage()
             nbytes = storage.nbytes()
-            self._live += nbytes
+            made += nbytes
             self._memory.add(tensor, _PASSING)
+            self._makers[storage._cdata] = _running()
             self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
+        self._live += made
         call = self._recording.calls.note(func, args, kwargs, results)
         self._recording.runs.append(Run(len(self._steps) - 1, self._live, call))
         self._working = True
+        if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
+            self._sum = weakref.ref(args[0].untyped_storage()), made
         return out
+
+    def _maker(self, tensor: Tensor) -> object:
+        return self._makers.get(key_of(tensor))
+
+    def _settle(self) -> None:
+        """Where the first part of a sum was another node's and has gone with it, the engine has summed up gradients: in
+        place, but in the sight of a mode."""
+        if self._sum is None:
+            return
+        (part, nbytes), self._sum = self._sum, None
+        if part() is None:
+            run = self._recording.runs[-1]
+            self._recording.runs[-1] = replace(run, live=run.live - nbytes)
 
     def _freed(self, nbytes: int, _: object) -> None:
         self._live -= nbytes
 
     def _turn(self) -> None:
         """Begins a step if another node's turn has come."""
-        node = torch._C._current_autograd_node()
-        # By name and number: the node itself would be kept alive, and what it holds.
-        name = None if node is None else (node.name(), node._sequence_nr())
+        self._settle()
+        name = _running()
         if name != self._node or not self._steps:
             self._node, self._reading, self._working = name, False, False
             self._steps.append([])
             self._recording.other.append(self._live)
+
+
+def _running() -> object:
+    """The node of backward that runs, by name and number: itself it would be kept alive, and what it holds."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())
 
 
 def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:

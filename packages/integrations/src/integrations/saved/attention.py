@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from integrations.plain import PLAIN, has_elements
 from integrations.saved.arguments import Arguments
 
 OPERATOR = "scaled_dot_product_attention"
@@ -40,9 +40,10 @@ class Attention:
     generator: Tensor | None  # its state, where there is dropout
 
     @classmethod
-    def of(cls, function: Callable[..., Tensor], options: dict[str, Any], device: torch.device) -> Attention:
-        generator = _generator_state(device) if options["dropout_p"] > 0 else None
-        return cls(function, options, _autocast(device.type), _backends(), generator)
+    def of(cls, function: Callable[..., Tensor], options: dict[str, Any], query: Tensor) -> Attention:
+        drawn = options["dropout_p"] > 0 and has_elements(query)
+        generator = _generator_state(query.device) if drawn else None
+        return cls(function, options, _autocast(query.device.type), _backends(), generator)
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
         """Attention of query, key, value and mask, in today's surroundings."""
@@ -87,9 +88,9 @@ class _Recomputed(Function):
                 output, probabilities = _math(query, key, value, _added(mask, query.dtype), **options)
             # Zero where dropped. It may be so elsewhere, but there the softmax has no slope.
             ctx.save_for_backward(query, key, value, mask, probabilities != 0)
-            ctx.attention = Attention.of(function, {**options, "dropout_p": 0.0}, query.device)
+            ctx.attention = Attention.of(function, {**options, "dropout_p": 0.0}, query)
             return output
-        ctx.attention = Attention.of(function, options, query.device)
+        ctx.attention = Attention.of(function, options, query)
         # With gradients enabled, as in backward: torch chooses its kernel by that, too. The graph goes at once.
         with torch.enable_grad(), _exact():
             output = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
@@ -136,7 +137,8 @@ def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | No
     device = tensors[0].device
     if not torch.amp.is_autocast_available(device.type):
         return None
-    if options["dropout_p"] > 0 and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    drawn = options["dropout_p"] > 0 and has_elements(tensors[0])
+    if drawn and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
     output: Tensor = _Recomputed.apply(*tensors, function, options)
     return output
@@ -188,10 +190,7 @@ def _dropped(ctx: Any, kept: Tensor, *tensors: Tensor | None) -> Tensor:
 
 def _plain(tensor: object) -> bool:
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter, FakeTensor)  # fake ones: a capture is to see what a step does
-        and isinstance(tensor, Tensor)
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
+        type(tensor) in PLAIN and isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_nested
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Raw, missing_on
+from integrations.plain import has_elements
 from integrations.saved.arguments import departures, index_codec
 from integrations.saved.calls import Call
 from integrations.saved.checkpoints import OPERATOR
@@ -48,7 +49,7 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
         record.why = f"kept exactly: {missing}"
         return Raw()
     if decision.codec is not None:
-        looked_at = record.saved.operator == OPERATOR and tensor.device.type == "cpu"
+        looked_at = record.saved.operator == OPERATOR and tensor.device.type == "cpu" and has_elements(tensor)
         if looked_at and isinstance(decision.codec, GroupAffine) and is_masked(tensor, decision.codec.group_size):
             record.why = MASKED
             return Raw()
@@ -56,4 +57,4 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
     if tensor.device.type != "cpu":
         record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
         return Raw()
-    return BitMask((0.0, tensor.max().item()))
+    return BitMask((0.0, tensor.max().item() if has_elements(tensor) else 1.0))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, compress
+from integrations.plain import has_elements
 from integrations.saved.arguments import Arguments, two_valued
 from integrations.saved.rules import Need
 from integrations.saved.storage import Exact, View, codec_name
@@ -222,7 +223,7 @@ def window_indices(operator: str, given: Arguments, indices: Tensor, codec: Code
     options = (kernel, strides, padding, dilation, bool(given.get(5, "ceil_mode", False)))
     packed, misfit = torch.ops.actcore.window_index_pack(indices.contiguous(), list(source.shape), *options)
     # torch made the indices, so they fit; on the CPU, where it costs nothing to look, it is made sure.
-    if misfit.device.type == "cpu" and misfit.item():
+    if misfit.device.type == "cpu" and has_elements(misfit) and misfit.item():
         return None
     return WindowIndices(Held(compress(packed, codec)), list(source.shape), options)
 

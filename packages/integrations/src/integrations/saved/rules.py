@@ -75,6 +75,7 @@ _POOL = Rule(input=Need.SHAPE, why="indices are exact")
 _INDEX = Rule(why="indices are exact")
 _ATTENTION = Rule(recomputed=Need.ATTENTION, why="torch's own attention normalises over the exact query and key")
 _CHECKPOINT = Rule(Need.RECOMPUTED, why="an input of a checkpoint that is a mask, or may have one in it: kept exactly")
+_SKETCH = Rule(why="a random sketch in the place of a linear layer's input: as small as was asked for")
 _EXPONENTIAL = Rule(why="exp() and division amplify an error without bound")
 _JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly")
 
@@ -99,6 +100,7 @@ _OPERATORS = (
     (_INDEX, "index_copy index_fill index_put setitem topk sort max min median mode kthvalue cummax cummin"),
     (_ATTENTION, "scaled_dot_product_attention"),
     (_CHECKPOINT, "checkpoint"),
+    (_SKETCH, "integrations::linear_randomized"),
     (_EXPONENTIAL, "log_softmax gumbel_softmax logsumexp cross_entropy nll_loss log log2 log10 log1p logit rpow"),
     (_EXPONENTIAL, "div divide true_divide truediv reciprocal sqrt rsqrt std std_mean norm normalize"),
     (_EXPONENTIAL, "linalg_norm linalg_vector_norm"),

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.overrides import handle_torch_function, has_torch_function
 
 import actcore
 from integrations.autocast import as_matmul
@@ -115,8 +116,23 @@ def sketched_linear(
         sketch = matrix.index_select(0, chosen).to(dtype) * weights.to(dtype)[:, None]
     else:
         sketch = project(matrix, drawn, sketching.matmul, rows, sketching.block_size)
-    output: Tensor = _SketchedLinear.apply(given, cast_weight, cast_bias, sketch, drawn, chosen, sketching)
+    return _with_sketch(given, cast_weight, cast_bias, sketch, drawn, chosen, sketching)
+
+
+def _with_sketch(*arguments: Any) -> Tensor:
+    # As torch's own functions do, so that a report can name what saves the sketch.
+    if not torch.compiler.is_compiling() and has_torch_function(arguments[:1]):
+        seen: Tensor = handle_torch_function(_named, arguments[:1], *arguments)
+        return seen
+    output: Tensor = _SketchedLinear.apply(*arguments)
     return output
+
+
+def _named(*arguments: Any) -> Tensor:
+    return _with_sketch(*arguments)
+
+
+_named.__name__ = "linear_randomized"
 
 
 def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -6,65 +6,20 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from os import PathLike
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from integrations.saved.records import RECOMPUTED, Record
+from integrations.report import page, plot, serial
+from integrations.report.row import Row
+from integrations.report.table import full_table, module_table
+from integrations.report.timeline import Moment, timeline_of
+from integrations.report.words import format_bytes
+from integrations.saved.records import RECOMPUTED
 from integrations.unused import IT_TAKES
 
 NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One saved tensor.
-
-    Attributes:
-        module: path of the module that saved it; empty for the model itself.
-        operator: the call that saved it.
-        role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"compiled"`` where a
-            region of ``torch.compile`` saved it, and the operators are those that use it in backward.
-        shape, dtype: of the tensor.
-        codec: how it is stored; ``"kept"`` as it is, ``"copied"`` exactly, so that a larger storage can go, or
-            ``"recomputed"``: nothing is stored.
-        original_bytes: what plain autograd keeps alive for it: its whole storage, in the first row that saves it.
-        stored_bytes: what is kept instead; 0 where it shares what an earlier row counts.
-        why: the reason for the codec.
-        owner: who keeps the tensor alive anyway (a parameter, a buffer, an input); its bytes count nothing.
-        host: whether what is kept was taken to host memory.
-    """
-
-    module: str
-    operator: str
-    role: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    codec: str
-    original_bytes: int
-    stored_bytes: int
-    why: str
-    owner: str
-    host: bool = False
-
-    @classmethod
-    def of(cls, record: Record) -> Row:
-        saved = record.saved
-        return cls(
-            saved.module,
-            saved.operator,
-            saved.role,
-            tuple(saved.shape),
-            saved.dtype,
-            record.codec,
-            record.original_bytes,
-            record.stored_bytes,
-            record.why,
-            record.owner,
-            record.host,
-        )
 
 
 @dataclass(frozen=True)
@@ -79,6 +34,8 @@ class Report:
         plan: where the bits of an adaptive level come from, in words; empty at other levels.
         monitor: what the monitor found, in words; empty without one.
         recomputed: by which plan backward makes tensors again, in words; empty without one.
+        model: the model's class, for titles.
+        note: how the report came about, where no step of a training made it; empty otherwise.
     """
 
     level: str
@@ -88,6 +45,8 @@ class Report:
     plan: str = ""
     monitor: str = ""
     recomputed: str = ""
+    model: str = ""
+    note: str = ""
 
     @property
     def original_bytes(self) -> int:
@@ -114,33 +73,15 @@ class Report:
         """``original_bytes / stored_bytes``; 1 where nothing was saved."""
         return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
 
-    def table(self) -> Table:
-        """The report as a rich table: what autograd alone keeps, one line a tensor."""
-        table = Table(title=self._title(), caption=self._caption(), caption_justify="left")
-        for heading in ("module", "operator", "shape", "dtype", "codec"):
-            table.add_column(heading, overflow="fold")
-        table.add_column("before", justify="right")
-        table.add_column("after", justify="right")
-        table.add_column("why", overflow="fold")
-        for row in self.rows:
-            if not row.owner:
-                table.add_row(
-                    Text(row.module or "(model)"),  # a name may have brackets, which are markup in a string
-                    f"{row.operator or 'unknown'} {row.role}",
-                    "x".join(map(str, row.shape)) or "scalar",
-                    str(row.dtype).removeprefix("torch."),
-                    row.codec,
-                    format_bytes(row.original_bytes) if row.original_bytes else "shared",
-                    _after(row),
-                    row.why,
-                )
-        return table
-
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """The level, and what it saves, in a line."""
         before, after = format_bytes(self.original_bytes), format_bytes(self.stored_bytes)
         return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
 
-    def _caption(self) -> str:
+    @property
+    def caption(self) -> str:
+        """What else there is to say, in lines."""
         if self.off:
             return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:
@@ -150,7 +91,7 @@ class Report:
             if row.owner:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
-        lines = [line for line in (self.plan, self.monitor) if line]
+        lines = [line for line in (self.note, self.plan, self.monitor) if line]
         if self.recomputed:
             lines.append(f"{self.recomputed}: of {format_bytes(self.recomputed_bytes)} nothing is stored.")
         if listed:
@@ -158,6 +99,70 @@ class Report:
         if self.offload:
             lines.append(self._where())
         return "\n".join(lines)
+
+    def table(self, depth: int | None = None) -> Table:
+        """The report as a rich table: what autograd alone keeps, by module, one line a tensor.
+
+        Args:
+            depth: lists modules down to this depth instead of tensors, 1 for the model's own parts.
+
+        Raises:
+            TypeError: ``depth`` is not an int.
+            ValueError: ``depth`` is negative.
+        """
+        if depth is None:
+            return full_table(self)
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            raise TypeError(f"depth must be an int, got {depth!r}")
+        if depth < 0:
+            raise ValueError(f"depth must be 0 or more, got {depth}; 1 lists the model's own parts")
+        return module_table(self, depth)
+
+    def timeline(self) -> tuple[Moment, ...]:
+        """What is stored at each moment of a step: it grows as forward saves tensors, and shrinks as backward, which
+        takes them in reverse, lets them go. Saved tensors alone: not what operators hold for a moment, and no
+        gradients."""
+        return timeline_of(self.rows)
+
+    def to_json(self) -> str:
+        """All of the report as JSON, for ``Report.from_json`` and for other programs; sums are in it, too."""
+        return serial.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report of which ``to_json`` made the text.
+
+        Raises:
+            ValueError: the text is no JSON, or not that of a report.
+        """
+        try:
+            return cls(**serial.from_json(text))
+        except TypeError as error:
+            raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws memory over one step, without compression and with it, and by module.
+
+        Args:
+            path: the file to write; its ending names the type: ``.png``, ``.svg``, ``.pdf``.
+
+        Raises:
+            ImportError: matplotlib is not there.
+            ValueError: nothing was saved, or the ending is of no type that matplotlib writes.
+            OSError: the file cannot be written.
+        """
+        plot.plot_report(self, path)
+
+    def html(self, path: str | PathLike[str]) -> None:
+        """Writes a page that needs nothing but a browser: sums, the same two charts, every tensor in a tree.
+
+        Args:
+            path: the file to write, in UTF-8.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        page.write_page(self, path)
 
     def _where(self) -> str:
         if self.host_bytes:
@@ -170,18 +175,3 @@ class Report:
         # As wide as the terminal, and wide enough for its columns where there is none, as in a log file.
         Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
         return text.getvalue().rstrip()
-
-
-def _after(row: Row) -> str:
-    if row.codec == RECOMPUTED:
-        return "-"
-    return format_bytes(row.stored_bytes) if row.stored_bytes else "shared"
-
-
-def format_bytes(count: float) -> str:
-    """A number of bytes in the unit that suits it: ``1536`` is ``"1.5 KiB"``."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

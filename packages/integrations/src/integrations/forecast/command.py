@@ -1,0 +1,117 @@
+"""The command ``report``: where a model's memory would go, and what a level would save."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from integrations.forecast import hf, pyg, timm
+from integrations.forecast.run import LooksAtElements, forecast
+from integrations.forecast.scaled import scaled
+from integrations.forecast.subject import Subject
+from integrations.levels import LEVELS
+from integrations.report import Report
+
+_WIDTH = 160  # of the tables where there is no terminal
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to a parser's commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "report",
+        help="where would a model's memory go, and what would a level save?",
+        description="Says what autograd would keep of one forward, by module, and what a level would keep instead. "
+        "The forward runs on tensors without elements, which take no memory; one that looks at elements is run for two "
+        "small batches. Nothing is trained.",
+    )
+    parser.set_defaults(command=run)
+    subject = parser.add_argument_group("the model, one of").add_mutually_exclusive_group(required=True)
+    subject.add_argument("--timm", metavar="NAME", help="a model of timm: resnet50")
+    subject.add_argument("--hf", metavar="CONFIG", help="a model type of transformers, or a config.json: bert")
+    subject.add_argument("--pyg", metavar="CLASS", help="a model or layer of PyTorch Geometric: GAT")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="arguments of the model, or fields of its config"
+    )
+
+    inputs = parser.add_argument_group("its inputs")
+    inputs.add_argument("--batch", type=_count, default=8, help="images or sequences; default: 8")
+    inputs.add_argument("--image-size", type=_count, metavar="PIXELS", help="of a side; default: the model's own")
+    inputs.add_argument("--length", type=_count, default=128, help="tokens or samples of a sequence; default: 128")
+    graph = {"--nodes": 2708, "--edges": 10556, "--features": 1433, "--hidden": 64, "--classes": 7, "--layers": 2}
+    for name, default in graph.items():
+        inputs.add_argument(name, type=_count, default=default, help=f"of --pyg; default: {default}")
+
+    parser.add_argument("--level", default="L1", help=f"one of {', '.join(LEVELS)}; default: L1")
+    parser.add_argument(
+        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
+    )
+    output = parser.add_argument_group("what to print and write")
+    output.add_argument("--depth", type=int, default=1, help="print modules down to this depth; default: 1")
+    output.add_argument("--all", action="store_true", help="print every tensor")
+    for name, what in (("--json", "all of it"), ("--plot", "a chart: .png, .svg or .pdf"), ("--html", "a page")):
+        output.add_argument(name, type=Path, metavar="FILE", help=f"write {what}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command; raises what is wrong with its options."""
+    for path in filter(None, (options.json, options.plot, options.html)):
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+    subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
+    try:
+        report = forecast(subject.model, subject.args, subject.kwargs, level=options.level, **chosen)
+    except LooksAtElements:
+        batch = 1 if options.pyg else options.batch  # a graph is one
+        report = scaled(lambda size: _subject(options, size, elements=True), batch, options.level, **chosen)
+    report = dataclasses.replace(report, model=subject.name)
+    _print(report, None if options.all else options.depth)
+    if options.json:
+        options.json.write_text(report.to_json(), encoding="utf-8")
+    if options.plot:
+        report.plot(options.plot)
+    if options.html:
+        report.html(options.html)
+
+
+def _subject(options: argparse.Namespace, batch: int, elements: bool = False) -> Subject:
+    chosen = _pairs(options.set, "--set")
+    if options.timm:
+        return timm.subject(options.timm, batch, options.image_size, elements, **chosen)
+    if options.hf:
+        return hf.subject(options.hf, batch, options.length, options.image_size, elements, **chosen)
+    sizes = {name: getattr(options, name) for name in ("nodes", "edges", "features", "hidden", "classes", "layers")}
+    return pyg.subject(options.pyg, **sizes, elements=elements, **chosen)
+
+
+def _print(report: Report, depth: int | None) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    console.print(f"[bold]{report.model}[/bold]", highlight=False)
+    console.print(report.table(depth))
+
+
+def _count(text: str) -> int:
+    """A number of at least 1, as an argument's type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
+    return int(text)
+
+
+def _pairs(texts: list[str], option: str) -> dict[str, Any]:
+    """``["bits=3"]`` as ``{"bits": 3}``; what is no literal of Python is a string."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.isidentifier():
+            raise ValueError(f"{option} must be NAME=VALUE, got {text!r}")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            found[name] = value
+    return found

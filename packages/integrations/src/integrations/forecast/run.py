@@ -1,0 +1,123 @@
+"""``forecast``: the report of a forward that is not computed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from integrations.attach import compress_model, compression
+from integrations.checkpoint import indices
+from integrations.checkpoint.operators import traits_of
+from integrations.levels import Level, resolve_level
+from integrations.report import Report
+
+# What torch raises where an operator's result, or its shape, depends on elements.
+_LOOKS = (DataDependentOutputException, DynamicOutputShapeException)
+
+NOTE = "A forecast: the forward ran on tensors without elements, as on the CPU; nothing was computed or trained."
+
+MEAN = "The level is adaptive: each tensor is shown in the average bits, and a plan spreads as many in all over them."
+
+
+def forecast(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    level: str = "L1",
+    **options: Any,
+) -> Report:
+    """The report that a compressed model would give of its next forward, which is not run.
+
+    The model's own forward runs on fake tensors, which have shapes and no elements, in a copy that has none either: it
+    takes no memory and the time of Python alone. Rows and bytes are those of the real forward on the CPU. Small
+    integers and truth values are computed, since masks and indices decide which way a forward takes.
+
+    ::
+
+        report = integrations.forecast(model, torch.empty(64, 3, 224, 224, device="meta"), level="L2")
+        print(report.table(depth=1))
+
+    Args:
+        model: any module that is not compressed, on any device, ``meta`` too; it is not touched.
+        args: positional inputs, a tuple; or one input. Floating-point tensors may be on ``meta``, which has no memory.
+        kwargs: inputs by name.
+        level: as for ``compress_model``; of an adaptive one, every tensor has the bits that a plan gives on average.
+        **options: as for ``compress_model``.
+
+    Raises:
+        TypeError: ``model`` is not a module, or an option has the wrong type.
+        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed.
+        RuntimeError: the forward looks at elements, as ``.item()`` does; the error says what it called.
+        Exception: what else the model raises with these inputs.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    wanted = resolve_level(level, options)
+    fake = compress_model(_without_elements(model, mode), level, **{**options, **mean_bits(wanted)}).train()
+    inputs = (tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {}))
+    given, named = tree_map_only(Tensor, lambda tensor: _fake_input(tensor, mode), inputs)
+    with torch.random.fork_rng([]), mode, _Indices(), torch.enable_grad():
+        try:
+            held = fake(*given, **named)  # until the report is made
+        except _LOOKS as error:
+            raise LooksAtElements(
+                f"the forward of {type(model).__name__} looks at elements, of which a forecast has none ({error}): "
+                "compress the model, call it once on a small batch, and ask integrations.compression(model).report()"
+            ) from error
+        report = compression(fake).report()
+        del held
+    return replace(report, level=wanted.title(level), note=NOTE, plan=MEAN if wanted.adaptive else "")
+
+
+def mean_bits(level: Level) -> dict[str, int]:
+    """Options by which each tensor that a plan will give bits of its own has the bits that all have on average."""
+    if not level.adaptive or level.bits is None:
+        return {}
+    return dict.fromkeys(("product_bits", "norm_bits", "pointwise_bits", "attention_bits"), level.bits)
+
+
+class LooksAtElements(RuntimeError):
+    """A forward that cannot run on tensors without elements."""
+
+
+class _Indices(TorchDispatchMode):
+    """Computes operators on integers and truth values, below fake ones."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return indices.call(func, traits_of(func), args, kwargs or {})
+
+
+def _without_elements(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the model on the CPU whose parameters and buffers are fake, tied where the model's are."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        fake = _fake_input(tensor.detach(), mode)
+        memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+    return copy.deepcopy(model, memo)
+
+
+def _fake_input(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    if indices.is_index(tensor) and tensor.device.type != "meta":
+        return tensor.detach().to("cpu", copy=True)
+    if tensor.layout is not torch.strided:
+        return mode.from_tensor(tensor)
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return fake.requires_grad_(tensor.requires_grad) if tensor.is_leaf else fake

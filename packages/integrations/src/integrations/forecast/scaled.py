@@ -1,0 +1,69 @@
+"""The report of a forward that cannot run without elements: real ones of two small batches, and a line through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from integrations.attach import compress_model, compression
+from integrations.forecast.run import MEAN, mean_bits
+from integrations.forecast.subject import Subject
+from integrations.levels import resolve_level
+from integrations.report import Report, Row
+
+_SMALL = 2
+
+
+def scaled(make: Callable[[int], Subject], batch: int, level: str, **options: Any) -> Report:
+    """The report for a batch, from real forwards of two and of four where it is larger.
+
+    Args:
+        make: the subject with a batch of a size, with elements.
+        batch: the size that is asked for.
+        level: as for ``forecast``; so are the options.
+
+    Raises:
+        RuntimeError: the two save different tensors, as where layers are dropped at random.
+    """
+    if batch <= 2 * _SMALL:
+        return replace(_real(make(batch), level, options), note="Its forward looks at elements: a real one was run.")
+    small, large = (_real(make(size), level, options) for size in (_SMALL, 2 * _SMALL))
+    if list(map(_place, small.rows)) != list(map(_place, large.rows)):
+        raise RuntimeError(
+            "the forward looks at elements, and saves other tensors from one batch to the next, from which nothing "
+            "can be scaled: switch off what is random in it (--set layerdrop=0.0), or take a batch of "
+            f"{2 * _SMALL} or less, which is run"
+        )
+    times = (batch - _SMALL) / _SMALL
+    rows = [_between(one, other, times) for one, other in zip(small.rows, large.rows, strict=True)]
+    note = (
+        f"An estimate: the forward looks at elements, so real ones of batches of {_SMALL} and {2 * _SMALL} were run, "
+        f"and their bytes are continued in a line to {batch}; nothing was trained."
+    )
+    return replace(small, rows=rows, note=note)
+
+
+def _real(subject: Subject, level: str, options: dict[str, Any]) -> Report:
+    wanted = resolve_level(level, options)
+    with torch.random.fork_rng([]), torch.enable_grad():
+        torch.manual_seed(0)
+        model = compress_model(subject.model, level, **{**options, **mean_bits(wanted)}).train()
+        held = model(*subject.args, **subject.kwargs)  # until the report is made
+        report = compression(model).report()
+        del held
+    return replace(report, level=wanted.title(level), plan=MEAN if wanted.adaptive else "")
+
+
+def _place(row: Row) -> tuple[str, str, str, int]:
+    return row.module, row.operator, row.role, len(row.shape)
+
+
+def _between(one: Row, other: Row, times: float) -> Row:
+    """The row that is so many times as far from ``one`` as ``other`` is."""
+    shape = tuple(round(a + times * (b - a)) for a, b in zip(one.shape, other.shape, strict=True))
+    original = round(one.original_bytes + times * (other.original_bytes - one.original_bytes))
+    stored = round(one.stored_bytes + times * (other.stored_bytes - one.stored_bytes))
+    return replace(other, shape=shape, original_bytes=original, stored_bytes=stored)

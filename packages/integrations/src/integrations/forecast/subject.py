@@ -1,0 +1,43 @@
+"""``Subject``: a model by name, and inputs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model of which a report is asked for.
+
+    Attributes:
+        name: in words, for the title.
+        model: on ``meta`` where it could be made so.
+        args, kwargs: its inputs.
+    """
+
+    name: str
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def made(make: Callable[[], nn.Module], elements: bool) -> nn.Module:
+    """The model that ``make`` makes: on ``meta``, where that takes no memory; on the CPU where ``elements`` are asked
+    for, or it looks at numbers that it makes, which ``meta`` does not have."""
+    if elements:
+        return make()
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, RuntimeError):
+        return make()
+
+
+def numbers(shape: tuple[int, ...], elements: bool) -> Tensor:
+    """An input of normal numbers, or one of ``meta``, which takes no memory."""
+    return torch.randn(shape) if elements else torch.empty(shape, device="meta")

@@ -1,0 +1,67 @@
+"""A report's timeline as it is drawn: moments at which nothing changes left out, forward cut into bands by module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from integrations.report.row import Row
+from integrations.report.timeline import timeline_of
+from integrations.report.tree import cut, tree_of
+
+
+@dataclass(frozen=True)
+class Band:
+    """Moments ``start`` to ``end`` of forward, in which tensors of one module were saved."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes at each moment.
+
+    Attributes:
+        original: what autograd alone would keep.
+        stored: what is kept instead.
+        device: that, without what was taken to host memory.
+        bands: of forward.
+        turn: the last moment of forward.
+    """
+
+    original: list[int]
+    stored: list[int]
+    device: list[int]
+    bands: tuple[Band, ...]
+    turn: int
+
+
+def curve_of(rows: Sequence[Row], bands: int) -> Curve | None:
+    """The curve, with about that many bands; ``None`` where nothing was saved."""
+    counted = [row for row in rows if not row.owner and (row.original_bytes or row.stored_bytes)]
+    if not counted:
+        return None
+    moments = timeline_of(counted)
+    return Curve(
+        [moment.original_bytes for moment in moments],
+        [moment.device_bytes + moment.host_bytes for moment in moments],
+        [moment.device_bytes for moment in moments],
+        _bands(counted, bands),
+        len(counted),
+    )
+
+
+def _bands(counted: list[Row], most: int) -> tuple[Band, ...]:
+    names: dict[int, str] = {}
+    for part in cut(tree_of(counted), most):
+        names |= {id(row): part.path or part.name for row in part.all_rows()}
+    found: list[Band] = []
+    for place, row in enumerate(counted):
+        name = names.get(id(row), "")
+        if found and found[-1].name == name:
+            found[-1] = Band(name, found[-1].start, place + 1)
+        else:
+            found.append(Band(name, place, place + 1))
+    return tuple(found)

@@ -1,0 +1,127 @@
+"""A report as one page of HTML. It fetches nothing, and forbids itself to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from integrations.report.row import Row
+from integrations.report.svg import bars, step
+from integrations.report.tree import Part, tree_of
+from integrations.report.words import (
+    format_bytes,
+    format_seconds,
+    format_shape,
+    format_share,
+    format_stored,
+    short_codec,
+)
+
+if TYPE_CHECKING:
+    from integrations.report.report import Report
+
+
+def write_page(report: Report, path: str | PathLike[str]) -> None:
+    """See ``Report.html``."""
+    Path(path).write_text(page_of(report), encoding="utf-8")
+
+
+def page_of(report: Report) -> str:
+    """The page."""
+    template = Template(files("integrations.report").joinpath("page.html").read_text(encoding="utf-8"))
+    timed = any(row.seconds is not None for row in report.rows)
+    name = f"{report.model} at {report.level}" if report.model else f"Level {report.level}"
+    return template.substitute(
+        title=escape(report.title),
+        heading=escape(name),
+        subheading="What autograd keeps from forward to backward, and what is kept instead",
+        figures="".join(_figures(report)),
+        lines=escape(report.caption),
+        charts=_charts(report),
+        headings="".join(_headings(timed)),
+        rows="".join(_rows_of(tree_of(report.rows), 0, "", report.original_bytes, timed, iter(range(1 << 30)))),
+    )
+
+
+def _figures(report: Report) -> Iterator[str]:
+    count = sum(not row.owner for row in report.rows)
+    yield _figure(format_bytes(report.original_bytes), "as autograd keeps it")
+    yield _figure(format_bytes(report.stored_bytes), "compressed", "main")
+    yield _figure(f"{report.ratio:.1f}×", "smaller", "main")
+    if report.host_bytes:
+        yield _figure(format_bytes(report.host_bytes), "of that, in host memory")
+    yield _figure(f"{count:,}", "tensor" if count == 1 else "tensors")
+    times = [row.seconds for row in report.rows if row.seconds is not None]
+    if times:
+        yield _figure(format_seconds(sum(times)), "a step for compression")
+
+
+def _figure(number: str, words: str, kind: str = "") -> str:
+    return f'<div class="card {kind}"><b>{number}</b><span class="faint">{words}</span></div>'
+
+
+def _charts(report: Report) -> str:
+    drawn = step(report.rows)
+    if not drawn:
+        return ""
+    return (
+        f'<div class="halves"><section class="card">{drawn}</section>'
+        f'<section class="card"><h2>By module</h2>{bars(report.rows)}</section></div>'
+    )
+
+
+def _headings(timed: bool) -> Iterator[str]:
+    for heading in ("module", "operator", "shape", "dtype", "codec"):
+        yield f"<th>{heading}</th>"
+    for heading in ("before", "after", "share", *(("time",) if timed else ())):
+        yield f'<th class="number">{heading}</th>'
+    yield "<th>why</th>"
+
+
+def _rows_of(part: Part, level: int, within: str, whole: int, timed: bool, ids: Iterator[int]) -> Iterator[str]:
+    key = str(next(ids))
+    alone = part.rows if len(part.rows) == 1 and not part.parts else []
+    name = f'<td class="name" style="padding-left:{1.2 * level:.1f}em">'
+    if alone:
+        yield _tr(level, within, alone[0], f'{name}<span class="mark"></span>{escape(part.name)}</td>', whole, timed)
+        return
+    before, after = part.original_bytes, part.stored_bytes
+    numbers = [format_bytes(before), format_bytes(after), format_share(before, whole)]
+    if timed:
+        numbers.append("" if part.seconds is None else format_seconds(part.seconds))
+    yield (
+        f'<tr class="part opens" data-id="{key}" data-within="{within}" data-level="{level}" '
+        f'data-text="{escape(part.path.lower())}">{name}<span class="mark">▸</span>{escape(part.name)}</td>'
+        f'<td colspan="4" class="faint">{escape(part.operators())}</td>{_numbers(numbers)}<td></td></tr>\n'
+    )
+    for row in part.rows:
+        yield _tr(level + 1, key, row, "<td></td>", whole, timed)
+    for inner in part.parts:
+        yield from _rows_of(inner, level + 1, key, whole, timed, ids)
+
+
+def _tr(level: int, within: str, row: Row, name: str, whole: int, timed: bool) -> str:
+    codec = short_codec(row.codec)
+    numbers = [
+        format_bytes(row.original_bytes) if row.original_bytes else "shared",
+        format_stored(row.codec, row.stored_bytes),
+        format_share(row.original_bytes, whole),
+    ]
+    if timed:
+        numbers.append("" if row.seconds is None else format_seconds(row.seconds))
+    operator = f"{row.operator or 'unknown'} {row.role}".strip()
+    text = " ".join((row.module, operator, codec)).lower()
+    return (
+        f'<tr data-within="{within}" data-level="{level}" data-text="{escape(text)}">{name}<td>{escape(operator)}</td>'
+        f"<td>{format_shape(row.shape)}</td><td>{str(row.dtype).removeprefix('torch.')}</td>"
+        f'<td><code>{escape(codec)}</code></td>{_numbers(numbers)}<td class="why">{escape(row.why)}</td></tr>\n'
+    )
+
+
+def _numbers(numbers: list[str]) -> str:
+    return "".join(f'<td class="number">{escape(number)}</td>' for number in numbers)

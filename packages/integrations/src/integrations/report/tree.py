@@ -1,0 +1,126 @@
+"""A report's rows by module: a tree of parts, each with the sums of what is in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from integrations.report.row import Row
+
+MODEL = "(model)"
+"""What the model itself is called, whose path is empty."""
+
+
+@dataclass
+class Part:
+    """A module and what is in it; a chain of modules of which each has but the next is one part.
+
+    Attributes:
+        path: of the module.
+        name: the end of the path, by which it differs from that of the part around it.
+        rows: what the module itself saved, and nobody else keeps alive.
+        parts: the modules in it, in the order in which they first saved something.
+    """
+
+    path: str
+    name: str
+    rows: list[Row] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    def all_rows(self) -> Iterator[Row]:
+        """The rows of this module and those in it."""
+        yield from self.rows
+        for part in self.parts:
+            yield from part.all_rows()
+
+    @property
+    def original_bytes(self) -> int:
+        """What autograd alone would keep."""
+        return sum(row.original_bytes for row in self.all_rows())
+
+    @property
+    def stored_bytes(self) -> int:
+        """What is kept instead."""
+        return sum(row.stored_bytes for row in self.all_rows())
+
+    @property
+    def seconds(self) -> float | None:
+        """What compression took; ``None`` where it was not measured."""
+        times = [row.seconds for row in self.all_rows() if row.seconds is not None]
+        return sum(times) if times else None
+
+    def operators(self, most: int = 3) -> str:
+        """The operators that save most of it, the first of them first."""
+        counts: Counter[str] = Counter()
+        for row in self.all_rows():
+            counts[row.operator or "unknown"] += row.original_bytes
+        named = [name for name, _ in counts.most_common(most)]
+        return ", ".join(named) + (f" and {len(counts) - most} more" if len(counts) > most else "")
+
+
+def tree_of(rows: Sequence[Row]) -> Part:
+    """The model, with what autograd alone keeps for it."""
+    root = Part("", MODEL)
+    known = {"": root}
+    for row in rows:
+        if not row.owner:
+            _part(row.module, known).rows.append(row)
+    for part in root.parts:
+        _merge_chains(part)
+    return root
+
+
+def cut(root: Part, most: int) -> list[Part]:
+    """At most ``most`` parts that are all of the model, in its order, of one depth if that is fair: a part that is more
+    than half of it is opened alone, and where it has too many parts, they come in stretches of equal numbers. What an
+    opened module saved itself is a part of its own."""
+    found = [root]
+    while True:
+        deeper = [inner for part in found for inner in (_opened(part) if part.parts else [part])]
+        if len(deeper) <= most:
+            if deeper == found:
+                return found
+            found = deeper
+            continue
+        largest = max(found, key=lambda part: part.original_bytes)
+        if not largest.parts or 2 * largest.original_bytes <= root.original_bytes:
+            return found
+        inner, room = _opened(largest), most - len(found) + 1
+        if room < 2:
+            return found
+        place = found.index(largest)
+        found[place : place + 1] = inner if len(inner) <= room else _stretches(inner, room)
+
+
+def _stretches(parts: list[Part], most: int) -> list[Part]:
+    size = -(-len(parts) // most)
+    found = []
+    for start in range(0, len(parts), size):
+        stretch = parts[start : start + size]
+        rows = [row for part in stretch for row in part.all_rows()]
+        first, last = stretch[0], stretch[-1]
+        found.append(first if len(stretch) == 1 else Part(f"{first.path} to {last.name}", last.name, rows))
+    return found
+
+
+def _opened(part: Part) -> list[Part]:
+    own = [Part(part.path, part.name, part.rows)] if any(row.original_bytes for row in part.rows) else []
+    return own + [inner for inner in part.parts if inner.original_bytes]
+
+
+def _part(path: str, known: dict[str, Part]) -> Part:
+    if path not in known:
+        above, _, name = path.rpartition(".")
+        known[path] = Part(path, name)
+        _part(above, known).parts.append(known[path])
+    return known[path]
+
+
+def _merge_chains(part: Part) -> None:
+    while not part.rows and len(part.parts) == 1:
+        [inner] = part.parts
+        part.path, part.name = inner.path, f"{part.name}.{inner.name}"
+        part.rows, part.parts = inner.rows, inner.parts
+    for inner in part.parts:
+        _merge_chains(inner)

@@ -1,0 +1,54 @@
+"""How numbers and codecs are written, in tables, charts and pages alike."""
+
+from __future__ import annotations
+
+from integrations.saved.records import RECOMPUTED
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it: ``1536`` is ``"1.5 KiB"``."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def unit_of(largest: int) -> tuple[int, str]:
+    """The unit for numbers up to ``largest`` bytes on one axis: how many bytes it is, and its name."""
+    for size, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if largest >= size:
+            return size, name
+    return 1, "bytes"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time in the unit that suits it: ``0.0015`` is ``"1.5 ms"``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def short_codec(codec: str) -> str:
+    """A codec without what goes without saying."""
+    return codec.replace(", rounding='stochastic'", "").replace("()", "")
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """``(8, 64)`` as ``"8x64"``."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def format_stored(codec: str, count: int) -> str:
+    """What is kept for a row; ``-`` where nothing is, because backward makes it again."""
+    if codec == RECOMPUTED:
+        return "-"
+    return format_bytes(count) if count else "shared"
+
+
+def format_share(part: int, whole: int) -> str:
+    """A part in per cent of the whole; what is there but rounds to none is told apart from nothing."""
+    if not part or not whole:
+        return ""
+    return f"{100 * part / whole:.1f}%" if part / whole >= 0.0005 else "<0.1%"

@@ -1,0 +1,61 @@
+"""``TimedSession``: a session that measures what storing each tensor and making it again takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from integrations.saved.forms import Packed
+from integrations.saved.session import Session
+
+
+class TimedSession(Session):
+    """For a step that is run for nothing else: on a device, it waits before and after each tensor.
+
+    Attributes:
+        seconds: by the place of a record in ``records``; a record that shares another's copy has its own.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seconds: dict[int, float] = {}
+
+    def _pack_one(self, tensor: Tensor, module: str, obstacle: str = "") -> Any:
+        place = len(self.records)
+        start = _now(tensor.device)
+        packed = super()._pack_one(tensor, module, obstacle)
+        if len(self.records) == place + 1 and not self.records[place].owner:
+            self.seconds[place] = _now(tensor.device) - start
+            return _Timed(packed, tensor.device, self.seconds, place)
+        return packed
+
+    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
+        """What a checkpoint holds must be what it is; only its storing is measured."""
+        packed = super().pack_held(tensor, obstacle)
+        return packed.packed if isinstance(packed, _Timed) else packed
+
+
+@dataclass(slots=True, eq=False)
+class _Timed:
+    """What autograd holds in place of a tensor, with a clock."""
+
+    packed: Packed
+    device: torch.device
+    seconds: dict[int, float]
+    place: int
+
+    def unpack(self) -> Tensor:
+        start = _now(self.device)
+        tensor = self.packed.unpack()
+        self.seconds[self.place] += _now(self.device) - start
+        return tensor
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
