@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.checkpoint import apply, plan, plan_of, restore_model
+from integrations.checkpoint import apply, capture, plan, plan_of, plans, restore_model
 
 from .nets import assert_nothing_active, mlp, normal
 from .recompute_nets import NETS, net
@@ -173,6 +173,37 @@ def test_a_forward_that_has_changed_is_captured_again():
         assert_as_twin(model, twin, x)
     assert_as_twin(model, twin, x)
     assert len(plan_of(model).graph.ops) < 12
+
+
+class LooksAtItsInput(nn.Module):
+    """A forward that takes another way with tensors that have no elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = mlp(16, depth=4)
+
+    def forward(self, x):
+        y = self.layers(x)
+        return y.sigmoid().sin() if type(x) is torch.Tensor else y
+
+
+def test_a_capture_that_comes_to_the_same_wrong_plan_is_not_made_for_ever(monkeypatch):
+    model, x = LooksAtItsInput().train(), normal(64, 16)
+    apply(model, plan(model, x))
+    captures = []
+
+    def noted(*args, real=False, **options):
+        captures.append(real)
+        return capture(*args, real=real, **options)
+
+    monkeypatch.setattr(plans, "capture", noted)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="not the one that was captured"):
+            model(x).sum().backward()
+    for _ in range(3):
+        model(x).sum().backward()
+    assert captures == [False, True]  # the first of which is equal to the plan that was wrong
+    assert plan_of(model).graph.ops[-1].name == "aten.sin.default"
 
 
 def test_a_forward_that_depends_on_its_inputs_contents(recwarn):

@@ -101,6 +101,12 @@ def test_json_round_trip(made, tmp_path):
         (lambda content: json.dumps({**content, "front": []}), "choices keep values that the graph lacks"),
         (lambda content: json.dumps({k: v for k, v in content.items() if k != "choice"}), "lacks or adds .*'choice'"),
         (lambda content: json.dumps({**content, "more": 1}), "lacks or adds"),
+        (lambda content: json.dumps({**content, "choice": "keep"}), "lacks or adds"),
+        (lambda content: json.dumps({**content, "choice": {**content["choice"], "peak": "1"}}), "peak must be int"),
+        (lambda content: json.dumps({**content, "choice": {**content["choice"], "peak": 1 << 50}}), "front ends below"),
+        (lambda content: json.dumps({**content, "budget": 2.5}), "budget must be in"),
+        (lambda content: json.dumps({**content, "objective": "time"}), "objective must be"),
+        (lambda content: json.dumps({**content, "peak_bound": None}), "peak_bound must be int, got None"),
     ],
 )
 def test_what_is_no_plan_is_refused(made, change, message):

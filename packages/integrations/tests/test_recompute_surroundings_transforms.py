@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import sys
 import threading
 
 import pytest
@@ -134,6 +135,33 @@ def test_forwards_in_several_threads():
         thread.start()
     for thread in threads:
         thread.join()
+    assert not wrong
+
+
+def test_threads_that_draw_repeat_what_they_drew():
+    """They share torch's generator: what one draws must not come between another's noted state and its draw."""
+    x = torch.ones(256)
+    model = nn.Sequential(nn.Dropout(0.5)).train()
+    forward = run(model, capture(model, x.clone().requires_grad_()), [])
+    wrong = []
+
+    def work():
+        for _ in range(100):
+            given = x.clone().requires_grad_()
+            result = forward(given)
+            result.sum().backward()
+            wrong.extend([1] if not torch.equal(given.grad, result) else [])  # both are the mask
+
+    interval = sys.getswitchinterval()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert not wrong
 
 

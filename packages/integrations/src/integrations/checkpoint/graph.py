@@ -6,10 +6,9 @@ Events are the forward's operators, in order, and then the steps of backward.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from integrations.checkpoint.entries import entry_of
 from integrations.checkpoint.signature import Signature
 
 FORMAT = 1
@@ -126,13 +125,7 @@ class Graph:
         if found != FORMAT:
             raise ValueError(f"text must be what Graph.to_json returned, of format {FORMAT}; got format {found!r}")
         try:
-            graph = cls(
-                ops=tuple(_made(Op, entry) for entry in content.pop("ops")),
-                values=tuple(_made(Value, entry) for entry in content.pop("values")),
-                steps=tuple(_made(Step, entry) for entry in content.pop("steps")),
-                inputs=Signature.from_dict(content.pop("inputs")),
-                **{name: _frozen(entry) for name, entry in content.items()},
-            )
+            graph = entry_of(cls, content)
         except (KeyError, TypeError) as error:
             raise ValueError(f"text must be what Graph.to_json returned; it lacks or adds something: {error}") from None
         graph.check()
@@ -153,18 +146,22 @@ class Graph:
                 f"{len(self.other)}"
             )
         for number, op in enumerate(self.ops):
+            if not op.makes:
+                raise ValueError(f"operator {number} ({op.name}) must make a value")
             if any(not 0 <= read < op.makes[0] for read in op.reads):
                 raise ValueError(f"operator {number} ({op.name}) must read values made before it, got {op.reads}")
             if any(self.values[value].producer != number for value in op.makes):
                 raise ValueError(f"operator {number} ({op.name}) must be the producer of the values that it makes")
-        known = range(len(self.values))
+        known, events = range(len(self.values)), range(-1, len(self.other))
+        taken_over = [value.reuses for value in self.values if value.reuses != -1]
+        if len(taken_over) != len(set(taken_over)):
+            raise ValueError("each value must be taken over by one other at most")
+        for number, value in enumerate(self.values):
+            if not -1 <= value.reuses < number:
+                raise ValueError(f"value {number} must take over -1 or a value made before it, got {value.reuses}")
+            if value.nbytes < 0 or value.until not in events or value.saved not in events:
+                raise ValueError(f"value {number} must have bytes, and events of this graph, got {value}")
         if any(value not in known for step in self.steps for value in step.reads):
             raise ValueError("the steps of backward must read values of the graph")
-
-
-def _made(kind: Callable[..., Any], entry: Mapping[str, Any]) -> Any:
-    return kind(**{name: _frozen(value) for name, value in entry.items()})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+        if any(value not in known for values in (self.outputs, *(op.packs for op in self.ops)) for value in values):
+            raise ValueError("what is saved and what is returned must be values of the graph")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from integrations.checkpoint.budget import Budget, bytes_of
+from integrations.checkpoint.entries import fields_of, of_type
 from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.schedule import Schedule
 from integrations.report import format_bytes
@@ -243,14 +244,18 @@ class Plan:
         found = content.pop("format", None) if isinstance(content, dict) else None
         if found != FORMAT:
             raise ValueError(f"text must be what Plan.to_json returned, of format {FORMAT}; got format {found!r}")
+        graph = Graph.from_json(json.dumps(content.pop("graph", None)))
         try:
-            graph = Graph.from_json(json.dumps(content.pop("graph")))
-            choice, front = _choice(content.pop("choice")), tuple(map(_choice, content.pop("front")))
-            plan = cls(graph=graph, choice=choice, front=front, **content)
-        except (KeyError, TypeError) as error:
+            choice, front = _choice(content.pop("choice")), tuple(map(_choice, list(content.pop("front"))))
+            plan = cls(graph=graph, choice=choice, front=front, **fields_of(cls, content))
+            if plan.budget is not None:
+                bytes_of(plan.budget, 1)
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"text must be what Plan.to_json returned; it lacks or adds something: {error}") from None
         if not front or max(one.mask | (one.held or 0) for one in (choice, *front)) >> len(graph.values):
             raise ValueError("text must be what Plan.to_json returned; its choices keep values that the graph lacks")
+        if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
+            raise ValueError("text must be what Plan.to_json returned; its front ends below the choice's peak")
         return plan
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -301,6 +306,7 @@ def _plain(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _choice(content: dict[str, Any]) -> Choice:
-    kept, held = content.pop("kept"), content.pop("held")
-    return Choice(mask=int(kept, 16), held=None if held is None else int(held, 16), **content)
+def _choice(content: Any) -> Choice:
+    given = dict(content)
+    kept, held = of_type(str, given.pop("kept"), "kept"), of_type(str | None, given.pop("held"), "held")
+    return Choice(mask=int(kept, 16), held=None if held is None else int(held, 16), **fields_of(Choice, given))

@@ -50,11 +50,12 @@ class Plans:
         """
         inputs = Signature.of(args, kwargs)
         plan = next((plan for plan in self._plans if plan.graph.inputs == inputs), None)
-        if plan is not None and plan in self._wrong and self._tries(plan) <= _MOST_CAPTURES:
+        if plan is not None and self._is_wrong(plan) and self._tries(plan) <= _MOST_CAPTURES:
             real = self._tries(plan) == _MOST_CAPTURES
             if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
-                self._plans.remove(plan)
-                plan = self._made(model, args, kwargs, real)
+                made = self._made(model, args, kwargs, real)
+                self._plans = [one for one in self._plans if one is not plan]
+                plan = made
         elif plan is None:
             fitting = [plan for plan in self._plans if inputs.within(plan.graph.inputs)]
             if fitting:
@@ -74,7 +75,7 @@ class Plans:
 
     def note_astray(self, plan: Plan, where: str) -> None:
         """A forward was not the one that the plan is for."""
-        if plan in self._wrong:
+        if self._is_wrong(plan):
             return
         self._wrong.append(plan)
         again = "; the next forward is preceded by another capture" if self._tries(plan) <= _MOST_CAPTURES else ""
@@ -103,6 +104,10 @@ class Plans:
 
     def _within(self, plan: Plan, budget: Budget) -> Plan:
         return plan.within(budget)
+
+    def _is_wrong(self, plan: Plan) -> bool:
+        """Whether a forward was another one than this very plan's: a later capture may have come to an equal one."""
+        return any(plan is wrong for wrong in self._wrong)
 
     def _tries(self, plan: Plan) -> int:
         """How many captures with these inputs have turned out wrong."""

@@ -91,7 +91,7 @@ class Call:
         if self.generator is None:
             out = self.function(*args, **kwargs)
         else:
-            with _state(*self.generator):
+            with drawing, _state(*self.generator):
                 out = self.function(*args, **kwargs)
         results = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
         if self.shapes is not None and shapes_of(results) != self.shapes:
@@ -297,6 +297,10 @@ class _Here(threading.local):
 
 
 here = _Here()
+
+drawing = threading.RLock()
+"""Held while a forward or a repetition draws: threads share their device's generator, and what one draws between the
+moment at which another notes or sets the state and its own draw would give the repetition other numbers."""
 
 
 def require_no_plan() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,15 +37,6 @@ class Signature:
             tuple(f"{tensor.dtype} {tensor.requires_grad}" for tensor in tensors),
             tuple(tuple(tensor.shape) for tensor in tensors),
         )
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Signature:
-        """What ``to_dict`` returned."""
-        return cls(content["structure"], tuple(content["kinds"]), tuple(map(tuple, content["shapes"])))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
     def alike(self, other: Signature) -> bool:
         """Whether the inputs differ in nothing but the tensors' sizes."""

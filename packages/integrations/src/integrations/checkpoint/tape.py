@@ -20,7 +20,17 @@ from integrations.checkpoint.keeping import Coding, Exactly, Keeping, Later, Pac
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import Call, Handle, Held, Reference, Scratch, Segment, here, require_no_plan
+from integrations.checkpoint.segments import (
+    Call,
+    Handle,
+    Held,
+    Reference,
+    Scratch,
+    Segment,
+    drawing,
+    here,
+    require_no_plan,
+)
 from integrations.checkpoint.sharding import hooks_unseen, units_of
 from integrations.saved.session import is_compressing
 from integrations.warn import warn
@@ -142,6 +152,13 @@ class Tape(TorchDispatchMode):
         traits = traits_of(func)
         if traits.view or here.repeating or self.paused:
             return func(*args, **kwargs)
+        if not traits.random:
+            return self._follow(func, traits, args, kwargs)
+        with drawing:
+            return self._follow(func, traits, args, kwargs)
+
+    def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of the forward, noted if it is to be repeated."""
         segments = self._next_segments()
         if not segments:
             out = func(*args, **kwargs)
