@@ -1,6 +1,7 @@
 """Checkpointed forwards among hooks, torch's own checkpoint, casts, and optimizers that step in backward."""
 
 import contextlib
+import gc
 
 import pytest
 import torch
@@ -227,3 +228,40 @@ def test_each_forward_makes_the_casts_of_autocast_anew():
     with torch.autocast("cpu", torch.bfloat16):
         graph = capture(model, normal(4, 8))
     assert all(torch.equal(*pair) for pair in zip(step(run(model, graph, [])), step(plain), strict=True))
+
+
+def test_garbage_is_collected_while_a_segment_is_repeated():
+    """Saved tensors in a cycle of references go at any moment, and with them what the repetition counts."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            x, others = self.linear(x), []
+            for number in range(6):
+                x = torch.tanh(x + 0.1 * number)
+                others.append((x * 2).sin())
+            return x.sum(), others
+
+    model, x = Branches().train(), normal(4, 8)
+    (expected,) = torch.autograd.grad(model(x)[0], model.linear.weight)
+    forward = run(model, capture(model, x), [])
+    threshold = gc.get_threshold()
+    try:
+        for later in range(1, 60):
+            gc.collect()
+            gc.disable()
+            total, others = forward(x)
+            for other in others:
+                cycle = [other]
+                cycle.append(cycle)
+            del others, other, cycle
+            gc.set_threshold(gc.get_count()[0] + later)
+            gc.enable()
+            (found,) = torch.autograd.grad(total, model.linear.weight)
+            assert torch.equal(found, expected)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()

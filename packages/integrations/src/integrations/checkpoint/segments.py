@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,29 +123,55 @@ class Segment:
         self._made: dict[int, Tensor] = {}
         self._seen: dict[int, set[int]] = {}  # which of them have been read since the value was made
         self._lock = threading.RLock()  # backward has a thread for each device
+        self._uses = 0  # that are going on
+        self._released: deque[int] = deque()  # values of saved tensors that are gone, and not yet counted
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """A block in which nothing changes that the block does not change."""
+        with self._lock:
+            self._uses += 1
+            try:
+                yield
+            finally:
+                if self._uses == 1:
+                    self._count_released()
+                self._uses -= 1
 
     def append(self, call: Call) -> None:
         """One more operator."""
         assert self.calls is not None
         self.calls.append(call)
-        for old, new in call.changes:
-            self._becomes[old] = new
-            if old in self._handles:
-                self._handles[new] = self._handles.pop(old)
-            if old in self._waiting:
-                self._waiting[new] = self._waiting.pop(old)
+        with self._using():
+            for old, new in call.changes:
+                self._becomes[old] = new
+                if old in self._handles:
+                    self._handles[new] = self._handles.pop(old)
+                if old in self._waiting:
+                    self._waiting[new] = self._waiting.pop(old)
 
     def hold(self, handle: Handle) -> None:
         """One more saved tensor is in a value's memory."""
-        with self._lock:
+        with self._using():
             self._handles[handle.value] = self._handles.get(handle.value, 0) + 1
             if handle.later is not None:
                 self._waiting.setdefault(handle.value, []).append(weakref.ref(handle))
 
     def release(self, value: int) -> None:
-        """One fewer is."""
-        with self._lock:
-            value = self._latest(value)
+        """One fewer is. Garbage is collected at any moment, in any thread: while the segment is in use it is counted
+        later, and nobody waits here."""
+        self._released.append(value)
+        if not self._uses and self._lock.acquire(blocking=False):
+            try:
+                self._uses += 1
+                self._count_released()
+                self._uses -= 1
+            finally:
+                self._lock.release()
+
+    def _count_released(self) -> None:
+        while self._released:
+            value = self._latest(self._released.popleft())
             self._handles[value] -= 1
             if not self._handles[value]:
                 del self._handles[value]
@@ -153,7 +180,7 @@ class Segment:
 
     def get(self, handle: Handle) -> Tensor:
         """A saved tensor."""
-        with self._lock:
+        with self._using():
             again = _may_come_again()
             stored = handle.stored
             value = self._latest(handle.value)
@@ -195,7 +222,7 @@ class Segment:
 
     def prepare(self, value: int) -> None:
         """Makes a value again, if it is not there."""
-        with self._lock:
+        with self._using():
             value = self._latest(value)
             if value not in self._made:
                 self._repeat(value, _may_come_again())
