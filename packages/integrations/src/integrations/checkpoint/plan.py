@@ -166,7 +166,7 @@ class Plan:
 
     @cached_property
     def segments(self) -> tuple[PlannedSegment, ...]:
-        """What is repeated, in the order of the forward; an inner segment comes behind the one around it."""
+        """What is repeated, in the order of the forward. An inner segment is repeated from what others hold, too."""
         schedule, values = self.schedule, self.graph.values
         members: dict[tuple[int, bool], list[int]] = {}
         for number, op in enumerate(schedule.ops):
