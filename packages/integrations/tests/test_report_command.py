@@ -252,7 +252,7 @@ def test_the_command_for_pyg(capsys, name):
         (("--timm", "resnet18", "--option", "bits"), "--option must be NAME=VALUE, got 'bits'"),
         (("--timm", "resnet18", "--html", "/nowhere/at/all.html"), "there is no folder /nowhere/at"),
         (("--hf", "bort"), "--hf must be a model type of transformers"),
-        (("--hf", "bert", "--set", "hiden_size=3"), "--set must be fields of BertConfig, got hiden_size"),
+        (("--hf", "bert", "--set", "hidden_sizes=3"), "--set must be fields of BertConfig, got hidden_sizes"),
         (("--pyg", "GCM"), "--pyg must be a class of torch_geometric.nn"),
         (("--pyg", "Linear"), "--pyg must be a layer with out_channels"),
         (("--pyg", "MLP"), "integrations.forecast"),

@@ -42,9 +42,10 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
             the same budget, in the time of a capture; ``"refuse"`` raises.
         codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. The
             activations among it: floating-point tensors of 1 KiB and more through which gradients flow, results of a
-            ReLU too, of which backward asks the sign, and but for those that a mask was added to. What is computed again follows from the stored ones, so gradients are no longer those of the
-            model bit for bit. Each forward rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores
-            what is computed again, too, and lets the operator decide how.
+            ReLU too, of which backward asks the sign, but not those that a mask was added to. What is computed again
+            follows from the stored ones, so gradients are no longer those of the model bit for bit. Each forward rounds
+            with noise of its own. ``compress_model(checkpoint=plan)`` stores what is computed again, too, and lets the
+            operator decide how.
 
     Returns:
         The same object.

@@ -122,8 +122,9 @@ class Tagging(TorchDispatchMode):
         if share < _ENOUGH:
             warn(
                 f"the plan of {self._plan.model} is not followed under torch.compile, which decides what is kept: of "
-                f"the results of the compiled forward, {share:.0%} are in the plan; plan again if inputs, mode or autocast "
-                "are others in training; if not, the compiler has taken operators apart, and eager training follows the plan"
+                f"the results of the compiled forward, {share:.0%} are in the plan; plan again if inputs, mode or "
+                "autocast are others in training; if not, the compiler has taken operators apart, and eager training "
+                "follows the plan"
             )
             return
         if other_sizes:
