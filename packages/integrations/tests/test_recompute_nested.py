@@ -220,7 +220,7 @@ def test_the_graph_owns_everything(chain, no_garbage_collection):
         assert live.now > 0
         del output
         assert live.now == 0
-    assert not [thing for thing in gc.get_objects() if isinstance(thing, Segment)]
+    assert not [thing for thing in gc.get_objects() if type(thing) is Segment]
 
 
 def test_held_values_are_values_of_the_graph(chain):
