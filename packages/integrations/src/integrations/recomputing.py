@@ -19,8 +19,8 @@ from integrations.checkpoint.keeping import Exactly, Packed
 from integrations.checkpoint.memory import Geometry
 from integrations.checkpoint.plan import Plan
 from integrations.checkpoint.plans import Plans
+from integrations.checkpoint.repeating import aside
 from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import aside
 from integrations.checkpoint.sharding import hooks_unseen, units_of
 from integrations.checkpoint.tape import Tape
 from integrations.checkpoint.versions import unseen

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from integrations.checkpoint.keeping import Later, Packed
 from integrations.checkpoint.memory import Geometry, is_plain, shapes_of, tensors_of
+from integrations.checkpoint.repeating import drawing, generator_at, repeating
 from integrations.checkpoint.versions import Version
 
 
@@ -92,7 +93,7 @@ class Call:
         if self.generator is None:
             out = self.function(*args, **kwargs)
         else:
-            with drawing, _state(*self.generator):
+            with drawing, generator_at(*self.generator):
                 out = self.function(*args, **kwargs)
         results = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
         if self.shapes is not None and shapes_of(results) != self.shapes:
@@ -189,7 +190,7 @@ class Segment:
             if again and self.calls is not None:
                 handle.stored = None
             if stored is not None:
-                with _repeating():
+                with repeating():
                     return stored.unpack()
             base = self._made[value]
             if handle.later is not None and self._only_stored(value):
@@ -200,7 +201,7 @@ class Segment:
                 seen.add(id(handle))
                 if len(seen) >= self._handles.get(value, 0):
                     del self._made[value], self._seen[value]
-            with _repeating():
+            with repeating():
                 return handle.geometry.view(base)
 
     def _store(self, value: int, made: dict[int, Tensor]) -> None:
@@ -264,7 +265,7 @@ class Segment:
         if not again:
             self.calls = None
         made: dict[int, Tensor] = {}
-        with _repeating():
+        with repeating():
             for place in reversed(chosen):
                 call = calls[place]
                 assert call is not None
@@ -309,62 +310,6 @@ class Handle:
 
     def __del__(self) -> None:
         self.segment.release(self.value)
-
-
-class _Here(threading.local):
-    """Of this thread.
-
-    Attributes:
-        repeating: whether it repeats a segment, which the tape of a forward in which it does so must not follow.
-        following: whether it runs a forward that follows a plan.
-    """
-
-    repeating = False
-    following = False
-
-
-here = _Here()
-
-drawing = threading.RLock()
-"""Held while a forward or a repetition draws: threads share their device's generator, and what one draws between the
-moment at which another notes or sets the state and its own draw would give the repetition other numbers."""
-
-
-def require_no_plan() -> None:
-    """Refuses to begin what sees to what a forward keeps, inside of a forward that follows a plan.
-
-    Raises:
-        RuntimeError: this thread is in one.
-    """
-    if here.following:
-        raise RuntimeError(
-            "a forward that is compressed or follows a plan must not run inside of one that follows a plan, which sees "
-            "to all that is kept there: undo one of the two, integrations.restore_model(model) or "
-            "integrations.checkpoint.restore_model(model)"
-        )
-
-
-@contextmanager
-def aside() -> Iterator[None]:
-    """A block whose operators are nobody's forward."""
-    before, here.repeating = here.repeating, True
-    try:
-        yield
-    finally:
-        here.repeating = before
-
-
-@contextmanager
-def _repeating() -> Iterator[None]:
-    before, here.repeating = here.repeating, True
-    grad = torch.is_grad_enabled()
-    try:
-        # Below autograd and autocast, as the operators were seen: casts are operators of their own.
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-            yield
-    finally:
-        here.repeating = before
-        torch._C._set_grad_enabled(grad)
 
 
 def _may_come_again() -> bool:
@@ -416,14 +361,3 @@ def _there(tensor: Tensor) -> Tensor:
             "unit's parameters only in its own forward"
         )
     return tensor
-
-
-@contextmanager
-def _state(source: torch.Generator, before: Tensor) -> Iterator[None]:
-    """A block in which a generator is as it was before a call."""
-    now = source.get_state()
-    source.set_state(before)
-    try:
-        yield
-    finally:
-        source.set_state(now)

@@ -19,18 +19,9 @@ from integrations.checkpoint.graph import Graph
 from integrations.checkpoint.keeping import Coding, Exactly, Keeping, Later, Packed
 from integrations.checkpoint.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations.checkpoint.operators import Traits, device_of, generator_of, traits_of
+from integrations.checkpoint.repeating import drawing, here, require_no_plan
 from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import (
-    Call,
-    Handle,
-    Held,
-    Reference,
-    Scratch,
-    Segment,
-    drawing,
-    here,
-    require_no_plan,
-)
+from integrations.checkpoint.segments import Call, Handle, Held, Reference, Scratch, Segment
 from integrations.checkpoint.sharding import hooks_unseen, units_of
 from integrations.saved.session import is_compressing
 from integrations.warn import warn
