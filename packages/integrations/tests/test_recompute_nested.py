@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -218,9 +219,11 @@ def test_the_graph_owns_everything(chain, no_garbage_collection):
         output.sum().backward(retain_graph=True)
         model.zero_grad()
         assert live.now > 0
+        held = [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is Segment]
+        assert held
         del output
         assert live.now == 0
-    assert not [thing for thing in gc.get_objects() if type(thing) is Segment]
+    assert not any(segment() for segment in held)
 
 
 def test_held_values_are_values_of_the_graph(chain):
