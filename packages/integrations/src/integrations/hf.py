@@ -4,8 +4,8 @@
 
     model = compress_model(AutoModelForCausalLM.from_pretrained(name), level="L1")
 
-Eager attention and sdpa, tied weights and ``gradient_checkpointing_enable()`` need no preparation. ``generate()`` and all
-that runs in ``eval()`` are as they were.
+Eager attention and sdpa, tied weights and ``gradient_checkpointing_enable()`` need no preparation. ``generate()`` and
+all that runs in ``eval()`` are as they were.
 """
 
 from __future__ import annotations
