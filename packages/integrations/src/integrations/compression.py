@@ -97,6 +97,10 @@ class Compression:
             entered.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
 
+    def take_backward_inside(self) -> None:
+        """What ``run`` calls is a whole step from now on: its backward may come in it, or after it."""
+        self._adapter.blocks = True
+
     def session_of_forward(
         self, args: tuple[Any, ...] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> RunningSession | None:
@@ -311,6 +315,15 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""
         return state_of(self)
+
+    def settle(self) -> None:
+        """Makes a plan of what the last step has measured, as the next forward would.
+
+        Among several ranks, each has measured its own part of the batch until they agree on a plan. Before one of them
+        saves ``state_dict`` for all, all of them call this, between a step's backward and the next forward; it
+        communicates where something was measured. At levels that are not adaptive it does nothing.
+        """
+        self._adapter.settle(self.level)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.
