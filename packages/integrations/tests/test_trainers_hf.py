@@ -165,6 +165,17 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, options):
     assert not equal(trained(tmp_path / "anew", anew, resume=tmp_path / "elsewhere"), expected)
 
 
+@pytest.mark.parametrize(
+    "options", [{"activations": "fewbit"}, {"linear": 0.5}, {"layers": "q"}, {"checkpoint": "optimal"}], ids=str
+)
+def test_a_resumed_run_with_other_options(tmp_path, options):
+    """Exchanged layers draw from torch's generators, which the Trainer saves."""
+    expected = trained(tmp_path / "whole", whole := CompressionCallback(**options))
+    resumed = CompressionCallback(**options)
+    assert equal(trained(tmp_path / "b", resumed, resume=tmp_path / "whole" / "checkpoint-2"), expected)
+    assert whole.handle.closed
+
+
 def test_a_resumed_run_with_accumulation_and_checkpointing(tmp_path):
     options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}
     expected = trained(tmp_path / "whole", CompressionCallback(), **options)
@@ -243,6 +254,8 @@ def test_a_monitor_that_raised_the_bits_is_no_other_level(tmp_path):
         ({"resume": "x"}, TypeError, "resume must be True or False, got 'x'"),
         ({"strict": 1}, TypeError, "strict must be True or False, got 1"),
         ({"checkpoint": "best"}, ValueError, "'best'"),
+        ({"activations": 9}, ValueError, "activations must be 'fewbit' or bits from 1 to 8, got 9"),
+        ({"layers": "q", "checkpoint": "optimal"}, ValueError, "checkpoint must be None with Q-layers"),
         ({"level": "L2", "checkpoint": "optimal"}, ValueError, "checkpoint must be None at an adaptive level"),
     ],
 )
@@ -262,6 +275,7 @@ def test_a_folder_for_a_report(tmp_path):
     [
         ({"level": "L1.1"}, r"is compressed already, at L1\.1, and the callback's level is L1: give"),
         ({"strict": True}, r"is compressed already, with strict=True, and the callback's is False: give"),
+        ({"activations": 2}, "with another choice of activations, linear and layers than the callback's: give"),
         ({"checkpoint": "optimal"}, r"with another checkpoint than the callback's None: give"),
     ],
 )
@@ -270,6 +284,12 @@ def test_a_model_that_is_compressed_otherwise(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         trainer_of(tmp_path, CompressionCallback(), model=model).train()
     assert integrations.compression(model).step == 0
+
+
+def test_a_plan_and_the_trainers_own_checkpoints(tmp_path):
+    trainer = trainer_of(tmp_path, CompressionCallback(checkpoint="optimal"), gradient_checkpointing=True)
+    with pytest.raises(ValueError, match="checkpoint must be None in a BertForSequenceClassification"):
+        trainer.train()
 
 
 def test_two_callbacks(tmp_path):

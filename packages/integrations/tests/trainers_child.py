@@ -81,7 +81,6 @@ def of_accelerate(folder):
             optimizer.step()
             optimizer.zero_grad()
             if index + 1 == save:
-                handle.settle()
                 accelerator.save_state(str(folder))
         return weights(model), handle
 

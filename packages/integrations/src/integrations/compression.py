@@ -319,15 +319,6 @@ class Compression:
         """What a resumed run needs to round as this one would have: plain values only."""
         return state_of(self)
 
-    def settle(self) -> None:
-        """Makes a plan of what the last step has measured, as the next forward would.
-
-        Among several ranks, each has measured its own part of the batch until they agree on a plan. Before one of them
-        saves ``state_dict`` for all, all of them call this, between a step's backward and the next forward; it
-        communicates where something was measured. At levels that are not adaptive it does nothing.
-        """
-        self._adapter.settle(self.level)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.
 

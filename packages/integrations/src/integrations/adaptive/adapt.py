@@ -86,16 +86,12 @@ class Adapter:
             probe = Probe(level.bits, level.seed, step, self.blocks)
             self._trial.append(probe)
             return self._plan, probe
-        self.settle(level)
-        if step >= self._next:
-            self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
-        return self._plan, self._probe
-
-    def settle(self, level: Level) -> None:
-        """Plans from a measurement whose backward has passed, on all ranks at once."""
         if self._attempt is not None:
             self._collect()
             self._settle(level)
+        if step >= self._next:
+            self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
+        return self._plan, self._probe
 
     def _collect(self) -> None:
         """Takes what the probe has found, once its backward has passed."""

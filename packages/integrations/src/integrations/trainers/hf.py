@@ -9,16 +9,13 @@ from typing import Any
 from torch import nn
 
 from integrations.compression import Compression
+from integrations.ecosystem import library, require_one_checkpointing
 from integrations.trainers.training import CompressedTraining, Reported
 
-try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-    from transformers.trainer_callback import ExportableState
-except ImportError as error:
-    raise ImportError("CompressionCallback needs transformers: pip install actcore-integrations[hf]") from error
+transformers: Any = library("transformers", "hf")
 
 
-class CompressionCallback(TrainerCallback, ExportableState):
+class CompressionCallback(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
     """Trains a model of transformers' ``Trainer`` under compression.
 
     ::
@@ -77,9 +74,7 @@ class CompressionCallback(TrainerCallback, ExportableState):
         left_out = [name for name in self._made_with if name not in plain]
         return {"args": plain, "attributes": {"compression": self._training.state(), "left_out": left_out}}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **kwargs: Any) -> None:
         """Compresses the model, and takes over the state of a checkpoint."""
         if self.left_out:
             raise ValueError(
@@ -90,19 +85,16 @@ class CompressionCallback(TrainerCallback, ExportableState):
         stored = state.stateful_callbacks.get(name)
         if isinstance(stored, list):
             raise ValueError(f"the Trainer must have one {name}, got {len(stored)}: remove the others from callbacks")
+        checkpoint = self._training.arguments.get("checkpoint")
+        way_out = "TrainingArguments(gradient_checkpointing=False)"
+        require_one_checkpointing(model, checkpoint, "gradient_checkpointing", way_out)
         # The Trainer's state has the callback's own where nothing is resumed.
         resumed = stored["attributes"]["compression"] if stored and state.global_step else None
         self._training.begin(model, resumed)
         # A checkpoint of a run without this callback has no place for it, and the Trainer does not make one.
         state.stateful_callbacks.setdefault(name, {})
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Has a checkpoint that comes next hold what all ranks have measured."""
-        self._training.settle()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Reports, and restores the model."""
         try:
             numbers = self._training.conclude(state.is_world_process_zero)

@@ -9,15 +9,13 @@ from typing import Any
 from torch import nn
 
 from integrations.compression import Compression
+from integrations.ecosystem import library
 from integrations.trainers.training import CompressedTraining, Reported
 
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise ImportError("CompressionCallback needs lightning: pip install actcore-integrations[lightning]") from error
+lightning: Any = library("lightning.pytorch", "lightning")
 
 
-class CompressionCallback(Callback):
+class CompressionCallback(lightning.Callback):
     """Trains a LightningModule under compression.
 
     ::
@@ -96,43 +94,39 @@ class CompressionCallback(Callback):
             assert self.handle is not None
             self._training.begin(self.handle.model, state_dict)
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Forgets the checkpoint of a run before, such as one that was validated."""
         self._resumed = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Compresses the module, and takes over the state of a checkpoint."""
         handle = self._training.begin(self._submodule(pl_module), self._resumed)
         if self.module is None:
             CompressedStep.put(handle, pl_module)
         self._fits = True
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Has a checkpoint that comes next hold what all ranks have measured."""
-        self._training.settle()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Reports."""
         suffix = "" if self.module is None else f"/{self.module}"
         numbers = {name + suffix: number for name, number in self._training.conclude(trainer.is_global_zero).items()}
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step=trainer.global_step)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Restores the module."""
         self._end(pl_module)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         """Restores the module."""
         self._end(pl_module)
 
-    def _end(self, pl_module: LightningModule) -> None:
+    def _end(self, pl_module: nn.Module) -> None:
         if self._fits:
             self._fits = False
             self._training.end()
             CompressedStep.take_out(pl_module)
 
-    def _submodule(self, pl_module: LightningModule) -> nn.Module:
+    def _submodule(self, pl_module: nn.Module) -> nn.Module:
         """What is to be compressed."""
         found: nn.Module = pl_module
         try:
@@ -162,16 +156,17 @@ class CompressedStep:
         return self.handle.run(self.step, args, kwargs)
 
     @classmethod
-    def put(cls, handle: Compression, module: LightningModule) -> None:
+    def put(cls, handle: Compression, module: nn.Module) -> None:
         """Puts one in its place."""
         own: dict[str, Any] = module.__dict__
+        step: Any = module.training_step
         if not isinstance(own.get("training_step"), cls):
-            own["training_step"] = cls(handle, module.training_step, "training_step" in own)
+            own["training_step"] = cls(handle, step, "training_step" in own)
         own["training_step"].handle = handle
         handle.take_backward_inside()
 
     @classmethod
-    def take_out(cls, module: LightningModule) -> None:
+    def take_out(cls, module: nn.Module) -> None:
         """Puts the original back."""
         own: dict[str, Any] = module.__dict__
         stand_in = own.get("training_step")

@@ -13,6 +13,7 @@ from torch import nn
 
 from integrations.attach import compress_model, compression, restore_model
 from integrations.compression import Compression
+from integrations.exchanges import Exchanges
 from integrations.levels import resolve_level
 from integrations.recomputing import require_asked, require_fixed
 
@@ -51,9 +52,11 @@ class CompressedTraining:
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         self.level_name = level
         self.level = resolve_level(level, {name: arguments[name] for name in arguments if name not in _KEYWORDS})
+        self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers")))
         if arguments.get("checkpoint") is not None:
             require_asked(arguments["checkpoint"])
             require_fixed(self.level)
+            self.exchanges.require_repeatable()
         self.prints = report is True
         self.path = _checked_path(report)
         self.restore, self.resume = restore, resume
@@ -92,11 +95,6 @@ class CompressedTraining:
         """The handle's state, of plain values only; ``None`` before training."""
         return None if self.handle is None else self.handle.state_dict()
 
-    def settle(self) -> None:
-        """Has a checkpoint that is written now hold the same on every rank; to be called on all of them."""
-        if self.handle is not None:
-            self.handle.settle()
-
     def conclude(self, writes: bool) -> dict[str, float]:
         """Reports; returns the last forward's numbers, for logs.
 
@@ -134,6 +132,8 @@ class CompressedTraining:
             difference = f"with strict={handle.strict}, and the callback's is {not handle.strict}"
         elif (None if handle.recomputing is None else handle.recomputing.asked) != asked:
             difference = f"with another checkpoint than the callback's {asked!r}"
+        elif (Exchanges.of(handle.model) or Exchanges()) != self.exchanges:
+            difference = "with another choice of activations, linear and layers than the callback's"
         else:
             return
         raise ValueError(
