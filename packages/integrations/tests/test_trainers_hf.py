@@ -159,8 +159,16 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, options):
     assert equal(trained(tmp_path / "other", resumed, resume=tmp_path / "elsewhere"), expected)
     assert resumed.handle.step == whole.handle.step == 4
     assert str(resumed.handle.plan) == str(whole.handle.plan)
-    anew = CompressionCallback(resume=False, **options)
-    assert not equal(trained(tmp_path / "anew", anew, resume=tmp_path / "elsewhere"), expected)
+
+
+def test_a_resumed_run_that_rounds_anew(tmp_path):
+    """At another level, if that is wanted; with the state, it would have ended with the same weights."""
+    expected = trained(tmp_path / "whole", CompressionCallback())
+    for level in ("L1", "L1.1"):
+        anew = CompressionCallback(level, resume=False)
+        after = trained(tmp_path / level, anew, resume=tmp_path / "whole" / "checkpoint-2", save_strategy="no")
+        assert not equal(after, expected)
+        assert (anew.handle.step, anew.handle.level_name) == (2, level)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +219,7 @@ def test_a_checkpoint_that_cannot_hold_an_argument(tmp_path):
 
 def test_a_checkpoint_of_another_level(tmp_path):
     trained(tmp_path / "whole", CompressionCallback("L1"))
-    trainer = trainer_of(tmp_path / "other", CompressionCallback("L1.1"))
+    trainer = trainer_of(tmp_path / "other", CompressionCallback("L1.1", restore=False))
     with pytest.raises(ValueError, match=r"the checkpoint is of a run at L1, and the callback's level is L1\.1"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert "forward" not in trainer.model.__dict__

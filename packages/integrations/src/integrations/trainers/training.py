@@ -77,18 +77,20 @@ class CompressedTraining:
         handle = None
         with suppress(ValueError):
             handle = compression(model)
+        found = handle is not None
         if handle is None:
             handle, self._ours = compression(compress_model(model, self.level_name, **self.arguments)), True
         elif handle is not self.handle:
             self._require_like(handle)
             self._ours = False
         self.handle = handle
-        if state is not None and self.resume:
-            try:
+        try:
+            if state is not None and self.resume:
                 self._go_on(handle, state)
-            except BaseException:
-                self.end()
-                raise
+        except BaseException:
+            if not found:
+                restore_model(model)
+            raise
         return handle
 
     def state(self) -> dict[str, Any] | None:
