@@ -456,7 +456,7 @@ def test_parts_that_take_minutes_are_asked_for(tiny, monkeypatch):
 
 def test_channels_last_is_the_order_of_model_and_images():
     setup = Setup(CPU, channels_last=True)
-    model, (images,) = build(ARCHITECTURES["unet"], setup), inputs_of(ARCHITECTURES["unet"], 1, 188, setup)
+    model, (images,) = build(TINY, setup), inputs_of(TINY, 2, 16, setup)
     orders = [images, *(one for one in model.parameters() if one.dim() == 4)]
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in orders)
     assert replace(SETTINGS, channels_last=True).setup.channels_last
