@@ -168,6 +168,18 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
     add_chart(show)
+
+    report = parsers.add_parser("report", help="make the tables of pages anew, from recorded results")
+    report.set_defaults(command=commands.report)
+    report.add_argument("page", type=Path, nargs="+", help="Markdown with marks such as <!-- table FILE: HEADING -->")
+    report.add_argument(
+        "--results",
+        type=Path,
+        default=Path("packages/bench/results"),
+        metavar="DIR",
+        help="folder of the files that marks name; default: %(default)s",
+    )
+    report.add_argument("--check", action="store_true", help="change nothing; fail where a table is another one")
     return parser
 
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import torch
 
-from bench import gnn, records
+from bench import gnn, pages, records
 from bench.activations import cases as activation_cases
 from bench.activations import measure as activations
 from bench.checkpoint import architectures as checkpoint_models
@@ -199,6 +199,21 @@ def run_systems(options: Namespace) -> None:
         )
     )
     finish(results, options.json, options.chart)
+
+
+def report(options: Namespace) -> None:
+    """``python -m bench report``."""
+    for page in options.page:
+        try:
+            text = page.read_text()
+        except OSError as error:
+            raise BenchError(f"{page} cannot be read ({error.strerror})") from error
+        made = pages.rendered(text, options.results)
+        if options.check and made != text:
+            raise BenchError(f"{page} has tables that are not those of {options.results}; run it without --check")
+        if made != text:
+            page.write_text(made)
+        print(f"{page}: {'as it was' if made == text else 'tables made anew'}")
 
 
 def show(options: Namespace) -> None:

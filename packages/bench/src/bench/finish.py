@@ -61,10 +61,16 @@ def finish(results: records.AnyResults, json: Path | None, picture: Path | None)
     """
     if json is not None:
         records.save(results, json)
-    render, draw = _SHOWN[type(results)]
-    table.console().print(render(results))
+    table.console().print(shown(results))
     if picture is not None:
+        _, draw = _SHOWN[type(results)]
         draw(results, picture)
+
+
+def shown(results: records.AnyResults) -> RenderableType:
+    """What is printed of results: header, tables and notes."""
+    render, _ = _SHOWN[type(results)]
+    return render(results)
 
 
 def default(name: str) -> Path:
