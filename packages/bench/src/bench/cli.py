@@ -23,6 +23,8 @@ from bench.kernels import measure
 from bench.kernels.cases import FLOATS
 from bench.models import MODELS
 from bench.sensitivity import measure as sensitivity
+from bench.sweep import run as sweep
+from bench.sweep.subjects import ECOSYSTEMS, SUBJECTS
 from bench.units import GIB, KIB, MIB, size_name
 from bench.vision import images
 from bench.vision import measure as vision
@@ -157,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_checkpoint(parsers.add_parser("checkpoint", help="planned recomputation: peaks, time and gradients"))
 
+    _add_sweep(parsers.add_parser("sweep", help="one compressed training step of many models and layers"))
+
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
@@ -256,6 +260,40 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
     _add_shared(parser, threads=torch.get_num_threads(), place=", one by one; what the file has is not measured again")
     _add_chart(parser)
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=commands.run_sweep)
+    parser.add_argument(
+        "--ecosystem",
+        action="append",
+        choices=ECOSYSTEMS,
+        help="repeatable; default: all; those whose library is not installed are left out",
+    )
+    parser.add_argument(
+        "--subject",
+        action="append",
+        choices=list(dict.fromkeys(subject.name for subject in SUBJECTS)),
+        metavar="NAME",
+        help="a model or a layer, repeatable; default: all of the ecosystems",
+    )
+    compressing = [name for name, level in LEVELS.items() if level.bits is not None and not level.offload]
+    parser.add_argument("--level", choices=compressing, default=sweep.LEVEL, help="default: %(default)s")
+    parser.add_argument("--steps", type=_positive, help=f"of the gradient's error; default: {sweep.STEPS}")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout; default: %(default)s")
+    parser.add_argument("--threads", type=_positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"two or three of each ecosystem, {sweep.QUICK_STEPS} step: shows that it works",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write all raw values, machine and versions, one by one; what passed in the file is not measured again",
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as Markdown")
 
 
 def _add_shared(parser: argparse.ArgumentParser, threads: int, place: str = "") -> None:

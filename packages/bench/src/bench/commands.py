@@ -40,6 +40,11 @@ from bench.sensitivity import report as sensitivity_report
 from bench.sensitivity.results import SensitivityResults
 from bench.style import require_drawable
 from bench.summary import REFERENCE
+from bench.sweep import page as sweep_page
+from bench.sweep import report as sweep_report
+from bench.sweep import run as sweep
+from bench.sweep.results import SweepResults
+from bench.sweep.subjects import QUICK, SUBJECTS
 from bench.vision import chart as vision_chart
 from bench.vision import measure as vision
 from bench.vision import report as vision_report
@@ -199,6 +204,34 @@ def run_checkpoint(options: Namespace) -> None:
     _finish(results, options.json, options.chart)
 
 
+def run_sweep(options: Namespace) -> None:
+    """``python -m bench sweep``. The file is written from the first subject on, and taken up if it is there."""
+    _require_writable(options.json, None)
+    _require_writable(options.page, None)
+    asked = [
+        subject
+        for subject in SUBJECTS
+        if subject.ecosystem in (options.ecosystem or (subject.ecosystem,))
+        and subject.name in (options.subject or (QUICK[subject.ecosystem] if options.quick else (subject.name,)))
+    ]
+    if not asked:
+        ecosystems = ", ".join(options.ecosystem)
+        raise BenchError(f"{ecosystems} has none of {', '.join(options.subject)}; leave out --ecosystem or --subject")
+    results = sweep.run(
+        sweep.Options(
+            subjects=asked,
+            level=options.level,
+            steps=options.steps or (sweep.QUICK_STEPS if options.quick else sweep.STEPS),
+            seed=options.seed,
+            threads=options.threads,
+            json=options.json,
+        )
+    )
+    _finish(results, options.json, None)
+    if options.page is not None:
+        sweep_page.write(results, options.page)
+
+
 def show(options: Namespace) -> None:
     """``python -m bench show``."""
     _finish(records.load(options.results), None, options.chart)
@@ -222,11 +255,17 @@ def _finish(results: records.AnyResults, json: Path | None, picture: Path | None
         text, draw = fewbit_report.render(results), partial(fewbit_chart.save_chart, results)
     elif isinstance(results, CheckpointResults):
         text, draw = checkpoint_report.render(results), partial(checkpoint_chart.save_chart, results)
+    elif isinstance(results, SweepResults):
+        text, draw = sweep_report.render(results), _no_chart
     else:
         text, draw = table.render(results), partial(chart.save_chart, results)
     table.console().print(text)
     if picture is not None:
         draw(picture)
+
+
+def _no_chart(picture: Path) -> None:
+    raise BenchError("a sweep has no chart; leave --chart out, the tables say it all")
 
 
 def _default(name: str) -> Path:

@@ -1,0 +1,80 @@
+"""Results of ``python -m bench sweep`` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.layout import columns, header
+from bench.marks import marked
+from bench.sweep.notes import notes
+from bench.sweep.results import ERROR, SweepResults, Swept
+from bench.units import MIB
+
+TITLE = "Sweep: a compressed training step of many models and layers"
+
+
+def render(results: SweepResults) -> RenderableType:
+    """Header, a table for each ecosystem, how many passed, and notes."""
+    ecosystems = dict.fromkeys(entry.ecosystem for entry in results.subjects)
+    return Group(
+        header(TITLE, results.machine, results.seconds),
+        *(_table(ecosystem, of(results, ecosystem)) for ecosystem in ecosystems),
+        Text("\n".join(summary(results)), style="bold"),
+        Text("\n".join(notes(results)), style="dim"),
+    )
+
+
+def of(results: SweepResults, ecosystem: str) -> list[Swept]:
+    """The subjects of an ecosystem."""
+    return [entry for entry in results.subjects if entry.ecosystem == ecosystem]
+
+
+def summary(results: SweepResults) -> Iterator[str]:
+    """A line for each ecosystem: how many passed, and the worst of them."""
+    for ecosystem in dict.fromkeys(entry.ecosystem for entry in results.subjects):
+        entries = of(results, ecosystem)
+        measured = [entry for entry in entries if not entry.failure]
+        line = f"{ecosystem}: {sum(entry.passed for entry in entries)} of {len(entries)} passed"
+        if measured:
+            worst = max(measured, key=lambda entry: entry.error)
+            least = min(measured, key=lambda entry: entry.ratio)
+            line += f"; largest error {worst.error:.3f}, {worst.name}; smallest ratio {least.ratio:.1f}, {least.name}"
+        yield line
+
+
+def _table(ecosystem: str, entries: list[Swept]) -> Table:
+    table = columns(
+        ecosystem,
+        "family",
+        "batch",
+        "parameters\nmillions",
+        "saved\nMiB",
+        "stored\nMiB",
+        "times\nsmaller",
+        "gradient's\nerror",
+        "step\ntimes",
+        "passed",
+        labels=3,
+    )
+    for entry in entries:
+        passed = marked("", entry.passed)
+        if entry.failure:
+            table.add_row(entry.name, entry.family, *[""] * 7, passed)
+            continue
+        table.add_row(
+            entry.name,
+            entry.family,
+            entry.what,
+            f"{entry.parameters / 1e6:.2f}",
+            f"{entry.original_bytes / MIB:.2f}",
+            f"{entry.stored_bytes / MIB:.2f}",
+            marked(f"{entry.ratio:.1f}", True if entry.smaller else None),
+            marked(f"{entry.error:.3f}", entry.error <= ERROR),
+            f"{entry.seconds / entry.plain_seconds:.2f}",
+            passed,
+        )
+    return table

@@ -1,0 +1,133 @@
+"""``SweepResults``: everything ``python -m bench sweep`` found, with what is needed to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.machine import Machine
+
+ERROR = 0.15
+"""The most that the gradient may be off by, relative to its length."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One training step of a model under compression, beside the plain step with the same random numbers.
+
+    Attributes:
+        ecosystem, family, name: of a ``Subject``.
+        what: the batch, in words.
+        parameters: how many.
+        original_bytes, stored_bytes: of what autograd alone keeps of the model's forward, by the report.
+        rows: of the report: tensors that autograd saved.
+        reason: why no fewer bytes are stored, in the report's words; empty where fewer are.
+        errors: of the gradient of all parameters, relative to the plain one's length; by step, each of the same
+            weights, batch and dropout, with rounding noise of its own.
+        repeated: whether two plain steps have the same gradient, bit for bit; what is restored can be no better.
+        same_loss: whether the loss under compression is the plain one, bit for bit.
+        stepped: whether an optimizer's step on the compressed gradient changed every parameter that has one, to finite
+            numbers.
+        restored: whether ``restore_model`` left the model as it was: class, attributes and hooks of every module, keys
+            of ``state_dict``, and the plain gradient, bit for bit.
+        plain_seconds, seconds: of a plain step and of a compressed one, the quickest of them; for the reader's
+            orientation, small as the models are.
+        failure: what went wrong, where something did; empty otherwise.
+        commit: that this was measured with.
+    """
+
+    ecosystem: str
+    family: str
+    name: str
+    what: str = ""
+    parameters: int = 0
+    original_bytes: int = 0
+    stored_bytes: int = 0
+    rows: int = 0
+    reason: str = ""
+    errors: list[float] = field(default_factory=list)
+    repeated: bool = False
+    same_loss: bool = False
+    stepped: bool = False
+    restored: bool = False
+    plain_seconds: float = 0.0
+    seconds: float = 0.0
+    failure: str = ""
+    commit: str = ""
+
+    @property
+    def error(self) -> float:
+        """The root of the mean square of ``errors``; infinite where there are none."""
+        if not self.errors:
+            return float("inf")
+        return float((sum(error**2 for error in self.errors) / len(self.errors)) ** 0.5)
+
+    @property
+    def ratio(self) -> float:
+        """Bytes before over bytes after; 1 where there are none."""
+        return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
+
+    @property
+    def smaller(self) -> bool:
+        """Whether fewer bytes are stored."""
+        return self.stored_bytes < self.original_bytes
+
+    @property
+    def shortcomings(self) -> list[str]:
+        """What keeps it from passing, in words."""
+        if self.failure:
+            return [self.failure]
+        return list(self._shortcomings())
+
+    def _shortcomings(self) -> Iterator[str]:
+        if not self.error <= ERROR:  # a NaN is no pass
+            yield f"the gradient's error is {self.error:.3f}"
+        if not self.smaller and not self.reason:
+            yield "no fewer bytes are stored, and the report has no reason"
+        if not self.rows:
+            yield "the report is empty"
+        if not self.same_loss:
+            yield "the loss differs from the plain one"
+        if not self.stepped:
+            yield "the optimizer's step left parameters as they were, or not finite"
+        if not self.restored:
+            yield "restore_model did not bring the plain model back"
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is as it should be."""
+        return not self.shortcomings
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """What ``python -m bench sweep`` found.
+
+    Attributes:
+        machine: where and with what.
+        level: of ``integrations.LEVELS``.
+        steps: compressed ones of a subject.
+        seed: of weights, batches, dropout and rounding.
+        subjects: in the order of ``SUBJECTS``.
+        skipped: what was left out, and why.
+        seconds: that it took, what was taken up included.
+    """
+
+    machine: Machine
+    level: str
+    steps: int
+    seed: int = 0
+    subjects: list[Swept] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> SweepResults:
+        """From what ``dataclasses.asdict`` made of one."""
+        fields = dict(content)
+        return cls(
+            machine=Machine(**fields.pop("machine")),
+            subjects=[Swept(**entry) for entry in fields.pop("subjects")],
+            **fields,
+        )
