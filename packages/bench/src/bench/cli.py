@@ -281,7 +281,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=compressing, default=sweep.LEVEL, help="default: %(default)s")
     parser.add_argument("--steps", type=_positive, help=f"of the gradient's error; default: {sweep.STEPS}")
     parser.add_argument("--seed", type=int, default=0, help="of weights, batches and dropout; default: %(default)s")
-    parser.add_argument("--threads", type=_positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    parser.add_argument("--threads", type=_positive, default=sweep.THREADS, help="default: %(default)s")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -291,7 +291,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         "--json",
         type=Path,
         metavar="FILE",
-        help="write all raw values, machine and versions, one by one; what passed in the file is not measured again",
+        help="write all raw values, machine and versions, one by one; what the file has is not measured again",
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as Markdown")
 

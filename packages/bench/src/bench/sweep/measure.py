@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +17,8 @@ from torch import Tensor, nn
 import integrations
 from bench.gradients import relative_error
 from bench.networks import Case
-from bench.sweep.results import Swept
-from bench.sweep.subjects import Subject
+from bench.sweep.results import Swept, easing
+from bench.sweep.subjects import INTEGRATIONS, Subject
 from integrations.report import Report, format_bytes
 
 LEARNING_RATE = 1e-3
@@ -95,14 +97,15 @@ def measure(subject: Subject, level: str, steps: int, seed: int) -> Swept:
     again = start.step()  # by now the model has made what it makes in its first forward
     before = surface(model)
 
-    integrations.compress_model(model, level)
+    compress_model(subject, model, level)
     found = [start.step() for _ in range(steps)]
     report = integrations.compression(model).report()
     stepped = optimize(model)
     integrations.restore_model(model)
     restored = surface(model) == before and start.step().same_gradient(again)
 
-    return Swept(
+    where, share = largest_share(model, found[0], again)
+    swept = Swept(
         ecosystem=subject.ecosystem,
         family=subject.family,
         name=subject.name,
@@ -113,6 +116,8 @@ def measure(subject: Subject, level: str, steps: int, seed: int) -> Swept:
         rows=len(report.rows),
         reason=why_not_smaller(report),
         errors=[relative_error(step.filled(), again.filled()) for step in found],
+        where=where,
+        share=share,
         repeated=plain.same_gradient(again),
         same_loss=all(torch.equal(step.loss, again.loss) for step in found),
         stepped=stepped,
@@ -120,6 +125,29 @@ def measure(subject: Subject, level: str, steps: int, seed: int) -> Swept:
         plain_seconds=min(plain.seconds, again.seconds),
         seconds=min(step.seconds for step in found),
     )
+    options = easing(level)
+    if swept.accurate or not options:
+        return swept
+    compress_model(subject, model, level, **options)
+    found = [start.step() for _ in range(steps)]
+    report = integrations.compression(model).report()
+    integrations.restore_model(model)
+    errors = [relative_error(step.filled(), again.filled()) for step in found]
+    return replace(swept, eased_errors=errors, eased_bytes=report.stored_bytes)
+
+
+def compress_model(subject: Subject, model: nn.Module, level: str, **options: Any) -> None:
+    """``compress_model`` of the subject's ecosystem."""
+    importlib.import_module(INTEGRATIONS[subject.ecosystem]).compress_model(model, level, **options)
+
+
+def largest_share(model: nn.Module, found: Step, exact: Step) -> tuple[str, float]:
+    """The parameter with the largest part of the gradient's squared error, and that part."""
+    pairs = zip(found.filled(), exact.filled(), strict=True)
+    errors = [(one - other).square().sum().item() for one, other in pairs]
+    largest = max(range(len(errors)), key=errors.__getitem__)
+    names = [name for name, _ in model.named_parameters()]
+    return names[largest], errors[largest] / sum(errors) if sum(errors) else 0.0
 
 
 def seed_all(seed: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.errors import BenchError
 from bench.machine import Machine
-from bench.sweep.notes import notes
+from bench.sweep.notes import eased, notes
 from bench.sweep.report import TITLE, of, summary
 from bench.sweep.results import SweepResults, Swept
 from bench.units import MIB
@@ -39,8 +39,11 @@ def _lines(results: SweepResults) -> Iterator[str]:
         yield from (note, "")
     for ecosystem in dict.fromkeys(entry.ecosystem for entry in results.subjects):
         yield from (f"## {ecosystem}", "")
-        yield "| family | name | batch | parameters, millions | saved, MiB | stored, MiB | times smaller | gradient's error |"
-        yield "|---|---|---|---|---|---|---|---|"
+        yield (
+            f"| family | name | batch | parameters, millions | saved, MiB | stored, MiB | times smaller | error | "
+            f"with {eased(results)} |"
+        )
+        yield "|---|---|---|---|---|---|---|---|---|"
         for _, entries in groupby(of(results, ecosystem), lambda entry: entry.family):
             for place, entry in enumerate(entries):
                 yield _row(entry, "" if place else entry.family)
@@ -49,7 +52,7 @@ def _lines(results: SweepResults) -> Iterator[str]:
 
 def _row(entry: Swept, family: str) -> str:
     if entry.failure:
-        return f"| {family} | {entry.name} | | | | | | not measured |"
+        return f"| {family} | {entry.name} | | | | | | not measured | |"
     cells = (
         family,
         entry.name,
@@ -59,6 +62,7 @@ def _row(entry: Swept, family: str) -> str:
         f"{entry.stored_bytes / MIB:.2f}",
         f"{entry.ratio:.1f}",
         f"{entry.error:.3f}" if entry.passed else f"**{entry.error:.3f}**, did not pass",
+        f"{entry.eased_error:.3f}, {entry.eased_ratio:.1f}" if entry.eased_errors else "",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -14,7 +14,7 @@ from bench.sweep.subjects import SUBJECTS
 class Record:
     """Adds subjects to results, and writes them after each.
 
-    A file that is there is taken up: what it has is not measured again, but for what did not pass. Entries say with which
+    A file that is there is taken up: what it has is not measured again, but for what failed. Entries say with which
     commit they were made; all else that makes numbers differ must be the same.
 
     Attributes:
@@ -49,8 +49,8 @@ class Record:
         self.update(subjects=sorted(entries, key=lambda one: _PLACES.get(_identity(one), len(_PLACES))))
 
     def has(self, ecosystem: str, name: str) -> bool:
-        """Whether there is an entry that passed."""
-        return any(_identity(one) == (ecosystem, name) and one.passed for one in self.results.subjects)
+        """Whether there is an entry that did not fail."""
+        return any(_identity(one) == (ecosystem, name) and not one.failure for one in self.results.subjects)
 
     def update(self, **changes: object) -> None:
         """Changes the results, and writes them."""

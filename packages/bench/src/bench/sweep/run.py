@@ -24,6 +24,7 @@ from bench.sweep.subjects import ECOSYSTEMS, Subject
 
 LEVEL = "L1"
 STEPS, QUICK_STEPS = 3, 1
+THREADS = 1  # several may add up a gradient in another order each time, and no two would be the same
 
 _PACKAGES = ("torch", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
 

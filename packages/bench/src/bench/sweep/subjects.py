@@ -34,6 +34,11 @@ ECOSYSTEMS: Mapping[str, str] = MappingProxyType(
 )
 """The library of each."""
 
+INTEGRATIONS: Mapping[str, str] = MappingProxyType(
+    {TIMM: "integrations.timm", TRANSFORMERS: "integrations.hf", PYG: "integrations.pyg"}
+)
+"""Where the ``compress_model`` of each is."""
+
 SUBJECTS: tuple[Subject, ...] = (
     *(Subject(TIMM, family, name, make) for family, name, make in timm_models.entries()),
     *(Subject(TRANSFORMERS, family, name, make) for family, name, make in transformers_models.entries()),

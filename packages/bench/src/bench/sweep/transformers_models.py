@@ -265,13 +265,15 @@ _MODELS: Mapping[str, tuple[str, str, str, Inputs, Mapping[str, Any]]] = {
 
 def entries() -> Iterator[tuple[str, str, Callable[[], Case]]]:
     """Family, name and maker of each."""
-    for name, (family, *made) in _MODELS.items():
-        yield family, name, partial(_case, *made)
+    for name, (family, configuration, architecture, inputs, fields) in _MODELS.items():
+        yield family, name, partial(_case, configuration, architecture, inputs, fields)
 
 
 def _case(configuration: str, architecture: str, inputs: Inputs, fields: Mapping[str, Any]) -> Case:
     transformers = needs("transformers")
     config = getattr(transformers, configuration)(**fields)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # keys and values for generation are of no use to training
     model = getattr(transformers, architecture)(config)
     given, what = inputs(config)
     return Case(model.train(), lambda: model(**given).loss, what)
