@@ -105,6 +105,7 @@ def measure(subject: Subject, level: str, steps: int, seed: int) -> Swept:
     restored = surface(model) == before and start.step().same_gradient(again)
 
     where, share = largest_share(model, found[0], again)
+    kept, kept_bytes = most_kept(report)
     swept = Swept(
         ecosystem=subject.ecosystem,
         family=subject.family,
@@ -114,6 +115,8 @@ def measure(subject: Subject, level: str, steps: int, seed: int) -> Swept:
         original_bytes=report.original_bytes,
         stored_bytes=report.stored_bytes,
         rows=len(report.rows),
+        kept=kept,
+        kept_bytes=kept_bytes,
         reason=why_not_smaller(report),
         errors=[relative_error(step.filled(), again.filled()) for step in found],
         where=where,
@@ -180,6 +183,15 @@ def surface(model: nn.Module) -> list[object]:
         for name, module in model.named_modules()
     ]
     return [*modules, list(model.state_dict())]
+
+
+def most_kept(report: Report) -> tuple[str, int]:
+    """The operator and the reason that keep the most bytes exactly, in words, and the bytes."""
+    sizes: Counter[str] = Counter()
+    for row in report.rows:
+        if row.codec in ("kept", "copied"):
+            sizes[f"{row.operator or 'unknown'}: {row.why}"] += row.stored_bytes
+    return sizes.most_common(1)[0] if +sizes else ("", 0)
 
 
 def why_not_smaller(report: Report) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from bench.sweep.results import ERROR, SweepResults, easing
+from bench.units import MIB
+
+MUCH = 0.25  # of what is stored
 
 WHY: Mapping[str, str] = MappingProxyType(
     {
@@ -46,6 +49,7 @@ def notes(results: SweepResults) -> Iterator[str]:
     for entry in results.subjects:
         if entry.reason and not entry.failure:
             yield f"No fewer bytes are stored of {entry.name}: {entry.reason}."
+    yield from _kept(results)
     for entry in results.subjects:
         if not entry.repeated and not entry.failure:
             yield f"Two plain steps of {entry.name} have different gradients: it cannot be restored bit for bit."
@@ -57,6 +61,17 @@ def notes(results: SweepResults) -> Iterator[str]:
     commits = sorted({entry.commit for entry in results.subjects if entry.commit})
     if len(commits) > 1:
         yield f"Measured with commits {', '.join(commits)}; the file says which number is of which."
+
+
+def _kept(results: SweepResults) -> Iterator[str]:
+    """What keeps much exactly, by reason."""
+    found: dict[str, list[str]] = {}
+    for entry in results.subjects:
+        if not entry.failure and entry.kept_bytes > MUCH * entry.stored_bytes:
+            sizes = f"{entry.kept_bytes / MIB:.2f} of {entry.stored_bytes / MIB:.2f} MiB"
+            found.setdefault(entry.kept, []).append(f"{entry.name} ({sizes})")
+    for reason, names in found.items():
+        yield f"A large part of what is stored is kept exactly by {reason}: {', '.join(names)}."
 
 
 def eased(results: SweepResults) -> str:

@@ -22,7 +22,7 @@ def render(results: SweepResults) -> RenderableType:
     ecosystems = dict.fromkeys(entry.ecosystem for entry in results.subjects)
     return Group(
         header(TITLE, results.machine, results.seconds),
-        *(_table(ecosystem, of(results, ecosystem)) for ecosystem in ecosystems),
+        *(_table(results, ecosystem) for ecosystem in ecosystems),
         Text("\n".join(summary(results)), style="bold"),
         Text("\n".join(notes(results)), style="dim"),
     )
@@ -48,7 +48,7 @@ def summary(results: SweepResults) -> Iterator[str]:
         yield line
 
 
-def _table(ecosystem: str, entries: list[Swept]) -> Table:
+def _table(results: SweepResults, ecosystem: str) -> Table:
     table = columns(
         ecosystem,
         "family",
@@ -58,12 +58,12 @@ def _table(ecosystem: str, entries: list[Swept]) -> Table:
         "stored\nMiB",
         "times\nsmaller",
         "error",
-        "eased",
+        f"with\n{eased(results)}",
         "step",
         "passed",
         labels=3,
     )
-    for entry in entries:
+    for entry in of(results, ecosystem):
         passed = marked("", entry.passed)
         if entry.failure:
             table.add_row(entry.name, entry.family, *[""] * 8, passed)

@@ -29,6 +29,8 @@ class Swept:
         parameters: how many.
         original_bytes, stored_bytes: of what autograd alone keeps of the model's forward, by the report.
         rows: of the report: tensors that autograd saved.
+        kept: the operator and the reason that keep the most bytes exactly; empty where nothing is kept.
+        kept_bytes: those.
         reason: why no fewer bytes are stored, in the report's words; empty where fewer are.
         errors: of the gradient of all parameters, relative to the plain one's length; by step, each of the same
             weights, batch and dropout, with rounding noise of its own.
@@ -56,6 +58,8 @@ class Swept:
     original_bytes: int = 0
     stored_bytes: int = 0
     rows: int = 0
+    kept: str = ""
+    kept_bytes: int = 0
     reason: str = ""
     errors: list[float] = field(default_factory=list)
     where: str = ""
