@@ -1,6 +1,7 @@
 import importlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,12 +171,12 @@ def test_a_run_is_taken_up_and_shown(tmp_path, capsys):
     assert [entry.name for entry in results.subjects] == ["GCNConv", "SGConv"]  # in their own order
     assert results.subjects[1] == replace(first, seconds=12345.0)
     printed = words(capsys.readouterr().out)
-    assert "PyG: 2 of 2 passed" in printed
+    assert "PyG: 2 of 2 passed at L1" in printed
     text = markdown.read_text()
     assert text == page.page(results)
     assert f"| {results.subjects[0].error:.3f} |" in text
     assert cli.main(["show", str(file)]) == 0
-    assert "PyG: 2 of 2 passed" in words(capsys.readouterr().out)
+    assert "PyG: 2 of 2 passed at L1" in words(capsys.readouterr().out)
     assert sweep("--subject", "SGConv", "--json", file, "--level", "L1.1") == 1
     assert "holds other results" in capsys.readouterr().err
 
@@ -206,8 +207,16 @@ def test_a_library_that_is_missing(monkeypatch, capsys):
     assert cli.main(["sweep", "--steps", "1", *subjects]) == 0
     printed = words(capsys.readouterr().out)
     assert "Left out: timm: no_such_library cannot be imported" in printed
-    assert "PyG: 1 of 1 passed" in printed
+    assert "PyG: 1 of 1 passed at L1" in printed
     assert cli.main(["sweep", "--subject", "resnet18"]) == 1
     assert "nothing can be swept: no_such_library" in capsys.readouterr().err
     assert sweep("--subject", "resnet18") == 1
     assert "PyG has none of resnet18" in capsys.readouterr().err
+
+
+def test_the_documentation_is_of_the_recorded_results():
+    root = Path(__file__).parents[3]
+    results = records.load(root / "packages" / "bench" / "results" / "sweep-cpu.json")
+    assert (root / "docs" / "sweep.md").read_text() == page.page(results)
+    measured = {(entry.ecosystem, entry.name) for entry in results.subjects}
+    assert measured == {(one.ecosystem, one.name) for one in SUBJECTS}

@@ -14,6 +14,7 @@ from bench.sweep.notes import eased, notes
 from bench.sweep.results import SweepResults, Swept
 from bench.units import MIB
 
+STEP = "Step: the quickest compressed one over the quickest plain one, of models as small as these are."
 TITLE = "Sweep: a compressed training step of many models and layers"
 
 
@@ -24,7 +25,7 @@ def render(results: SweepResults) -> RenderableType:
         header(TITLE, results.machine, results.seconds),
         *(_table(results, ecosystem) for ecosystem in ecosystems),
         Text("\n".join(summary(results)), style="bold"),
-        Text("\n".join(notes(results)), style="dim"),
+        Text("\n".join((*notes(results), STEP)), style="dim"),
     )
 
 
@@ -38,9 +39,10 @@ def summary(results: SweepResults) -> Iterator[str]:
     for ecosystem in dict.fromkeys(entry.ecosystem for entry in results.subjects):
         entries = of(results, ecosystem)
         measured = [entry for entry in entries if not entry.failure]
-        line = f"{ecosystem}: {sum(entry.passed for entry in entries)} of {len(entries)} passed"
+        exact = sum(entry.passed and entry.accurate for entry in entries)
+        line = f"{ecosystem}: {exact} of {len(entries)} passed at {results.level}"
         if others := sum(entry.passed and not entry.accurate for entry in entries):
-            line += f", {others} of them with {eased(results)}"
+            line += f", {others} more with {eased(results)}"
         if measured:
             worst = max(measured, key=lambda entry: entry.error)
             least = min(measured, key=lambda entry: entry.ratio)
