@@ -17,6 +17,7 @@ from bench.kernels.results import KernelResults
 from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
+from bench.systems.results import SystemResults
 from bench.vision.results import VisionResults
 
 AnyResults = (
@@ -27,6 +28,7 @@ AnyResults = (
     | VisionResults
     | FewBitResults
     | CheckpointResults
+    | SystemResults
     | SweepResults
 )
 
@@ -39,6 +41,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "vision": VisionResults,
     "fewbit": FewBitResults,
     "checkpoint": CheckpointResults,
+    "systems": SystemResults,
     "sweep": SweepResults,
 }
 

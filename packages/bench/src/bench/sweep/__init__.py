@@ -2,6 +2,7 @@
 
 timm_models.py, transformers_models.py, pyg_layers.py    what is swept, by ecosystem
 subjects.py    all of it
+command.py     the command: its arguments, and what it does with them
 measure.py     one of them: compress_model, a step, restore_model
 run.py         a run, one subject after the other
 record.py      the file, written after each subject and taken up by the next run

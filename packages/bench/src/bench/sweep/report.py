@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.errors import BenchError
 from bench.layout import columns, header
 from bench.marks import marked
 from bench.sweep.notes import eased, notes
@@ -27,6 +29,11 @@ def render(results: SweepResults) -> RenderableType:
         Text("\n".join(summary(results)), style="bold"),
         Text("\n".join((*notes(results), STEP)), style="dim"),
     )
+
+
+def no_chart(results: SweepResults, path: Path) -> None:
+    """Raises ``BenchError``: the tables say it all."""
+    raise BenchError("a sweep has no chart; leave --chart out, the tables say it all")
 
 
 def of(results: SweepResults, ecosystem: str) -> list[Swept]:
