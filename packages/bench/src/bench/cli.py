@@ -259,6 +259,9 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {checkpointing.ROUNDS}")
     parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and gradients; default: %(default)s")
     parser.add_argument(
+        "--channels-last", action="store_true", help="images in that order, in which CPU convolutions copy nothing"
+    )
+    parser.add_argument(
         "--quick",
         action="store_true",
         help=f"{', '.join(QUICK)}, {checkpointing.QUICK_ROUNDS} rounds, all parts at small sizes, none compiled: shows "

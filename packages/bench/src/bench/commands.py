@@ -176,6 +176,7 @@ def run_checkpoint(options: Namespace) -> None:
             seed=options.seed,
             quick=options.quick,
             json=options.json,
+            channels_last=options.channels_last,
         )
     )
     finish(results, options.json, options.chart)
