@@ -25,6 +25,7 @@ from bench.kernels import measure
 from bench.kernels.cases import FLOATS
 from bench.models import MODELS
 from bench.sensitivity import measure as sensitivity
+from bench.sweep import command as sweep
 from bench.systems import measure as systems
 from bench.systems.subjects import QUICK as QUICK_SUBJECTS
 from bench.systems.subjects import SUBJECTS
@@ -163,6 +164,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_checkpoint(parsers.add_parser("checkpoint", help="planned recomputation: peaks, time and gradients"))
     _add_systems(parsers.add_parser("systems", help="every way to train with less memory: peaks against time"))
+
+    sweep.add_arguments(parsers.add_parser("sweep", help="one compressed training step of many models and layers"))
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)

@@ -28,6 +28,8 @@ from bench.sensitivity import chart as sensitivity_chart
 from bench.sensitivity import report as sensitivity_report
 from bench.sensitivity.results import SensitivityResults
 from bench.style import require_drawable
+from bench.sweep import report as sweep_report
+from bench.sweep.results import SweepResults
 from bench.systems import chart as system_chart
 from bench.systems import report as system_report
 from bench.systems.results import SystemResults
@@ -48,6 +50,7 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         VisionResults: (vision_report.render, vision_chart.save_chart),
         FewBitResults: (fewbit_report.render, fewbit_chart.save_chart),
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
+        SweepResults: (sweep_report.render, sweep_report.no_chart),
         SystemResults: (system_report.render, system_chart.save_chart),
     }
 )

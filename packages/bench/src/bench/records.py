@@ -16,6 +16,7 @@ from bench.fewbit.results import FewBitResults
 from bench.kernels.results import KernelResults
 from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
+from bench.sweep.results import SweepResults
 from bench.systems.results import SystemResults
 from bench.vision.results import VisionResults
 
@@ -28,6 +29,7 @@ AnyResults = (
     | FewBitResults
     | CheckpointResults
     | SystemResults
+    | SweepResults
 )
 
 _FORMAT = 1
@@ -40,6 +42,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "fewbit": FewBitResults,
     "checkpoint": CheckpointResults,
     "systems": SystemResults,
+    "sweep": SweepResults,
 }
 
 
