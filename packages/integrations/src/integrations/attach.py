@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -71,7 +72,7 @@ def compress_model(
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
-            ``adapt_interval``, ``offload``; see ``Level``.
+            ``adapt_interval``, ``offload``, ``keep``; see ``Level``.
 
     Returns:
         The same object.
@@ -85,6 +86,7 @@ def compress_model(
     inner = compiled_module(model)
     exchanges = Exchanges.asked(activations, linear, layers)
     handle = _new_handle(Compression, inner, level, strict, options)
+    _require_paths(inner, handle.level.keep)
     if checkpoint is not None:
         exchanges.require_repeatable()
         ForwardStandIn.require_none(inner, "give checkpoint to the whole model's compress_model")
@@ -161,6 +163,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     """
     model = compiled_module(model)
     handle = _new_handle(BlockCompression, model, level, strict, options)
+    _require_paths(model, handle.level.keep)
     handle.leave_step = partial(_steps.__setitem__, model)
     if not handle.active:
         yield handle
@@ -191,6 +194,21 @@ def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, 
     handle = kind(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle
+
+
+def _require_paths(model: nn.Module, paths: tuple[str, ...]) -> None:
+    """Refuses paths that no module of a model has.
+
+    Raises:
+        ValueError: there is one.
+    """
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for path in paths:
+        if not any(fnmatchcase(name, path) for name in names):
+            raise ValueError(
+                f"keep must name modules of this {type(model).__name__}, got {path!r}, which fits none of its "
+                "named_modules(); 'layer*' fits those that begin so"
+            )
 
 
 def _require_module(model: nn.Module) -> None:

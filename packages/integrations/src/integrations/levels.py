@@ -39,6 +39,8 @@ class Level:
         group_size: elements that share two bounds, a positive multiple of 32.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
+        keep: modules in whose own forwards everything is kept exactly: paths as in ``named_modules``, with ``*`` and
+            ``?`` as in file names. ``"head"`` is the module alone, ``"head*"`` with what is in it.
     """
 
     bits: int | None
@@ -53,8 +55,15 @@ class Level:
     group_size: int = 256
     min_bytes: int = 1024
     seed: int = 0
+    keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        paths = (self.keep,) if isinstance(self.keep, str) else self.keep
+        if not isinstance(paths, (tuple, list)) or not all(isinstance(path, str) for path in paths):
+            raise TypeError(
+                f"keep must be paths of modules, such as 'head' or ('head', 'blocks.0*'), got {self.keep!r}"
+            )
+        object.__setattr__(self, "keep", tuple(paths))
         for name in ("adaptive", "offload"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
