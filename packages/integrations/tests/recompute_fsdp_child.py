@@ -19,10 +19,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.nn.functional import dropout, gelu
 from torch.utils.checkpoint import checkpoint
 
-from integrations.checkpoint import apply, plan
+from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.sharding import units_of
+from integrations.checkpoint.graphs.sharding import units_of
 
 
 class Block(nn.Module):

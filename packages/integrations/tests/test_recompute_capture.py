@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.graph import Graph
-from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint import Graph, capture
+from integrations.checkpoint.graphs.schedule import Schedule
 
 from .nets import Net, mlp, normal
 from .recompute_nets import NETS, net

@@ -18,7 +18,7 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations.checkpoint.segments import Segment
+from integrations.checkpoint.execution.segments import Segment
 
 from .nets import Net, assert_same, gradients, mlp, normal
 from .recompute_nets import NETS, Transformer, net

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from integrations.checkpoint.budget import Budget, bytes_of
-from integrations.checkpoint.casts import fresh_casts
-from integrations.checkpoint.compressed_plan import within
-from integrations.checkpoint.fingerprint import fingerprint
-from integrations.checkpoint.graph import Graph
-from integrations.checkpoint.keeping import Exactly, Packed
-from integrations.checkpoint.memory import Geometry
-from integrations.checkpoint.plan import Plan
-from integrations.checkpoint.plans import Plans
-from integrations.checkpoint.repeating import aside
-from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.sharding import hooks_unseen, units_of
-from integrations.checkpoint.tape import Tape
-from integrations.checkpoint.versions import unseen
+from integrations.checkpoint.dispatch.casts import fresh_casts
+from integrations.checkpoint.dispatch.memory import Geometry
+from integrations.checkpoint.dispatch.versions import unseen
+from integrations.checkpoint.execution.keeping import Exactly, Packed
+from integrations.checkpoint.execution.repeating import aside
+from integrations.checkpoint.execution.tape import Tape
+from integrations.checkpoint.graphs.fingerprint import fingerprint
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.checkpoint.graphs.sharding import hooks_unseen, units_of
+from integrations.checkpoint.planning.budget import Budget, bytes_of
+from integrations.checkpoint.planning.compressed_plan import within
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.plans import Plans
 from integrations.levels import Level
 from integrations.planning import planned
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from actcore import Codec
-from integrations.checkpoint.capture import is_capturing
-from integrations.checkpoint.compiled import Compiled
-from integrations.checkpoint.fingerprint import fingerprint
-from integrations.checkpoint.keeping import Coding
-from integrations.checkpoint.plan import Plan
-from integrations.checkpoint.plans import Plans, Shapes
-from integrations.checkpoint.tape import following, runs_transformed
+from integrations.checkpoint.capturing.capture import is_capturing
+from integrations.checkpoint.compiled.forward import Compiled
+from integrations.checkpoint.execution.keeping import Coding
+from integrations.checkpoint.execution.tape import following, runs_transformed
+from integrations.checkpoint.graphs.fingerprint import fingerprint
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.plans import Plans, Shapes
 from integrations.compiling import compiled_module, compiles_callees, left_to_python, without_dynamo
 from integrations.stand_in import ForwardStandIn
 from integrations.warn import warn
