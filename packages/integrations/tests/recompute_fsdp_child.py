@@ -250,6 +250,7 @@ if __name__ == "__main__":
     found["other inputs"] = other_inputs(rank)
     found["graphs"] = graphs(rank)
     found["plan"] = [f"{choice.mask:x}" for choice in plan_of_whole(rank).front]
+    found["title"] = str(plan(cut(Model().train(), "root", {}), tokens(rank))).split()[0]
     found["refused"] = refused(rank)
     dist.destroy_process_group()
     print(json.dumps(found))

@@ -43,6 +43,10 @@ def test_ranks_make_the_same_plan(ranks):
     assert ranks[0]["plan"] == ranks[1]["plan"]
 
 
+def test_a_plan_has_the_class_that_the_model_had_before(ranks):
+    assert [rank["title"] for rank in ranks] == ["Model", "Model"]
+
+
 def test_what_cannot_be_done_is_said(ranks):
     for rank in ranks:
         captured, read = rank["refused"]

@@ -14,6 +14,7 @@ from actcore import GroupAffine, Raw, SavedTensor
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.compressed_peak import StoredBytes
 from integrations.checkpoint.planning.compressed_plan import compressed_plan
 from integrations.checkpoint.planning.plan import Plan
@@ -37,7 +38,7 @@ def planned(
     sizes = _Sizes(level)
     graph = capture(model, args, kwargs, real=real, hooks=sizes.hooks)
     captured = perf_counter() - started
-    return compressed_plan(type(model).__name__, graph, sizes.of(graph), captured)
+    return compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured)
 
 
 class _Sizes:

@@ -16,8 +16,10 @@ from integrations.checkpoint.applied import apply, plan_of, restore_model
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.optimal import optimal_grad_checkpointing
+from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.paper import PaperSegments, paper_segments
-from integrations.checkpoint.planning.plan import Choice, Plan, PlannedSegment
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.planned_segments import PlannedSegment
 from integrations.checkpoint.planning.planner import plan
 
 __all__ = [

@@ -14,7 +14,6 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from integrations.checkpoint.capturing.paths import Paths
 from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.checkpoint.capturing.recording import Recording
 from integrations.checkpoint.capturing.stand_ins import StandIns, untouched
@@ -25,8 +24,9 @@ from integrations.checkpoint.dispatch.indices import is_index
 from integrations.checkpoint.dispatch.memory import is_plain
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.graphs.sharding import units_of, whole_parameters, within_units, without_hooks
+from integrations.checkpoint.graphs.sharding import class_of, units_of, whole_parameters, within_units, without_hooks
 from integrations.checkpoint.graphs.signature import Signature
+from integrations.saved.modules import ModulePaths
 from integrations.saved.tensors import tensors_in
 
 Hooks = Callable[[Recorder], AbstractContextManager[Callable[[Tensor], Any]]]
@@ -185,24 +185,18 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h
     stand_ins = StandIns(stand_in)
     state = stand_ins.of_model(model)
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
-    paths = Paths(model)
-    recorder = Recorder(paths, fake)
+    recorder = Recorder(ModulePaths(model), fake)
     devices = list({tensor.device for tensor in state.values()})
 
     def step() -> set[int | None]:
-        with (
-            fresh_casts(),
-            hooks(recorder) as pack,
-            saved_tensors_hooks(pack, recorder.unpack),
-            paths.followed(),
-        ):
+        with fresh_casts(), hooks(recorder) as pack, saved_tensors_hooks(pack, recorder.unpack):
             outputs = model(*given_args, **given_kwargs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         if not found:
             raise NoGradient(
-                f"model must return a tensor that requires a gradient, and {type(model).__name__} returned none: there "
-                "is no backward to plan for; check requires_grad of its parameters, and that no_grad is not in its "
-                "forward"
+                f"model must return a tensor that requires a gradient, and {class_of(model).__name__} returned none: "
+                "there is no backward to plan for; check requires_grad of its parameters, and that no_grad is not in "
+                "its forward"
             )
         recorder.start_backward()
         _Loss.apply(*found).backward()

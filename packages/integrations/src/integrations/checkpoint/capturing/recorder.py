@@ -16,11 +16,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from integrations.checkpoint.capturing.contents import Contents
-from integrations.checkpoint.capturing.paths import Paths
 from integrations.checkpoint.capturing.recording import RecordedOp, RecordedValue, Recording, Run
 from integrations.checkpoint.dispatch import indices
 from integrations.checkpoint.dispatch.memory import Geometry, Memory, is_plain, key_of, parts_of, shapes_of, tensors_of
 from integrations.checkpoint.dispatch.operators import Traits, is_drawable, traits_of
+from integrations.saved.modules import ModulePaths
 
 _PASSING = -1  # in the place of a value: memory that backward makes
 
@@ -34,7 +34,7 @@ class Recorder(TorchDispatchMode):
             copies of real ones, so that memory lives as long as somebody other than autograd holds it.
     """
 
-    def __init__(self, paths: Paths, fake: bool) -> None:
+    def __init__(self, paths: ModulePaths, fake: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = Recording()
         self._values, self._steps = self._recording.values, self._recording.steps
@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
         self._recording.ops.append(
             RecordedOp(
                 name=traits.name,
-                module=self._paths.current,
+                module=self._paths.running() or "",
                 reads=reads,
                 makes=tuple(range(first, first + len(makes))),
                 call=self._recording.calls.note(func, args, kwargs, results),

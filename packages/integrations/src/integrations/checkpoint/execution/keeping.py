@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -13,6 +14,7 @@ from integrations.checkpoint.dispatch.memory import Geometry, is_plain
 from integrations.checkpoint.dispatch.versions import Version, unseen, unseen_alias
 from integrations.saved.masks import is_masked, may_be_masked
 
+_STEPS = threading.Lock()
 _MIN_BYTES = 1024  # what is smaller is kept as it is, as the levels of compress_model have it
 
 
@@ -72,7 +74,8 @@ class Coding:
 
     def begin(self) -> Coded:
         """For the forward that starts now."""
-        step, self.step = self.step, self.step + 1
+        with _STEPS:  # no two forwards get the same number, in whichever thread they start
+            step, self.step = self.step, self.step + 1
         return Coded(self.codec, self.seed, step)
 
 

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Kind = TypeVar("Kind")
+
+
+def loaded(text: str, writer: str) -> Any:
+    """What a text of JSON holds.
+
+    Args:
+        text: from anywhere.
+        writer: what should have written it, for the error.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"text must be what {writer} returned; it is no JSON: {error}") from None
+
+
+def of_format(content: Any, version: int, writer: str) -> dict[str, Any]:
+    """A JSON object without its ``format``.
+
+    Raises:
+        ValueError: it is no object, or of another version.
+    """
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != version:
+        raise ValueError(f"text must be what {writer} returned, of format {version}; got format {found!r}")
+    return {name: value for name, value in content.items() if name != "format"}
+
+
+@contextmanager
+def complete(writer: str) -> Iterator[None]:
+    """A block that takes an object apart; what that raises is said of the text that it comes from.
+
+    Raises:
+        ValueError: the object lacks or adds an entry, or one is of another type.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"text must be what {writer} returned; it lacks or adds something: {error}") from None
 
 
 def entry_of(kind: type[Kind], content: Any) -> Kind:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from integrations.checkpoint.graphs.entries import entry_of
+from integrations.checkpoint.graphs.entries import complete, entry_of, loaded, of_format
 from integrations.checkpoint.graphs.signature import Signature
 
 FORMAT = 1
+_WRITER = "Graph.to_json"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,11 @@ class Graph:
 
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps(self.content())
+
+    def content(self) -> dict[str, Any]:
+        """The JSON object that it is there."""
+        return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, text: str) -> Graph:
@@ -117,19 +123,24 @@ class Graph:
         Raises:
             ValueError: it is no such text, or of another version, or its numbers contradict each other.
         """
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"text must be what Graph.to_json returned; it is no JSON: {error}") from None
-        found = content.pop("format", None) if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"text must be what Graph.to_json returned, of format {FORMAT}; got format {found!r}")
-        try:
-            graph = entry_of(cls, content)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"text must be what Graph.to_json returned; it lacks or adds something: {error}") from None
+        return cls.from_content(loaded(text, _WRITER))
+
+    @classmethod
+    def from_content(cls, content: Any) -> Graph:
+        """The graph of such a JSON object.
+
+        Raises:
+            ValueError: it is none, or of another version, or its numbers contradict each other.
+        """
+        given = of_format(content, FORMAT, _WRITER)
+        with complete(_WRITER):
+            graph = entry_of(cls, given)
         graph.check()
         return graph
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        """The graph itself: nobody changes it, and copies of a model share it."""
+        return self
 
     def check(self) -> None:
         """Refuses a graph whose numbers contradict each other.

@@ -6,7 +6,7 @@ import math
 import re
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-_WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)b?\s*", re.IGNORECASE)
+_WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)(b?)\s*", re.IGNORECASE)
 
 Budget = str | int | float
 
@@ -28,6 +28,11 @@ def bytes_of(budget: Budget, plain: int) -> int:
         found = _WORDS.fullmatch(budget)
         if found is None:
             raise ValueError(f"budget must be a number with a unit such as '4GiB', '512 MiB' or '2GB', got {budget!r}")
+        if not found[2] and not found[3]:
+            raise ValueError(
+                f"budget must have a unit as a string, such as '4GiB', or '{found[1]}B' for bytes, got {budget!r}; a "
+                "fraction of the plain step's peak is a float, such as 0.5"
+            )
         return int(float(found[1]) * _UNITS[found[2].lower()])
     if isinstance(budget, float):
         if not 0 < budget <= 1:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 
-from actcore import CheckpointPlans, TrainingStep, checkpoint_plans, simulate
+from actcore import CheckpointPlans, TrainingStep, checkpoint_plans
 from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.planning.budget import Budget, bytes_of
+from integrations.checkpoint.planning.choice import Choice, mask_of
 from integrations.checkpoint.planning.compressed_peak import CompressedPeak, StoredBytes
-from integrations.checkpoint.planning.plan import Choice, Plan, mask_of
+from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.problem import training_step
-from integrations.report import format_bytes
 
 _MOST = 48
 """Choices of each search that are looked at: a simulation takes milliseconds."""
@@ -54,31 +53,10 @@ def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_second
         front=tuple(front),
         peak_bound=found[1].peak_bound - graph.gradients,  # of a step that takes less, whatever is kept
         exact=False,
+        compressed=True,
         capture_seconds=capture_seconds,
         search_seconds=perf_counter() - started,
     )
-
-
-def within(plan: Plan, budget: Budget) -> Plan:
-    """The plan of the least time within a budget, as in ``integrations.checkpoint.plan``: a fraction is one of the step
-    that neither stores in fewer bytes nor makes again.
-
-    Raises:
-        TypeError: it is none.
-        ValueError: it cannot be met; the message names the least that can.
-    """
-    graph = plan.graph
-    plain = simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
-    allowed = bytes_of(budget, plain)
-    fitting = [choice for choice in plan.front if choice.peak <= allowed]
-    if not fitting:
-        least = plan.front[0].peak
-        raise ValueError(
-            f"checkpoint must be a budget of at least {least} bytes ({format_bytes(least)}, {least / plain:.3f} of the "
-            f"plain step's {format_bytes(plain)}), the least activation peak of all plans at this level, got "
-            f"{budget!r}; take a level of fewer bits, or a smaller batch"
-        )
-    return replace(plan, choice=fitting[-1], budget=budget)
 
 
 def _with_stored(step: TrainingStep, graph: Graph, stored: Mapping[int, int]) -> TrainingStep:

@@ -3,85 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from integrations.checkpoint.graphs.entries import fields_of, of_type
+from actcore import simulate
+from integrations.checkpoint.graphs.entries import complete, fields_of, loaded, of_format
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.planning.budget import Budget, bytes_of
+from integrations.checkpoint.planning.choice import Choice
+from integrations.checkpoint.planning.planned_segments import PlannedSegment, planned_segments
+from integrations.checkpoint.planning.problem import training_step
 from integrations.report import format_bytes
 
 FORMAT = 1
+_WRITER = "Plan.to_json"
 
 Objective = Literal["peak", "paper"]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The values to keep, and what follows.
-
-    Attributes:
-        mask: bit ``i`` is set where value ``i`` of the graph is kept.
-        peak: bytes of the activation peak: of the step's, less those of the parameters' gradients.
-        seconds: of the operators that backward repeats, by the model of their times.
-        seconds_bound: no choice with such a peak takes fewer.
-        held: where checkpoints are nested, bit ``i`` is set where a segment that makes value ``i`` again holds it, as
-            in ``Schedule.of``; else ``None``.
-    """
-
-    mask: int
-    peak: int
-    seconds: float
-    seconds_bound: float
-    held: int | None = None
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Numbers of the values that are kept."""
-        return numbers_of(self.mask)
-
-    def schedule(self, graph: Graph) -> Schedule:
-        """What it means for each operator."""
-        return Schedule.of(graph, self.kept, None if self.held is None else numbers_of(self.held))
-
-
-def numbers_of(mask: int) -> tuple[int, ...]:
-    """The numbers of the bits that are set."""
-    return tuple(value for value in range(mask.bit_length()) if mask >> value & 1)
-
-
-def mask_of(values: Iterable[int]) -> int:
-    """These numbers as the bits of one."""
-    mask = 0
-    for value in values:
-        mask |= 1 << value
-    return mask
-
-
-@dataclass(frozen=True)
-class PlannedSegment:
-    """Operators that are repeated together, when backward first needs one of their results.
-
-    Attributes:
-        first, last: paths of the modules in whose forward the first and the last of them run.
-        operators: how many.
-        nbytes: of what they make for backward, and autograd would have kept.
-        seconds: that they take, by the model of their times.
-        inner: whether checkpoints are nested here: they make what a larger segment, which is repeated before if it
-            makes what these read, does not hold.
-    """
-
-    first: str
-    last: str
-    operators: int
-    nbytes: int
-    seconds: float
-    inner: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +38,7 @@ class Plan:
         exact: whether all choices were tried, so that none is missing from the front.
         budget: that was asked for.
         objective: by which the choice was made, where that was not the budget.
+        compressed: whether it is for a model whose tensors are stored in fewer bits, as all its peaks are then.
         capture_seconds, search_seconds: that planning took.
     """
 
@@ -108,6 +50,7 @@ class Plan:
     exact: bool
     budget: Budget | None = None
     objective: Objective = "peak"
+    compressed: bool = False
     capture_seconds: float = field(default=0.0, compare=False)
     search_seconds: float = field(default=0.0, compare=False)
 
@@ -167,50 +110,46 @@ class Plan:
     @cached_property
     def segments(self) -> tuple[PlannedSegment, ...]:
         """What is repeated, in the order of the forward. An inner segment is repeated from what others hold, too."""
-        schedule, values = self.schedule, self.graph.values
-        members: dict[tuple[int, bool], list[int]] = {}
-        for number, op in enumerate(schedule.ops):
-            for segment, inner in ((op.segment, False), (op.inner, True)):
-                if segment >= 0:
-                    members.setdefault((segment, inner), []).append(number)
-        ops = self.graph.ops
-        return tuple(
-            PlannedSegment(
-                ops[numbers[0]].module,
-                ops[numbers[-1]].module,
-                len(numbers),
-                sum(
-                    values[value].nbytes
-                    for number in numbers
-                    for value in ops[number].makes
-                    if value in schedule.recomputed and values[value].saved >= 0 and (value in schedule.inner) == inner
-                ),
-                sum(ops[number].seconds for number in numbers),
-                inner,
-            )
-            for (_, inner), numbers in sorted(members.items())
-        )
+        return planned_segments(self.graph, self.schedule)
 
     def within(self, budget: Budget) -> Plan:
         """The plan of the front that takes the least time within a budget.
 
         Args:
-            budget: as in ``integrations.checkpoint.plan``.
+            budget: as in ``integrations.checkpoint.plan``; a fraction is one of the peak of a step that neither makes
+                again nor compresses.
 
         Raises:
             TypeError, ValueError: as there.
         """
-        allowed = bytes_of(budget, self.plain_peak)
+        allowed = bytes_of(budget, self._uncompressed_peak)
         fitting = [choice for choice in self.front if choice.peak <= allowed]
         if not fitting:
-            least = self.front[0].peak
-            proof = "no other is less" if self.exact else f"none is below {format_bytes(self.peak_bound)}"
-            raise ValueError(
-                f"budget must be at least {least} bytes ({format_bytes(least)}, {least / self.plain_peak:.3f} of the "
-                f"plain step's {format_bytes(self.plain_peak)}), the least activation peak of all plans ({proof}), got "
-                f"{budget!r}; compress what is kept, or take a smaller batch"
-            )
+            raise ValueError(self._out_of_reach(budget))
         return replace(self, choice=fitting[-1], budget=budget)
+
+    @cached_property
+    def _uncompressed_peak(self) -> int:
+        """Bytes of the activation peak of the model by itself."""
+        if not self.compressed:
+            return self.plain_peak
+        return simulate(training_step(self.graph), [True] * len(self.graph.values)).peak - self.graph.gradients
+
+    def _out_of_reach(self, budget: Budget) -> str:
+        """Why there is no plan within a budget, and what to do."""
+        least, plain = self.front[0].peak, self._uncompressed_peak
+        share = ""
+        if 0 < least <= plain:  # a fraction that is rounded up, so that it can be met
+            share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
+        found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
+        if self.compressed:
+            return (
+                f"checkpoint must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
+                "integrations.restore_model(model) and compress_model with such a budget, with checkpoint='optimal', "
+                "or at a level of fewer bits"
+            )
+        proof = "no other is less" if self.exact else f"none is below {format_bytes(self.peak_bound)}"
+        return f"budget must be {found} ({proof}), got {budget!r}; compress what is kept, or take a smaller batch"
 
     def to_json(self) -> str:
         """The plan as JSON."""
@@ -218,15 +157,16 @@ class Plan:
             {
                 "format": FORMAT,
                 "model": self.model,
-                "choice": _plain(self.choice),
-                "front": [_plain(choice) for choice in self.front],
+                "choice": self.choice.content(),
+                "front": [choice.content() for choice in self.front],
                 "peak_bound": self.peak_bound,
                 "exact": self.exact,
                 "budget": self.budget,
                 "objective": self.objective,
+                "compressed": self.compressed,
                 "capture_seconds": self.capture_seconds,
                 "search_seconds": self.search_seconds,
-                "graph": json.loads(self.graph.to_json()),
+                "graph": self.graph.content(),
             }
         )
 
@@ -237,21 +177,14 @@ class Plan:
         Raises:
             ValueError: it is no such text, or of another version, or its numbers contradict each other.
         """
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"text must be what Plan.to_json returned; it is no JSON: {error}") from None
-        found = content.pop("format", None) if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"text must be what Plan.to_json returned, of format {FORMAT}; got format {found!r}")
-        graph = Graph.from_json(json.dumps(content.pop("graph", None)))
-        try:
-            choice, front = _choice(content.pop("choice")), tuple(map(_choice, list(content.pop("front"))))
+        content = of_format(loaded(text, _WRITER), FORMAT, _WRITER)
+        graph = Graph.from_content(content.pop("graph", None))
+        with complete(_WRITER):
+            choice = Choice.from_content(content.pop("choice"))
+            front = tuple(map(Choice.from_content, list(content.pop("front"))))
             plan = cls(graph=graph, choice=choice, front=front, **fields_of(cls, content))
             if plan.budget is not None:
                 bytes_of(plan.budget, 1)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"text must be what Plan.to_json returned; it lacks or adds something: {error}") from None
         if not front or max(one.mask | (one.held or 0) for one in (choice, *front)) >> len(graph.values):
             raise ValueError("text must be what Plan.to_json returned; its choices keep values that the graph lacks")
         if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
@@ -268,9 +201,12 @@ class Plan:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: as ``from_json``.
+            ValueError: as ``from_json``; the message names the file.
         """
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} must be a file that Plan.save wrote: {error}") from None
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draws the front: activation peak against time, and which choice this is.
@@ -287,6 +223,10 @@ class Plan:
 
         plot_front(self, path)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The plan itself: nobody changes it, and copies of a model share it."""
+        return self
+
     def __str__(self) -> str:
         from integrations.checkpoint.planning.table import table_of
 
@@ -294,19 +234,3 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self.model}, peak={self.peak}, plain_peak={self.plain_peak}, segments={len(self.segments)})"
-
-
-def _plain(choice: Choice) -> dict[str, Any]:
-    return {
-        "kept": f"{choice.mask:x}",
-        "held": None if choice.held is None else f"{choice.held:x}",
-        "peak": choice.peak,
-        "seconds": choice.seconds,
-        "seconds_bound": choice.seconds_bound,
-    }
-
-
-def _choice(content: Any) -> Choice:
-    given = dict(content)
-    kept, held = of_type(str, given.pop("kept"), "kept"), of_type(str | None, given.pop("held"), "held")
-    return Choice(mask=int(kept, 16), held=None if held is None else int(held, 16), **fields_of(Choice, given))

@@ -12,9 +12,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from actcore import checkpoint_plans, simulate
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.budget import Budget
+from integrations.checkpoint.planning.choice import Choice, mask_of
 from integrations.checkpoint.planning.paper import paper_segments
-from integrations.checkpoint.planning.plan import Choice, Objective, Plan, mask_of
+from integrations.checkpoint.planning.plan import Objective, Plan
 from integrations.checkpoint.planning.problem import training_step
 from integrations.compiling import compiled_module
 
@@ -79,7 +81,7 @@ def plan(
     started = perf_counter()
     graph = capture(model, inputs, kwargs, real=real, measure=measure)
     captured = perf_counter()
-    found = plan_of_graph(type(model).__name__, graph, objective, captured - started)
+    found = plan_of_graph(class_of(model).__name__, graph, objective, captured - started)
     return found if budget is None else found.within(budget)
 
 

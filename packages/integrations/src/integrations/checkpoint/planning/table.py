@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 def table_of(plan: Plan) -> str:
-    """The plan's segments, below what they save and take."""
-    table = Table(title=_title(plan), caption=_caption(plan), caption_justify="left")
+    """The plan's segments, below what they save and take: lines that a terminal may wrap, and a table that fits it."""
+    if not plan.segments:
+        return f"{_title(plan)}\n{_caption(plan)}"
+    table = Table()
     table.add_column("segment", justify="right")
     table.add_column("from", overflow="fold")
     table.add_column("to", overflow="fold")
@@ -35,26 +37,30 @@ def table_of(plan: Plan) -> str:
         )
     text = StringIO()
     Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(table)
-    return text.getvalue().rstrip()
+    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{_caption(plan)}"
 
 
 def _title(plan: Plan) -> str:
-    peaks = f"{format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)}"
+    what = f"{plan.model} for inputs {plan.graph.inputs}: activation peak"
+    if not plan.segments:
+        return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
     return (
-        f"{plan.model} for inputs {plan.graph.inputs}: activation peak {peaks} ({plan.cut:.0%} less), time "
-        f"{plan.overhead:+.1%} by the operators' modelled times"
+        f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
+        f"{plan.overhead:+.1%} by the operators' {'measured' if plan.graph.measured else 'modelled'} times"
     )
 
 
 def _caption(plan: Plan) -> str:
     front = plan.front
     if len(front) == 1:
-        lines = ["Nothing is worth making again: this plan keeps everything."]
+        lines = ["Nothing is worth making again: there is no other plan."]
     else:
         reach = f"{format_bytes(front[0].peak)} to {format_bytes(front[-1].peak)}"
         lines = [
             f"One of {len(front)} plans, from {reach}; " + ("none is missing." if plan.exact else _bounds(plan)),
         ]
+    if plan.compressed:
+        lines.append("Peaks are those of a step that stores what it keeps in fewer bits.")
     if plan.graph.note:
         lines.append(f"It was {plan.graph.note}.")
     lines.append(f"Captured in {plan.capture_seconds:.2f} s, searched in {plan.search_seconds:.2f} s.")
