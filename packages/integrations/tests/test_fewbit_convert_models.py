@@ -200,8 +200,13 @@ def test_norms_of_timm():
     assert type(fewbit.restore_model(model)[0]) is norms.LayerNorm
 
 
-def test_linear_layers_of_gpt2_stay_and_summary_says_so():
+def test_linear_layers_of_gpt2():
     kinds = pytest.importorskip("transformers.pytorch_utils")
-    model = fewbit.convert(nn.Sequential(nn.Linear(8, 8), kinds.Conv1D(8, 8)), linear=0.5)
-    assert list(fewbit.summary(model).converted) == ["0"]
-    assert "has no randomized form" in fewbit.summary(model).kept["1"]
+    layers = nn.Sequential(nn.Linear(8, 8), kinds.Conv1D(8, 8))
+    weights = [layer.weight for layer in layers]
+    model = fewbit.convert(layers, linear=0.5)
+    converted = fewbit.summary(model).converted
+    assert converted == {"0": ("Linear", "fewbit.RandomizedLinear"), "1": ("Conv1D", "fewbit.RandomizedConv1D")}
+    assert [layer.weight for layer in model] == weights
+    assert "nf=8, nx=8" in repr(model[1])
+    assert type(fewbit.restore_model(model)[1]) is kinds.Conv1D

@@ -202,11 +202,7 @@ def test_batches_of_graphs():
 
 
 def test_the_same_functions_as_the_packages():
-    assert (compress_model, compression, restore_model) == (
-        integrations.compress_model,
-        integrations.compression,
-        integrations.restore_model,
-    )
+    assert (compression, restore_model) == (integrations.compression, integrations.restore_model)
     model = GNN(pyg_nn.GCNConv)
     plain = step(model)
     restore_model(compress_model(model, "L1.2"))

@@ -17,8 +17,10 @@ from integrations.blocks import BlockCompression, entered, in_block
 from integrations.checkpoint.applied import CheckpointedForward
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
+from integrations.exchanges import Exchanges
 from integrations.forward import CompressedForward
 from integrations.levels import resolve_level
+from integrations.qmodules import QLevel
 from integrations.recomputing import Asked, recomputing_for
 from integrations.stand_in import ForwardStandIn
 from integrations.unused import await_forward, await_no_longer
@@ -34,7 +36,15 @@ _lock = threading.Lock()
 
 
 def compress_model(
-    model: Model, level: str = "L1", *, strict: bool = False, checkpoint: Asked | None = None, **options: Any
+    model: Model,
+    level: str = "L1",
+    *,
+    activations: str | int | Mapping[str, Any] | None = None,
+    linear: str | float | Mapping[str, Any] | None = None,
+    layers: str | QLevel | Mapping[str, Any] | None = None,
+    checkpoint: Asked | None = None,
+    strict: bool = False,
+    **options: Any,
 ) -> Model:
     """Stores what autograd saves in the model's forward in fewer bits, from now on and in place.
 
@@ -46,13 +56,19 @@ def compress_model(
         level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
             ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on average, each tensor its own; ``"L3"`` those of L2 in
             host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
-        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
-            so an optimizer's step, while no forward was compressed. By default a warning does, once.
+        activations: exchanges activations for few-bit ones, before what is left is stored as the level says:
+            ``"fewbit"`` for 3 bits, a number of bits from 1 to 8, or ``fewbit.convert``'s arguments.
+        linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
+            of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
+        layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
+            on average, another of ``qmodules.LEVELS``, or ``QModule``'s arguments.
         checkpoint: lets backward make again some of what it needs, besides storing it: ``"optimal"`` as much as gives
             the least peak; a budget of activation peak (bytes, ``"4GiB"``, or a fraction of the plain step's) as little
             as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what it says. The first training forward is
             planned for, on tensors without elements. What is kept for that is stored in ``checkpoint_bits``, and what
             is made again as the level says, until backward reads it.
+        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
+            so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
             ``adapt_interval``, ``offload``; see ``Level``.
@@ -61,15 +77,20 @@ def compress_model(
         The same object.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``strict``, ``checkpoint`` or an option has the wrong type.
-        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed already, or
-            follows a plan; with ``checkpoint``, if the level is off or adaptive, or a part of the model is compressed.
+        TypeError: ``model`` is not a module, or an argument has the wrong type.
+        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
+            already, or follows a plan; an option applies to no layer of it; with ``checkpoint``, if the level is off or
+            adaptive, or a part of the model is compressed. The model is as it was then.
     """
     inner = compiled_module(model)
+    exchanges = Exchanges.asked(activations, linear, layers)
     handle = _new_handle(Compression, inner, level, strict, options)
     if checkpoint is not None:
+        exchanges.require_repeatable()
         ForwardStandIn.require_none(inner, "give checkpoint to the whole model's compress_model")
         handle.recomputing = recomputing_for(inner, handle.level, checkpoint)
+    if exchanges:
+        exchanges.apply(inner)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
     await_forward(handle)
@@ -95,7 +116,7 @@ def compression(model: nn.Module) -> Compression:
 
 
 def restore_model(model: Model) -> Model:
-    """Undoes ``compress_model`` completely and returns the same object.
+    """Undoes ``compress_model`` completely, the layers that it exchanged included, and returns the same object.
 
     What compresses the model after that, blocks among them, begins anew: at step 0, so with the same noise again, and
     without a plan. The handle's ``state_dict``, loaded into the next one, goes on instead.
@@ -116,6 +137,7 @@ def restore_model(model: Model) -> Model:
     forward = CompressedForward.of(inner)
     if forward is not None:  # otherwise somebody has wrapped it
         forward.take_out()
+    Exchanges.undo(inner)
     return model
 
 

@@ -18,6 +18,7 @@ from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.surroundings import meet
 from integrations.checkpoint.capturing.capture import is_capturing
+from integrations.exchanges import Exchanges
 from integrations.handles import key_for
 from integrations.levels import Level
 from integrations.recomputing import NOT_COMPILED, Following, Recomputing
@@ -306,7 +307,9 @@ class Compression:
         level, title = self.level, self.level.title(self.level_name)
         recomputed = "" if self.recomputing is None else self.recomputing.in_words()
         model = type(self.model).__name__
-        return Report(title, rows, level.off, level.offload, plan, monitor, recomputed, model)
+        exchanges = Exchanges.of(self.model)
+        exchanged = "" if exchanges is None else exchanges.in_words(self.model)
+        return Report(title, rows, level.off, level.offload, plan, monitor, recomputed, model, exchanged=exchanged)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 from torch import nn
 
+from integrations.exchanges import Exchanges
 from integrations.report import NOTHING_LEFT, format_bytes
 from integrations.saved.records import Record
 
@@ -28,9 +29,14 @@ def judge(handle: Compression, session: Session) -> None:
 
     Raises:
         RuntimeError: it was, and the handle is strict.
+        ValueError: activations were to be exchanged, and the forward came by none.
     """
     records, level = session.records, handle.level
-    why = why_not_smaller(records)
+    exchanges = Exchanges.of(handle.model)
+    if exchanges is not None:
+        exchanges.require_calls(handle.model)
+    # What was exchanged keeps less than the layers that it took the place of, which the records cannot tell.
+    why = "" if exchanges is not None else why_not_smaller(records)
     if not why:
         _effective.add(handle.model)
     elif _may_pass(handle, session):

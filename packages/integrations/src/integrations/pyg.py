@@ -9,8 +9,33 @@ Message passing needs no preparation: linear layers, gathers and scatters are ca
 
 from __future__ import annotations
 
-import torch_geometric as torch_geometric  # an early, clear error where it is not installed
+from typing import Any, TypeVar
 
-from integrations.attach import compress_model, compression, restore_model
+from torch import nn
+
+from integrations import attach
+from integrations.attach import compression, restore_model
+from integrations.ecosystem import library, require_member
+
+library("torch_geometric", "pyg")
+
+Model = TypeVar("Model", bound=nn.Module)
 
 __all__ = ["compress_model", "compression", "restore_model"]
+
+
+def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
+    """``integrations.compress_model`` for a model with layers of PyTorch Geometric: the same arguments.
+
+    ::
+
+        model = compress_model(model, level="L1", linear=0.2)
+
+    ``linear`` takes PyG's own linear layers, too. A ``checkpoint`` is planned for each shape of input that comes by:
+    with sampled batches, each of another shape, leave it out.
+
+    Raises:
+        TypeError, ValueError: as ``integrations.compress_model`` does, or the model has nothing of PyG.
+    """
+    require_member(model, ("torch_geometric",), "a model of PyTorch Geometric")
+    return attach.compress_model(model, level, **options)

@@ -3,7 +3,7 @@
 from integrations.fewbit import functional
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
 from integrations.fewbit.conversion import Summary
-from integrations.fewbit.convert import convert, restore_model, summary
+from integrations.fewbit.convert import convert, is_converted, restore_model, summary
 from integrations.fewbit.fit import approximate, estimate_error
 from integrations.fewbit.modules import (
     CELU,
@@ -24,6 +24,7 @@ from integrations.fewbit.modules import (
     LogSigmoid,
     Mish,
     QuickGELU,
+    RandomizedConv1D,
     RandomizedLinear,
     ReGLU,
     ReLU,
@@ -70,6 +71,7 @@ __all__ = [
     "Mish",
     "QuickGELU",
     "RMSNorm",
+    "RandomizedConv1D",
     "RandomizedLinear",
     "ReGLU",
     "ReLU",
@@ -94,6 +96,7 @@ __all__ = [
     "convert_linear",
     "estimate_error",
     "functional",
+    "is_converted",
     "level_table",
     "map_module",
     "restore_model",

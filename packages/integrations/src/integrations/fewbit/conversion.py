@@ -58,6 +58,17 @@ class Summary:
     calls: Mapping[str, tuple[str, ...]]
     kept_calls: Mapping[str, tuple[str, ...]]
 
+    @property
+    def sketched(self) -> int:
+        """How many of the layers are linear ones, which keep a sketch of their input."""
+        return sum(after.startswith("fewbit.Randomized") for _, after in self.converted.values())
+
+    @property
+    def activations(self) -> int:
+        """How many layers and calls are activations in few bits."""
+        norms = sum(after.endswith("Norm") for _, after in self.converted.values())
+        return len(self.converted) - self.sketched - norms + sum(map(len, self.calls.values()))
+
     def __str__(self) -> str:
         seen = sum(map(len, self.calls.values()))
         lines = [

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from integrations.compiling import compiled_module
 from integrations.fewbit import functional, modules
@@ -23,12 +22,12 @@ from integrations.fewbit.conversion import (
 )
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.functional.options import DEFAULT_BITS
+from integrations.fewbit.linear_kinds import is_linear, why_kept, with_sketch
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
 from integrations.fewbit.tables import table
 from integrations.fewbit.takeover import give_back, remember, remembered, take_over
-from integrations.fewbit.util import convert_linear
 from integrations.module_tree import exchange
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -70,8 +69,9 @@ def convert(
         rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean. The noise is drawn
             from torch's generator in each forward, so what draws behind it gets other numbers.
         weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
-        linear: exchanges linear layers for ``RandomizedLinear``, too: the share of the input's rows that its sketch
-            keeps, or the layer's keyword arguments. They, too, draw from torch's generator, unless one is ``seed``.
+        linear: exchanges linear layers for ``RandomizedLinear``, too (PyG's as well, and transformers' ``Conv1D`` for
+            ``RandomizedConv1D``): the share of the input's rows that its sketch keeps, or the layer's keyword
+            arguments. They, too, draw from torch's generator, unless one is ``seed``.
         norms: exchanges ``nn.LayerNorm``, ``nn.RMSNorm`` and norms as transformers' Llama has them, too, for those that
             save their output, which linear layers behind them save anyway; see ``fewbit.LayerNorm``. Nothing behind
             them may work in place.
@@ -193,19 +193,15 @@ class _Plan:
                 self._exchange(path, module, kind.in_place_of(module))
             return
         activation = recognised(module)
-        is_linear = self._linear is not None and isinstance(module, nn.Linear)
-        if activation is None and not is_linear:
-            reason = likeness(module, self._calls)
-            if self._linear is not None and type(module).__name__ == "Conv1D":
-                reason = "transformers' linear layer with a transposed weight has no randomized form"
-            if reason:
+        if activation is None and not (self._linear is not None and is_linear(module)):
+            if reason := likeness(module, self._calls):
                 self.kept.append((path, reason))
             return
         reason = "skipped" if skipped else self._reason(module, activation)
         if reason:
             self.kept.append((path, reason))
             return
-        layer = self._linear_layer(module) if activation is None else self._layer(module, activation)
+        layer = with_sketch(module, self._linear or {}) if activation is None else self._layer(module, activation)
         self._exchange(path, module, layer)
 
     def _exchange(self, path: str, module: nn.Module, layer: nn.Module) -> None:
@@ -218,9 +214,7 @@ class _Plan:
         if "forward" in module.__dict__:
             return "its forward was replaced"
         if activation is None:
-            if isinstance(module, LazyModuleMixin):
-                return "its parameters have no shapes yet; call the model once before convert"
-            return "" if type(module) is nn.Linear else f"{type(module).__name__} is a subclass of Linear"
+            return why_kept(module)
         if activation.name not in self._functions:
             return not_chosen(activation.name)
         if not activation.layer and getattr(module, "inplace", False):
@@ -235,10 +229,6 @@ class _Plan:
             layer = Approximated(activation.name, **self._settings)
         take_over(layer, module)
         return layer
-
-    def _linear_layer(self, module: nn.Module) -> nn.Module:
-        assert self._linear is not None
-        return convert_linear(module, modules.RandomizedLinear, **self._linear)
 
 
 def _accepted(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,6 +254,11 @@ def _require_unconverted(model: object) -> None:
                 f"{name} is part of a converted model, which put a few-bit layer at {path!r}; call "
                 "fewbit.restore_model on that model first, or convert it with skip="
             )
+
+
+def is_converted(model: nn.Module) -> bool:
+    """Whether ``convert`` converted this very model."""
+    return isinstance(compiled_module(model).__dict__.get(RECORD), Conversion)
 
 
 def _record_of(model: nn.Module) -> Conversion:

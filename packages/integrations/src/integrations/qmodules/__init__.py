@@ -9,7 +9,7 @@ print(qmodules.summary(model))
 
 from integrations.qmodules.ablation import ablation, ablation_levels
 from integrations.qmodules.config import config, set_optimization_level
-from integrations.qmodules.convert import QModule, Summary, revert, summary
+from integrations.qmodules.convert import QModule, Summary, is_converted, revert, summary
 from integrations.qmodules.data import DataLoader
 from integrations.qmodules.layers import (
     QGELU,
@@ -87,6 +87,7 @@ __all__ = [
     "ablation_levels",
     "config",
     "get_var",
+    "is_converted",
     "model_precision",
     "plot_variance",
     "revert",

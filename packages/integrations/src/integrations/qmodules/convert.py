@@ -186,6 +186,11 @@ def summary(model: nn.Module) -> Summary:
     return Summary(record.level, MappingProxyType(converted), MappingProxyType(kept))
 
 
+def is_converted(model: nn.Module) -> bool:
+    """Whether ``QModule`` converted this very model."""
+    return isinstance(model.__dict__.get(_RECORD), _Record)
+
+
 def _opens(module: nn.Module) -> bool:
     """Not so for attention, whose parts are its own to exchange."""
     return not isinstance(module, QLayer) and type(module) not in _Q_LAYERS

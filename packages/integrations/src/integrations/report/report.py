@@ -36,6 +36,7 @@ class Report:
         recomputed: by which plan backward makes tensors again, in words; empty without one.
         model: the model's class, for titles.
         note: how the report came about, where no step of a training made it; empty otherwise.
+        exchanged: what layers were exchanged for others that keep less, in words; empty without.
     """
 
     level: str
@@ -47,6 +48,7 @@ class Report:
     recomputed: str = ""
     model: str = ""
     note: str = ""
+    exchanged: str = ""
 
     @property
     def original_bytes(self) -> int:
@@ -91,7 +93,7 @@ class Report:
             if row.owner:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
-        lines = [line for line in (self.note, self.plan, self.monitor) if line]
+        lines = [line for line in (self.note, self.exchanged, self.plan, self.monitor) if line]
         if self.recomputed:
             lines.append(f"{self.recomputed}: of {format_bytes(self.recomputed_bytes)} nothing is stored.")
         if listed:

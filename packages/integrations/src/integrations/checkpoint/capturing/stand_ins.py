@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -51,7 +51,8 @@ class StandIns:
 
 @contextmanager
 def untouched(model: nn.Module, devices: list[torch.device]) -> Iterator[None]:
-    """A block after which generators, the model's gradients and its modules' attributes are as they were."""
+    """A block after which generators, the model's gradients and its modules' attributes are as they were; what an
+    attribute learns from forwards, as a Q-layer's precision, it does not learn from those in the block."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     attributes = [(module, dict(module.__dict__)) for module in model.modules()]
     indices = [device.index or 0 for device in devices if device.type == "cuda"]
@@ -59,7 +60,11 @@ def untouched(model: nn.Module, devices: list[torch.device]) -> Iterator[None]:
     if numpy is not None:
         states = states[0], numpy.random.get_state()
     try:
-        with torch.random.fork_rng(indices, device_type="cuda"):
+        with torch.random.fork_rng(indices, device_type="cuda"), ExitStack() as unwatched:
+            for _, values in attributes:
+                for value in values.values():
+                    if hasattr(value, "unwatched"):
+                        unwatched.enter_context(value.unwatched())
             for parameter, _ in gradients:
                 parameter.grad = None
             yield

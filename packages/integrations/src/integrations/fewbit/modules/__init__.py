@@ -1,7 +1,7 @@
 """Activations as layers: subclasses of torch's, with their arguments and ``bits`` beside them."""
 
 from integrations.fewbit.modules.gates import GEGLU, GLU, ReGLU, SwiGLU
-from integrations.fewbit.modules.linear import LinearCRS, LinearGRP, RandomizedLinear
+from integrations.fewbit.modules.linear import LinearCRS, LinearGRP, RandomizedConv1D, RandomizedLinear
 from integrations.fewbit.modules.norms import LayerNorm, RMSNorm
 from integrations.fewbit.modules.piecewise import (
     Hardshrink,
@@ -52,6 +52,7 @@ __all__ = [
     "Mish",
     "QuickGELU",
     "RMSNorm",
+    "RandomizedConv1D",
     "RandomizedLinear",
     "ReGLU",
     "ReLU",

@@ -13,8 +13,8 @@ from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key
 from integrations.fewbit.sketches.keys import next_stream
 
 
-class _NoisyLinear(nn.Linear):
-    """What both layers have: where their noise comes from, and the layer of torch that they came from.
+class _Noisy(nn.Module):
+    """Where a layer's noise comes from.
 
     Attributes:
         generator: draws the noise; ``None`` for torch's own.
@@ -23,6 +23,19 @@ class _NoisyLinear(nn.Linear):
 
     generator: torch.Generator | None
     seed: int | None
+
+    def _begin_noise(self, generator: torch.Generator | None, seed: int | None) -> None:
+        require_one_source(seed, generator)
+        self.generator, self.seed = generator, seed
+
+    def _key(self, x: Tensor) -> Tensor:
+        if self.seed is None:
+            return drawn_key(x, self.generator)
+        return seeded_key(x.device, self.seed, next_stream(x, self.seed))
+
+
+class _NoisyLinear(_Noisy, nn.Linear):
+    """What the layers in the place of ``nn.Linear`` have: the layer of torch that they came from."""
 
     @classmethod
     def _of(cls, linear: nn.Linear) -> Self:
@@ -35,15 +48,6 @@ class _NoisyLinear(nn.Linear):
         # The very dictionaries of parameters, buffers and hooks: a hook's handle removes it from the dictionary.
         layer.__dict__.update(linear.__dict__)
         return layer
-
-    def _begin_noise(self, generator: torch.Generator | None, seed: int | None) -> None:
-        require_one_source(seed, generator)
-        self.generator, self.seed = generator, seed
-
-    def _key(self, x: Tensor) -> Tensor:
-        if self.seed is None:
-            return drawn_key(x, self.generator)
-        return seeded_key(x.device, self.seed, next_stream(x, self.seed))
 
     def to_linear(self) -> nn.Linear:
         """The layer of torch, with the very parameters, buffers and hooks: the inverse of ``from_linear``."""
@@ -145,6 +149,49 @@ class RandomizedLinear(_NoisyLinear):
 
 LinearGRP = RandomizedLinear
 """FewBit's other name of ``RandomizedLinear``."""
+
+
+class RandomizedConv1D(_Noisy):
+    """transformers' ``Conv1D``, a linear layer whose weight is transposed, with a sketch of its input in training.
+
+    Args:
+        nf: output features.
+        nx: input features.
+        device, dtype: of the parameters.
+        generator, seed: as in ``RandomizedLinear``.
+        options: ``proj_dim_ratio`` and ``RandomizedLinear``'s others.
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: an option is out of range; the sketch's size is given twice or not at all; seed and generator both.
+    """
+
+    def __init__(
+        self,
+        nf: int,
+        nx: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight = nn.Parameter(torch.empty(nx, nf, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(nf, device=device, dtype=dtype))
+        nn.init.normal_(self.weight, std=0.02)  # as in GPT-2
+        self.sketching = Sketching(**options)
+        self._begin_noise(generator, seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``Float["... nf"]`` of ``Float["... nx"]``."""
+        if not self.training:
+            return torch.addmm(self.bias, x.view(-1, self.nx), self.weight).view(*x.shape[:-1], self.nf)
+        return sketched_linear(x, self.weight.t(), self.bias, self.sketching, lambda: self._key(x))
+
+    def extra_repr(self) -> str:
+        return f"nf={self.nf}, nx={self.nx}, {self.sketching}"
 
 
 class LinearCRS(_NoisyLinear):

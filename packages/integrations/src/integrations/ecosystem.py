@@ -1,0 +1,71 @@
+"""What ``integrations.timm``, ``.hf`` and ``.pyg`` look at before they compress a model of their library."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+from torch import nn
+
+
+def library(name: str, extra: str) -> ModuleType:
+    """The library, imported.
+
+    Raises:
+        ImportError: it is not installed; the message says what to install.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise ImportError(
+            f"integrations.{extra} needs {name}, which is not installed: pip install actcore-integrations[{extra}]"
+        ) from error
+
+
+def require_member(model: nn.Module, packages: Iterable[str], what: str) -> None:
+    """Refuses a model in which nothing is of a library.
+
+    Args:
+        model: the model.
+        packages: of the library's classes.
+        what: a model of the library, in words.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: no module in it is of a class of the library.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    roots = set(packages)
+    if not any(base.__module__.partition(".")[0] in roots for one in model.modules() for base in type(one).__mro__):
+        raise ValueError(
+            f"model must be {what}, or contain one, got {type(model).__name__}, in which there is none; "
+            "integrations.compress_model takes any module"
+        )
+
+
+def require_one_checkpointing(model: nn.Module, asked: object, attribute: str, way_out: str) -> None:
+    """Refuses a plan of what backward makes again in a model that checkpoints its blocks itself.
+
+    Args:
+        model: the model.
+        asked: ``compress_model``'s ``checkpoint``.
+        attribute: the one of a module that says whether it does.
+        way_out: the call that switches it off.
+
+    Raises:
+        ValueError: it does, and a plan is asked for.
+    """
+    if asked is not None and checkpoints_itself(model, attribute):
+        raise ValueError(
+            f"checkpoint must be None in a {type(model).__name__} that checkpoints its own blocks already: both would "
+            f"make the same tensors again; call {way_out} first, or leave checkpoint out"
+        )
+
+
+def checkpoints_itself(model: nn.Module, attribute: str) -> bool:
+    """Whether some module of a model has an attribute by which its library says that it checkpoints."""
+    return any(getattr(module, attribute, False) is True for module in model.modules())

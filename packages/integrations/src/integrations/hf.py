@@ -1,0 +1,68 @@
+"""Compression for models of transformers, with PEFT or without.
+
+    from integrations.hf import compress_model
+
+    model = compress_model(AutoModelForCausalLM.from_pretrained(name), level="L1")
+
+Eager attention and sdpa, tied weights and ``gradient_checkpointing_enable()`` need no preparation. ``generate()`` and
+all that runs in ``eval()`` are as they were.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from integrations import attach
+from integrations.attach import compression, restore_model
+from integrations.ecosystem import checkpoints_itself, library, require_member, require_one_checkpointing
+from integrations.warn import warn
+
+transformers: Any = library("transformers", "hf")
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_CHECKPOINTS = "gradient_checkpointing"  # of a module: whether it does so
+
+__all__ = ["compress_model", "compression", "restore_model"]
+
+
+def compress_model(model: Model, level: str = "L1", *, checkpoint: Any = None, **options: Any) -> Model:
+    """``integrations.compress_model`` for a model of transformers, or one that contains such, as PEFT's do: the same
+    arguments.
+
+    ::
+
+        model = compress_model(model, level="L1", activations="fewbit", linear=0.2)
+
+    What the model checkpoints itself, since ``gradient_checkpointing_enable()``, is stored in ``checkpoint_bits``. With
+    PEFT, call this on what ``get_peft_model`` returns.
+
+    Warns:
+        UserWarning: training forwards of a decoder keep a cache for generation.
+
+    Raises:
+        TypeError, ValueError: as ``integrations.compress_model`` does; the model has nothing of transformers; or
+            ``checkpoint`` is given, and it checkpoints its blocks itself.
+    """
+    require_member(model, ("transformers",), "a model of transformers")
+    require_one_checkpointing(model, checkpoint, _CHECKPOINTS, "model.gradient_checkpointing_disable()")
+    attach.compress_model(model, level, checkpoint=checkpoint, **options)
+    if _caches(model):
+        warn(
+            f"{type(model).__name__} has config.use_cache=True: each training forward returns keys and values for "
+            "generation, uncompressed, which live as long as its output; set model.config.use_cache = False for the "
+            "training, and give use_cache=True to generate()"
+        )
+    return model
+
+
+def _caches(model: nn.Module) -> bool:
+    """Whether training forwards return a cache: those of models that generate do, unless their blocks are
+    checkpointed."""
+    for module in model.modules():
+        if isinstance(module, transformers.PreTrainedModel) and module.can_generate():
+            config = module.config.get_text_config(decoder=True)
+            return bool(getattr(config, "use_cache", False)) and not checkpoints_itself(module, _CHECKPOINTS)
+    return False
