@@ -16,7 +16,7 @@ from torch import nn
 
 from actcore import checkpoint_plans, simulate
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.tape import run
+from integrations.checkpoint.execution.following import run
 from integrations.checkpoint.planning.problem import training_step
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from integrations.checkpoint.execution.tape import run
+from integrations.checkpoint.execution.following import run
 from integrations.checkpoint.graphs.schedule import Schedule
 
 

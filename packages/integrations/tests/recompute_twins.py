@@ -6,7 +6,7 @@ import copy
 import torch
 
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.tape import run
+from integrations.checkpoint.execution.following import run
 from integrations.checkpoint.graphs.schedule import Schedule
 
 

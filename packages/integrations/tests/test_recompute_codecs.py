@@ -9,8 +9,8 @@ from torch import nn
 
 import actcore
 from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import following, run
 from integrations.checkpoint.execution.keeping import Coding
-from integrations.checkpoint.execution.tape import following, run
 from integrations.checkpoint.graphs.schedule import Schedule
 
 from .nets import EIGHT_BITS, Net, gradients, normal, relative_error

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import run
 from integrations.checkpoint.execution.segments import Segment
-from integrations.checkpoint.execution.tape import run
 from integrations.checkpoint.graphs.schedule import Schedule
 
 from .nets import mlp, normal

@@ -11,8 +11,8 @@ from torch import nn
 from actcore import simulate
 from integrations import checkpoint
 from integrations.checkpoint import Plan, capture
+from integrations.checkpoint.execution.following import run
 from integrations.checkpoint.execution.segments import Segment
-from integrations.checkpoint.execution.tape import run
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.planning.problem import training_step
 

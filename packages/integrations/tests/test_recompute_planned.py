@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from actcore import checkpoint_plans, simulate
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.tape import run
+from integrations.checkpoint.execution.following import run
 from integrations.checkpoint.planning.problem import training_step
 
 from .nets import mlp, normal

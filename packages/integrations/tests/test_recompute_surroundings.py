@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.tape import run
+from integrations.checkpoint.execution.following import run
 
 from .nets import Net, assert_nothing_active, mlp, normal
 from .recompute_nets import net

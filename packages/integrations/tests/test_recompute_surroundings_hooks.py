@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from integrations.checkpoint import apply, capture, plan, restore_model
-from integrations.checkpoint.execution.tape import run
+from integrations.checkpoint.execution.following import run
 
 from .nets import Net, mlp, normal
 from .recompute_nets import net

@@ -14,8 +14,8 @@ from torch import nn
 from actcore import Codec
 from integrations.checkpoint.capturing.capture import is_capturing
 from integrations.checkpoint.compiled.forward import Compiled
+from integrations.checkpoint.execution.following import following, runs_transformed
 from integrations.checkpoint.execution.keeping import Coding
-from integrations.checkpoint.execution.tape import following, runs_transformed
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.plan import Plan

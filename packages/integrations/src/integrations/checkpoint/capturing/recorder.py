@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,14 +14,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from integrations.checkpoint.capturing.backward import Backward
 from integrations.checkpoint.capturing.contents import Contents
-from integrations.checkpoint.capturing.recording import RecordedOp, RecordedValue, Recording, Run
+from integrations.checkpoint.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations.checkpoint.dispatch import indices
 from integrations.checkpoint.dispatch.memory import Geometry, Memory, is_plain, key_of, parts_of, shapes_of, tensors_of
 from integrations.checkpoint.dispatch.operators import Traits, is_drawable, traits_of
 from integrations.saved.modules import ModulePaths
-
-_PASSING = -1  # in the place of a value: memory that backward makes
 
 
 class Recorder(TorchDispatchMode):
@@ -37,7 +35,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, paths: ModulePaths, fake: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = Recording()
-        self._values, self._steps = self._recording.values, self._recording.steps
+        self._values = self._recording.values
         self._paths = paths
         self._fake = fake
         self._contents = Contents()
@@ -45,16 +43,9 @@ class Recorder(TorchDispatchMode):
         self._holding: dict[int, int] = {}  # the storages that are alive, and the values that they hold
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
-        self._backward = False
+        self._backward: Backward | None = None  # once it has begun
         self.paused = False
         self._finished = False
-        self._node: object = self  # of no step
-        self._reading = self._working = (
-            False  # whether it has read, and made nothing so far; whether it has made something
-        )
-        self._makers: dict[int, object] = {}  # of storages that backward makes, the nodes
-        self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator of backward, if it is a sum
-        self._live = 0
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of what values hold
 
     @property
@@ -71,14 +62,16 @@ class Recorder(TorchDispatchMode):
         with self._pausing():
             for key in self._contents.changed_since():
                 self._written_unseen(key)
-        self._backward = True
+        self._backward = Backward(self._recording, self._memory)
 
     def finish(self) -> Recording:
         """What was recorded. What is alive now is taken to be alive to the end."""
         for value in self._holding.values():
-            if value != _PASSING:
+            if value != PASSING:
                 self._values[value].until = self._event
         self._watches.clear()
+        if self._backward is not None:
+            self._backward.finish()
         self._finished = True
         return self._recording
 
@@ -91,12 +84,12 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if traits.view:
             return self._run(func, traits, args, kwargs)
-        if self._backward:
-            return self._run_backward(func, args, kwargs)
+        if self._backward is not None:
+            return self._backward.run(func, args, kwargs)
         return self._run_forward(func, traits, args, kwargs)
 
     def _run(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._fake and not self._backward:
+        if self._fake and self._backward is None:
             return indices.call(func, traits, args, kwargs)
         return func(*args, **kwargs)
 
@@ -207,7 +200,7 @@ class Recorder(TorchDispatchMode):
     def _died(self, key: int, _: object) -> None:
         """Nobody holds a storage any more."""
         value = self._holding.pop(key)
-        if value != _PASSING:
+        if value != PASSING:
             self._values[value].until = self._event
 
     # ---- what autograd saves ----
@@ -215,7 +208,7 @@ class Recorder(TorchDispatchMode):
     def pack(self, tensor: Tensor) -> Tensor | Saved:
         """What autograd is to hold in a tensor's place."""
         value = self.value_of(tensor)
-        if value is None or value == _PASSING or self._backward:
+        if value is None or value == PASSING or self._backward is not None:
             return tensor
         with self._pausing():
             self._look((tensor,))
@@ -236,10 +229,8 @@ class Recorder(TorchDispatchMode):
         """The tensor, or a fake one that is as good."""
         if isinstance(saved, Tensor):
             return saved
-        if self._backward:
-            self._turn()
-            self._steps[-1].append(saved.value)
-            self._reading = not self._working
+        if self._backward is not None:
+            self._backward.read(saved.value)
         geometry = saved.geometry
         with self._pausing():
             if saved.copy is not None:
@@ -254,66 +245,8 @@ class Recorder(TorchDispatchMode):
         if self._finished:
             return
         self._values[value].saved = max(self._values[value].saved, self._event)
-        if self._backward and value in self._steps[-1]:
-            self._node = self  # which has done its work: what comes now sums up gradients
-
-    # ---- backward ----
-
-    def _run_backward(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._turn()
-        if self._reading:
-            # What a node reads is made again before the node makes anything: an event of its own.
-            self._reading = False
-            self._steps.append(list(self._steps[-1]))
-            self._recording.other.append(self._live)
-        out = func(*args, **kwargs)
-        results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
-        made = 0
-        for _, tensor in self._memory.new(results, args, kwargs):
-            storage = tensor.untyped_storage()
-            nbytes = storage.nbytes()
-            made += nbytes
-            self._memory.add(tensor, _PASSING)
-            self._makers[storage._cdata] = _running()
-            self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
-        self._live += made
-        call = self._recording.calls.note(func, args, kwargs, results)
-        self._recording.runs.append(Run(len(self._steps) - 1, self._live, call))
-        self._working = True
-        if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
-            self._sum = weakref.ref(args[0].untyped_storage()), made
-        return out
-
-    def _maker(self, tensor: Tensor) -> object:
-        return self._makers.get(key_of(tensor))
-
-    def _settle(self) -> None:
-        """Where the first part of a sum was another node's and has gone with it, the engine has summed up gradients: in
-        place, but in the sight of a mode."""
-        if self._sum is None:
-            return
-        (part, nbytes), self._sum = self._sum, None
-        if part() is None:
-            run = self._recording.runs[-1]
-            self._recording.runs[-1] = replace(run, live=run.live - nbytes)
-
-    def _freed(self, nbytes: int, _: object) -> None:
-        self._live -= nbytes
-
-    def _turn(self) -> None:
-        """Begins a step if another node's turn has come."""
-        self._settle()
-        name = _running()
-        if name != self._node or not self._steps:
-            self._node, self._reading, self._working = name, False, False
-            self._steps.append([])
-            self._recording.other.append(self._live)
-
-
-def _running() -> object:
-    """The node of backward that runs, by name and number: itself it would be kept alive, and what it holds."""
-    node = torch._C._current_autograd_node()
-    return None if node is None else (node.name(), node._sequence_nr())
+        if self._backward is not None:
+            self._backward.released(value)
 
 
 def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:

@@ -8,6 +8,9 @@ from integrations.checkpoint.costs.calls import Calls
 from integrations.checkpoint.costs.modelled import Costs
 from integrations.checkpoint.graphs.graph import Op, Step, Value
 
+PASSING = -1
+"""In the place of a value: memory that backward makes."""
+
 
 @dataclass
 class RecordedValue:

@@ -7,105 +7,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from integrations.checkpoint.dispatch.memory import Geometry, is_plain, shapes_of, tensors_of
+from integrations.checkpoint.dispatch.memory import Geometry
 from integrations.checkpoint.dispatch.versions import Version
+from integrations.checkpoint.execution.calls import Call
 from integrations.checkpoint.execution.keeping import Later, Packed
-from integrations.checkpoint.execution.repeating import drawing, generator_at, repeating
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """In the place of a tensor that is kept for the repetition, in whatever form."""
-
-    packed: Packed
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """In the place of a tensor that a segment makes: how it lies in a value's memory."""
-
-    value: int
-    geometry: Geometry
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """In the place of what an operator writes and its results do not depend on: a copy, that is thrown away."""
-
-    like: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operator's call, to be repeated.
-
-    Attributes:
-        function: the operator.
-        args: its arguments: references, kept tensors, handles of what other segments make, and what is no tensor.
-        kwargs: those by name.
-        makes: values and the places of the results in whose memory they are.
-        changes: values that it overwrites, and the ones that it makes of them.
-        generator: the one that it draws from, and its state before.
-        grad: whether gradients were enabled: kernels may ask for that, as oneDNN's RNNs do.
-        shapes: of its results, where these follow from what it reads; else ``None``.
-    """
-
-    function: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    makes: tuple[tuple[int, int], ...]
-    changes: tuple[tuple[int, int], ...]
-    generator: tuple[torch.Generator, Tensor] | None
-    grad: bool
-    shapes: tuple[tuple[int, ...], ...] | None = None
-
-    def reads(self) -> Iterator[int]:
-        """The values that it needs."""
-        for given in (self.args, self.kwargs.values()):
-            yield from _references(given)
-
-    def handles(self) -> Iterator[Handle]:
-        """What it needs of other segments."""
-        for given in (self.args, self.kwargs.values()):
-            yield from _handles(given)
-
-    def needed_for(self, values: set[int]) -> bool:
-        """Whether it makes one of these."""
-        return any(value in values for value in self.results())
-
-    def results(self) -> Iterator[int]:
-        """The values that it makes."""
-        yield from (value for value, _ in self.makes)
-        yield from (value for _, value in self.changes)
-
-    def repeat(self, made: dict[int, Tensor]) -> None:
-        """Makes its values again, from those that are there."""
-        args = tuple(_resolved(given, made) for given in self.args)
-        kwargs = {name: _resolved(given, made) for name, given in self.kwargs.items()}
-        torch._C._set_grad_enabled(self.grad)  # put back at the end of the repetition
-        if self.generator is None:
-            out = self.function(*args, **kwargs)
-        else:
-            with drawing, generator_at(*self.generator):
-                out = self.function(*args, **kwargs)
-        results = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
-        if self.shapes is not None and shapes_of(results) != self.shapes:
-            raise RuntimeError(
-                f"{self.function} gave results of shapes {self.shapes} in the forward, and of {shapes_of(results)} "
-                "when backward repeated it: they follow from values, and what these come from was kept in fewer bits; "
-                "keep it exactly, with checkpoint_bits=None or codec=None"
-            )
-        for old, new in self.changes:
-            made[new] = made.pop(old)
-        for value, place in self.makes:
-            made[value] = results[place]
+from integrations.checkpoint.execution.repeating import repeating
 
 
 class Segment:
@@ -260,8 +171,8 @@ class Segment:
         calls = self.calls
         for place in chosen:
             # Before anything is made here, which would be there meanwhile.
-            for handle in calls[place].handles():  # type: ignore[union-attr]
-                handle.segment.prepare(handle.value)
+            for other in calls[place].needs():  # type: ignore[union-attr]
+                other.prepare()
         if not again:
             self.calls = None
         made: dict[int, Tensor] = {}
@@ -299,6 +210,10 @@ class Handle:
         self._version = Version(tensor)
         segment.hold(self)
 
+    def prepare(self) -> None:
+        """Has the segment make it."""
+        self.segment.prepare(self.value)
+
     def unpack(self) -> Tensor:
         """The tensor.
 
@@ -315,49 +230,3 @@ class Handle:
 def _may_come_again() -> bool:
     """Whether what is read now may be read once more: the graph is retained, or nobody runs backward."""
     return torch._C._current_graph_task_id() == -1 or torch._C._autograd._get_current_graph_task_keep_graph()
-
-
-def _references(given: Any) -> Iterator[int]:
-    for item in given:
-        if isinstance(item, Reference):
-            yield item.value
-        elif isinstance(item, (list, tuple)):
-            yield from _references(item)
-
-
-def _handles(given: Any) -> Iterator[Handle]:
-    for item in given:
-        if isinstance(item, Handle):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from _handles(item)
-
-
-def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
-    if isinstance(given, Reference):
-        return given.geometry.view(made[given.value])
-    if isinstance(given, Held):
-        return _there(given.packed.unpack())
-    if isinstance(given, Handle):
-        return given.unpack()
-    if isinstance(given, Scratch):
-        return given.like.clone()
-    if isinstance(given, (list, tuple)):
-        return type(given)(_resolved(item, made) for item in given)
-    return given
-
-
-def _there(tensor: Tensor) -> Tensor:
-    """A tensor that was kept for a repetition.
-
-    Raises:
-        RuntimeError: its memory was given back, as that of parameters is which are cut.
-    """
-    if is_plain(tensor) and tensor.numel() and not tensor.untyped_storage().nbytes():
-        raise RuntimeError(
-            f"what backward needs is made again from a tensor of shape {list(tensor.shape)} whose memory is not there "
-            "at the moment: somebody has resized it to 0 since the forward, as FullyShardedDataParallel does with "
-            "parameters. Cut the model by torch.distributed.fsdp.fully_shard, whose units a plan heeds, and read a "
-            "unit's parameters only in its own forward"
-        )
-    return tensor
