@@ -19,7 +19,7 @@ from integrations.checkpoint.execution.tape import Tape
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
-from integrations.checkpoint.graphs.sharding import hooks_unseen, units_of
+from integrations.checkpoint.graphs.sharding import class_of, hooks_unseen, units_of
 from integrations.checkpoint.planning.budget import bytes_of
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.plans import Followed, Plans
@@ -164,7 +164,7 @@ def require_of(plan: Plan, model: nn.Module) -> None:
     if fingerprint(model) != plan.graph.fingerprint:
         raise ValueError(
             f"checkpoint must be a plan of this model: it was made for a {plan.model} whose modules or parameters' "
-            f"shapes differ from those of this {type(model).__name__}; checkpoint='optimal' makes one"
+            f"shapes differ from those of this {class_of(model).__name__}; checkpoint='optimal' makes one"
         )
 
 
