@@ -2,12 +2,11 @@
 #include <numeric>
 
 #include "solvers/checkpoint_plans.h"
+#include "solvers/index.h"
 
 namespace actcore {
 
 namespace {
-
-size_t at(int32_t index) { return static_cast<size_t>(index); }
 
 // At each event, the bytes that are alive where everything is kept, and those of them that another choice could save:
 // of values that wait for backward and that the event itself does not use.

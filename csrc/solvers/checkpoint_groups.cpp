@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <limits>
 
+#include "solvers/index.h"
+
 namespace actcore {
 
 namespace {
 
 constexpr size_t kMostPlaces = 160;
-
-size_t at(int32_t index) { return static_cast<size_t>(index); }
 
 }  // namespace
 

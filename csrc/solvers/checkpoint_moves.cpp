@@ -3,13 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "solvers/index.h"
+
 namespace actcore {
-
-namespace {
-
-size_t at(int32_t index) { return static_cast<size_t>(index); }
-
-}  // namespace
 
 bool LocalSearch::make(Move move, int32_t op, std::vector<uint8_t>& kept) const {
   const auto& values = pool_.chosen[at(op)];

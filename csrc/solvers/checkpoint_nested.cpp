@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include "solvers/index.h"
+
 namespace actcore {
 
 namespace {
@@ -13,8 +15,6 @@ constexpr int64_t kVisits = 2;  // a simulation takes as long as so many without
 constexpr size_t kStarts = 32;  // of the front
 constexpr size_t kDescents = 3;
 constexpr int64_t kBudgets = 8;
-
-size_t at(int32_t index) { return static_cast<size_t>(index); }
 
 }  // namespace
 

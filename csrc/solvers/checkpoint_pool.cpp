@@ -3,13 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "solvers/index.h"
+
 namespace actcore {
-
-namespace {
-
-size_t at(int32_t index) { return static_cast<size_t>(index); }
-
-}  // namespace
 
 PlanPool::PlanPool(const TrainingStep& of_step, int64_t max_steps)
     : step(of_step),

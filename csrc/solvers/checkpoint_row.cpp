@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "solvers/index.h"
+
 namespace actcore {
 
 namespace {
@@ -12,8 +14,6 @@ constexpr size_t kStates = 32;
 constexpr int64_t kStepsAState = 4;                                  // takes as long as so many simulated events
 constexpr int32_t kBounds = 14;                                      // of segments, each 3/4 of the one before
 constexpr double kPrices[] = {0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0};  // of all operators' seconds, in all values' bytes
-
-size_t at(int32_t index) { return static_cast<size_t>(index); }
 
 }  // namespace
 

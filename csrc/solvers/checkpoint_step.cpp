@@ -2,13 +2,9 @@
 
 #include <algorithm>
 
+#include "solvers/index.h"
+
 namespace actcore {
-
-namespace {
-
-size_t at(int32_t index) { return static_cast<size_t>(index); }
-
-}  // namespace
 
 Simulator::Simulator(const TrainingStep& step)
     : step_(step),

@@ -19,10 +19,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.nn.functional import dropout, gelu
 from torch.utils.checkpoint import checkpoint
 
-from integrations.checkpoint import apply, plan
+from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.sharding import units_of
+from integrations.checkpoint.graphs.sharding import units_of
 
 
 class Block(nn.Module):
@@ -251,6 +250,7 @@ if __name__ == "__main__":
     found["other inputs"] = other_inputs(rank)
     found["graphs"] = graphs(rank)
     found["plan"] = [f"{choice.mask:x}" for choice in plan_of_whole(rank).front]
+    found["title"] = str(plan(cut(Model().train(), "root", {}), tokens(rank))).split()[0]
     found["refused"] = refused(rank)
     dist.destroy_process_group()
     print(json.dumps(found))

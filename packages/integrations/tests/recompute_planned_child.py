@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from actcore import checkpoint_plans, simulate
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.problem import training_step
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import run
+from integrations.checkpoint.planning.problem import training_step
 
 
 def layers():

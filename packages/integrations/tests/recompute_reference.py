@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.tape import run
+from integrations.checkpoint.execution.following import run
+from integrations.checkpoint.graphs.schedule import Schedule
 
 
 class Repetitions:

@@ -5,9 +5,9 @@ import copy
 
 import torch
 
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import run
+from integrations.checkpoint.graphs.schedule import Schedule
 
 
 def left_by(model):

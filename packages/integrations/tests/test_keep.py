@@ -31,8 +31,9 @@ class Net(nn.Module):
 
 KEPT = {
     "one": ("parts.head", {"parts.head"}),
-    "what is in it": (["parts.body*"], {"parts.body.0", "parts.body.1", "parts.body.2"}),
-    "several": (("parts.head", "parts.body.?"), {"parts.body.0", "parts.body.1", "parts.body.2", "parts.head"}),
+    # The last of body's layers saves what tanh does, which is stored once.
+    "what is in it": (["parts.body*"], {"parts.body.0", "parts.body.1"}),
+    "several": (("parts.head", "parts.body.?"), {"parts.body.0", "parts.body.1", "parts.head"}),
 }
 
 
@@ -88,7 +89,5 @@ def test_linear_attention_of_timm():
     error = sum((exact[name] - found[name]).square().sum() for name in exact).sqrt()
     # Without it the error is 125 times the gradient. With it 0.148 was measured over several seeds; one may be more.
     assert error < 0.3 * sum(value.square().sum() for value in exact.values()).sqrt()
-    whys = [
-        row.why for row in integrations.compression(model).report().rows if row.module.endswith("context_module.main")
-    ]
-    assert any("to keep" in why for why in whys)
+    rows = integrations.compression(model).report().rows
+    assert any("to keep" in row.why for row in rows if row.module.endswith("context_module.main"))

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.checkpoint import apply, capture, plan, plan_of, plans, restore_model
+from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
+from integrations.checkpoint.planning import plans
 
 from .nets import assert_nothing_active, mlp, normal
 from .recompute_nets import NETS, net

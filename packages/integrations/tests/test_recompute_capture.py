@@ -3,14 +3,14 @@
 import dataclasses
 import json
 import random
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.graph import Graph
-from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint import Graph, capture
+from integrations.checkpoint.graphs.schedule import Schedule
 
 from .nets import Net, mlp, normal
 from .recompute_nets import NETS, net
@@ -179,6 +179,18 @@ def test_the_fingerprint_tells_models_and_inputs_apart():
     assert graph.fingerprint == capture(mlp(width=8).train(), normal(4, 8, seed=1)).fingerprint
     assert graph.inputs != capture(mlp(width=8).train(), normal(5, 8)).inputs
     assert graph.fingerprint != capture(mlp(width=8, depth=2).train(), normal(4, 8)).fingerprint
+
+
+def test_a_part_that_is_compiled_is_captured_without_a_warning():
+    """Torch warns of one where there are hooks for all modules."""
+    model, x = mlp(width=8).train(), normal(4, 8)
+    expected = capture(model, x)
+    model[2] = torch.compile(model[2], backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = capture(model, x)
+    assert [op.name for op in found.ops] == [op.name for op in expected.ops]
+    assert [op.module for op in found.ops] == ["0", "1", "2._orig_mod", "3", "4", "5"]
 
 
 def test_what_cannot_be_repeated_is_not():

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import actcore
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.keeping import Coding
-from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.tape import following, run
+from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import following, run
+from integrations.checkpoint.execution.keeping import Coding
+from integrations.checkpoint.graphs.schedule import Schedule
 
 from .nets import EIGHT_BITS, Net, gradients, normal, relative_error
 from .recompute_nets import NETS, net

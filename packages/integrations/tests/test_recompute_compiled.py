@@ -12,8 +12,8 @@ from torch._dynamo.backends.debugging import boxed_nop
 from torch.utils._pytree import tree_leaves
 
 from integrations import checkpoint as ck
-from integrations.checkpoint.matching import Operator, match
-from integrations.checkpoint.planning import plan_of_graph
+from integrations.checkpoint.compiled.matching import Operator, match
+from integrations.checkpoint.planning.planner import plan_of_graph
 
 from .nets import assert_nothing_active, normal
 from .recompute_nets import net

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.schedule import Schedule
+from integrations.checkpoint import capture
+from integrations.checkpoint.graphs.schedule import Schedule
 
 from .recompute_nets import net
 from .two_ranks import run_two_ranks
@@ -41,6 +41,10 @@ def test_a_cut_model(ranks, case):
 
 def test_ranks_make_the_same_plan(ranks):
     assert ranks[0]["plan"] == ranks[1]["plan"]
+
+
+def test_a_plan_has_the_class_that_the_model_had_before(ranks):
+    assert [rank["title"] for rank in ranks] == ["Model", "Model"]
 
 
 def test_what_cannot_be_done_is_said(ranks):

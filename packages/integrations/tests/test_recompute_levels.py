@@ -18,7 +18,7 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations.checkpoint.segments import Segment
+from integrations.checkpoint.execution.segments import Segment
 
 from .nets import Net, assert_same, gradients, mlp, normal
 from .recompute_nets import NETS, Transformer, net
@@ -307,6 +307,31 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"a budget of at least \d+ bytes"):
         model(*args)
     assert integrations.compression(model).step == 0
+    with (
+        pytest.raises(ValueError, match="checkpoint must be left out of a block, whose forward follows no plan"),
+        integrations.compress(deep_net(), "L1", checkpoint="optimal"),
+    ):
+        pass
+
+
+def test_a_budget_that_cannot_be_met_says_what_can():
+    model, args = deep()
+    compressed(model, checkpoint=1000)
+    with pytest.raises(ValueError, match=r"at this level, got 1000; take a smaller batch, or call .*restore") as raised:
+        model(*args)
+    words = str(raised.value)
+    for budget in (
+        int(words.split("at least ")[1].split()[0]),
+        float(words.split(", ")[1].split(" of the plain step's")[0]),
+    ):
+        integrations.restore_model(model)
+        gradients(compressed(model, checkpoint=budget), *args)
+    # The plan's own fractions, and its own error, are those of compress_model.
+    plan = checkpoint.plan_of(model)
+    assert plan.within(budget) == plan
+    with pytest.raises(ValueError, match=r"checkpoint must be a budget of at least \d+ bytes"):
+        plan.within("1KiB")
+    assert checkpoint.Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_budget_is_met_in_the_least_time():

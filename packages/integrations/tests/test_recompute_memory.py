@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import Segment
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import run
+from integrations.checkpoint.execution.segments import Segment
+from integrations.checkpoint.graphs.schedule import Schedule
 
 from .nets import mlp, normal
 from .recompute_nets import net

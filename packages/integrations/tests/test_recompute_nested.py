@@ -10,12 +10,11 @@ from torch import nn
 
 from actcore import simulate
 from integrations import checkpoint
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.plan import Plan
-from integrations.checkpoint.problem import training_step
-from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.segments import Segment
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import Plan, capture
+from integrations.checkpoint.execution.following import run
+from integrations.checkpoint.execution.segments import Segment
+from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.checkpoint.planning.problem import training_step
 
 from .nets import Net, normal
 from .recompute_nets import NETS, net, random_net

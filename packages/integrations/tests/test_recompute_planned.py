@@ -12,9 +12,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from actcore import checkpoint_plans, simulate
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.problem import training_step
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import run
+from integrations.checkpoint.planning.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import NETS, net

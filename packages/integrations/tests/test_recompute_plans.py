@@ -11,8 +11,8 @@ from torch import nn
 
 from actcore import simulate
 from integrations.checkpoint import Plan, capture, plan
-from integrations.checkpoint.paper import paper_segments
-from integrations.checkpoint.problem import training_step
+from integrations.checkpoint.planning.paper import paper_segments
+from integrations.checkpoint.planning.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import NETS, net
@@ -51,10 +51,11 @@ def test_more_budget_takes_no_more_time_and_no_plan_is_beaten(made):
     assert made.peak_bound <= peaks[0]
 
 
-@pytest.mark.parametrize("budget", [0.6, "2 MB", "2.5MiB", 2_400_000], ids=str)
+@pytest.mark.parametrize("budget", [0.6, "2 MB", "2.5MiB", "2400000 B", 2_400_000], ids=str)
 def test_a_budget_is_kept(deep, made, budget):
     within = plan(*deep, budget=budget)
-    allowed = {0.6: 0.6 * made.plain_peak, "2 MB": 2_000_000, "2.5MiB": 5 << 19}.get(budget, budget)
+    allowed = {0.6: 0.6 * made.plain_peak, "2 MB": 2_000_000, "2.5MiB": 5 << 19, "2400000 B": 2_400_000}
+    allowed = allowed.get(budget, budget)
     assert made.peak <= within.peak <= allowed
     assert within == made.within(budget)
     assert within.seconds <= made.seconds
@@ -70,6 +71,8 @@ def test_a_budget_is_kept(deep, made, budget):
         (float("nan"), ValueError, r"in \(0, 1\]"),
         (-1, ValueError, "must not be negative, got -1"),
         ("4 bananas", ValueError, "a number with a unit such as '4GiB'"),
+        ("0.5", ValueError, r"must have a unit as a string, .* got '0.5'; a fraction .* is a float, such as 0.5"),
+        ("1024", ValueError, r"must have a unit as a string, such as '4GiB', or '1024B' for bytes, got '1024'"),
         (True, TypeError, "budget must be bytes as an int"),
         ([1], TypeError, "budget must be bytes as an int"),
     ],
@@ -84,12 +87,23 @@ def test_the_least_budget_that_is_named_can_be_met(made):
         made.within(1)
     least = int(str(raised.value).split("at least ")[1].split()[0])
     assert made.within(least).peak == least
+    share = float(str(raised.value).split(", ")[1].split(" of the plain step's")[0])
+    assert made.within(share).peak == least
+    with pytest.raises(ValueError, match="at least"):
+        made.within(share - 0.001)
 
 
 def test_json_round_trip(made, tmp_path):
     assert Plan.from_json(made.to_json()) == made
     made.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == made
+
+
+@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe"])
+def test_a_file_that_holds_no_plan_is_named(content, tmp_path):
+    (tmp_path / "weights.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"weights.json must be a file that Plan.save wrote: "):
+        Plan.load(tmp_path / "weights.json")
 
 
 @pytest.mark.parametrize(
@@ -136,9 +150,20 @@ def test_the_table_says_what_is_done(made):
         assert words in text
     assert "captured on real tensors" not in text
     whole = made.within(1.0)
+    assert "everything is kept, and nothing is made again." in str(whole)
+    assert "segment" not in str(whole)
     assert whole.segments == ()
     assert whole.cut == 0
     assert whole.overhead == 0
+
+
+def test_a_narrow_terminal_wraps_no_sentence(made, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    first, *table, last = str(made.within(0.6)).splitlines()
+    assert first.startswith("Sequential for inputs 4096x16: activation peak ")
+    assert first.endswith("by the operators' modelled times")
+    assert last.startswith("Captured in ")
+    assert max(map(len, table[:-1])) <= 60
 
 
 def test_segments_are_those_of_the_schedule(made):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import capture
+from integrations.checkpoint.execution.following import run
 
 from .nets import Net, assert_nothing_active, mlp, normal
 from .recompute_nets import net

@@ -10,9 +10,8 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from integrations.checkpoint import apply, plan, restore_model
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import apply, capture, plan, restore_model
+from integrations.checkpoint.execution.following import run
 
 from .nets import Net, mlp, normal
 from .recompute_nets import net

@@ -12,9 +12,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
-from integrations.checkpoint import apply, plan, restore_model
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.tape import run
+from integrations.checkpoint import apply, capture, plan, restore_model
+from integrations.checkpoint.execution.following import run
 
 from .nets import Net, mlp, normal
 from .recompute_nets import net

@@ -1,26 +1,24 @@
 """What operators take on this machine: each call that differs is made on tensors that look like its own."""
 
-import importlib
 import random
 
 import pytest
 import torch
 from torch import nn
 
-from integrations.checkpoint import apply, plan, plan_of, workspaces
-from integrations.checkpoint.calls import Calls
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.costs import Cost, modelled
-from integrations.checkpoint.graph import Graph
-from integrations.checkpoint.problem import training_step
-from integrations.checkpoint.repeated import Repeated
-from integrations.checkpoint.workspaces import measured
+from integrations.checkpoint import Graph, apply, capture, plan, plan_of
+from integrations.checkpoint.capturing import capture as capturing
+from integrations.checkpoint.costs import workspaces
+from integrations.checkpoint.costs.calls import Calls
+from integrations.checkpoint.costs.modelled import Cost, modelled
+from integrations.checkpoint.costs.repeated import Repeated
+from integrations.checkpoint.costs.workspaces import measured
+from integrations.checkpoint.planning.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import net
 
 aten = torch.ops.aten
-capturing = importlib.import_module("integrations.checkpoint.capture")  # not the function of that name
 
 
 def noted(function, *args, **kwargs):

@@ -162,6 +162,11 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
     """
     model = compiled_module(model)
+    if "checkpoint" in options:
+        raise ValueError(
+            "checkpoint must be left out of a block, whose forward follows no plan of what backward makes again; "
+            "integrations.compress_model(model, level, checkpoint=...) has the model follow one"
+        )
     handle = _new_handle(BlockCompression, model, level, strict, options)
     _require_paths(model, handle.level.keep)
     handle.leave_step = partial(_steps.__setitem__, model)

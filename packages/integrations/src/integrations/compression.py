@@ -17,7 +17,7 @@ from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.surroundings import meet
-from integrations.checkpoint.capture import is_capturing
+from integrations.checkpoint.capturing.capture import is_capturing
 from integrations.exchanges import Exchanges
 from integrations.handles import key_for
 from integrations.levels import Level

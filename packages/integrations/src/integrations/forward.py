@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from integrations.checkpoint.planning.plan import Plan
 from integrations.compiling import (
     compiles_callees,
     left_to_python,
@@ -43,6 +44,17 @@ class CompressedForward(ForwardStandIn):
     def __init__(self, handle: Compression, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(handle.model, forward, replaced)
         self.handle = handle
+
+    @property
+    def plan(self) -> Plan | None:
+        """The one that the last training forward followed, where ``checkpoint`` was given."""
+        recomputing = self.handle.recomputing
+        return None if recomputing is None else recomputing.plan
+
+    @property
+    def plans_later(self) -> bool:
+        """Whether there will be one."""
+        return self.handle.recomputing is not None and self.plan is None
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -60,9 +60,7 @@ class Level:
     def __post_init__(self) -> None:
         paths = (self.keep,) if isinstance(self.keep, str) else self.keep
         if not isinstance(paths, (tuple, list)) or not all(isinstance(path, str) for path in paths):
-            raise TypeError(
-                f"keep must be paths of modules, such as 'head' or ('head', 'blocks.0*'), got {self.keep!r}"
-            )
+            raise TypeError(f"keep must be paths of modules, 'head' or ('head', 'blocks.0*'), got {self.keep!r}")
         object.__setattr__(self, "keep", tuple(paths))
         for name in ("adaptive", "offload"):
             if not isinstance(getattr(self, name), bool):

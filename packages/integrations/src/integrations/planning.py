@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from actcore import GroupAffine, Raw, SavedTensor
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.compressed_peak import StoredBytes
-from integrations.checkpoint.compressed_plan import compressed_plan
-from integrations.checkpoint.graph import Graph
-from integrations.checkpoint.plan import Plan
-from integrations.checkpoint.recorder import Recorder
+from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.capturing.recorder import Recorder
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.graphs.sharding import class_of
+from integrations.checkpoint.planning.compressed_peak import StoredBytes
+from integrations.checkpoint.planning.compressed_plan import compressed_plan
+from integrations.checkpoint.planning.plan import Plan
 from integrations.levels import Level
 from integrations.saved import checkpoints
 from integrations.saved.calls import CallTracker
@@ -37,7 +38,7 @@ def planned(
     sizes = _Sizes(level)
     graph = capture(model, args, kwargs, real=real, hooks=sizes.hooks)
     captured = perf_counter() - started
-    return compressed_plan(type(model).__name__, graph, sizes.of(graph), captured)
+    return compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured)
 
 
 class _Sizes:

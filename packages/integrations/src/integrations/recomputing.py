@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from integrations.checkpoint.budget import Budget, bytes_of
-from integrations.checkpoint.casts import fresh_casts
-from integrations.checkpoint.compressed_plan import within
-from integrations.checkpoint.fingerprint import fingerprint
-from integrations.checkpoint.graph import Graph
-from integrations.checkpoint.keeping import Exactly, Packed
-from integrations.checkpoint.memory import Geometry
-from integrations.checkpoint.plan import Plan
-from integrations.checkpoint.plans import Plans
-from integrations.checkpoint.repeating import aside
-from integrations.checkpoint.schedule import Schedule
-from integrations.checkpoint.sharding import hooks_unseen, units_of
-from integrations.checkpoint.tape import Tape
-from integrations.checkpoint.versions import unseen
+from integrations.checkpoint.dispatch.casts import fresh_casts
+from integrations.checkpoint.dispatch.memory import Geometry
+from integrations.checkpoint.dispatch.versions import unseen
+from integrations.checkpoint.execution.keeping import Exactly, Packed
+from integrations.checkpoint.execution.repeating import aside
+from integrations.checkpoint.execution.tape import Tape
+from integrations.checkpoint.graphs.fingerprint import fingerprint
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.checkpoint.graphs.sharding import class_of, hooks_unseen, units_of
+from integrations.checkpoint.planning.budget import bytes_of
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.plans import Followed, Plans
 from integrations.levels import Level
+from integrations.locking import OwnLock
 from integrations.planning import planned
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
     require_fixed(level)
     if isinstance(asked, Plan):
         require_of(asked, model)
-    return Recomputing(asked)
+    return Recomputing(asked, level)
 
 
 def require_fixed(level: Level) -> None:
@@ -98,9 +98,12 @@ class Recomputing:
         plans: ``None`` before the first forward that is planned for.
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, level: Level) -> None:
         self.asked = asked
-        self.plans: Plans | None = Plans(asked, "replan") if isinstance(asked, Plan) else None
+        self.plans: Plans | None = None
+        self._lock = OwnLock()
+        if isinstance(asked, Plan):
+            self.plans = _LevelPlans(asked, level) if asked.compressed else Plans(asked, "replan")
 
     @property
     def plan(self) -> Plan | None:
@@ -113,12 +116,12 @@ class Recomputing:
         Raises:
             ValueError: the budget cannot be met; the message names the least that can.
         """
-        if self.plans is None:
-            assert not isinstance(self.asked, Plan)
-            plan = planned(model, level, args, kwargs)
-            self.plans = _LevelPlans(plan if self.asked == OPTIMAL else within(plan, self.asked), level)
-        plan, schedule = self.plans.plan_for(model, args, kwargs)
-        return Following(model, self.plans, plan, schedule, own=not isinstance(self.asked, Plan))
+        with self._lock:  # of two threads one plans
+            if self.plans is None:
+                assert not isinstance(self.asked, Plan)
+                plan = planned(model, level, args, kwargs)
+                self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
+        return Following(model, self.plans, self.plans.plan_for(model, args, kwargs))
 
     def in_words(self) -> str:
         """The plan that was followed last, for a report."""
@@ -161,7 +164,7 @@ def require_of(plan: Plan, model: nn.Module) -> None:
     if fingerprint(model) != plan.graph.fingerprint:
         raise ValueError(
             f"checkpoint must be a plan of this model: it was made for a {plan.model} whose modules or parameters' "
-            f"shapes differ from those of this {type(model).__name__}; checkpoint='optimal' makes one"
+            f"shapes differ from those of this {class_of(model).__name__}; checkpoint='optimal' makes one"
         )
 
 
@@ -175,9 +178,6 @@ class _LevelPlans(Plans):
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         return planned(model, self._level, args, kwargs, real)
 
-    def _within(self, plan: Plan, budget: Budget) -> Plan:
-        return within(plan, budget)
-
 
 # ---- a forward ----
 
@@ -188,25 +188,24 @@ class Following:
     Args:
         model: of the forward.
         plans: that the plan is one of.
-        plan: the plan.
-        schedule: what it means for each operator.
-        own: whether the plan was made for a forward at a level, with the attention that a level has.
+        followed: by the forward.
     """
 
-    def __init__(self, model: nn.Module, plans: Plans, plan: Plan, schedule: Schedule, own: bool) -> None:
-        self._model, self._plans, self._plan, self._schedule, self._own = model, plans, plan, schedule, own
+    def __init__(self, model: nn.Module, plans: Plans, followed: Followed) -> None:
+        self._model, self._plans, self._followed = model, plans, followed
         self._contexts = ExitStack()
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""
         units = units_of(self._model)
-        tape = Tape(self._schedule.within(units), _AsLevel(session, self._plan.graph, self._schedule))
+        plan, schedule, _ = self._followed
+        tape = Tape(schedule.within(units), _AsLevel(session, plan.graph, schedule))
         session.make_again, session.aside = tape.handle, unseen
         tracker = session.tracker
         look = tracker.look
         if look is not None:
             tracker.look = partial(_unfollowed, look)
-        if not self._own:
+        if not plan.compressed:  # nor made for a forward at a level, with the attention that a level has
             tracker.pack = None
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
@@ -223,7 +222,7 @@ class Following:
         if complete:
             self._tape.finish()
             if self._tape.astray:
-                self._plans.note_astray(self._plan, self._tape.astray)
+                self._plans.note_astray(self._followed, self._tape.astray)
 
 
 def _unfollowed(look: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.unmeasured import judge_measurement
-from integrations.checkpoint.repeating import require_no_plan
+from integrations.checkpoint.execution.repeating import require_no_plan
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits

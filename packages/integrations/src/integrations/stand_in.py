@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
 from integrations.saved.modules import called_module
+
+if TYPE_CHECKING:
+    from integrations.checkpoint import Plan
 
 
 class ForwardStandIn(ABC):
@@ -37,14 +40,19 @@ class ForwardStandIn(ABC):
         functools.update_wrapper(self, forward, updated=())
         self.model, self.forward, self.replaced = model, forward, replaced
 
+    @staticmethod
+    def all_of(model: nn.Module) -> Iterator[ForwardStandIn]:
+        """The model's stand-ins, the outermost first; none where somebody else has wrapped them."""
+        found: Any = model.__dict__.get("forward")
+        while isinstance(found, ForwardStandIn):
+            yield found
+            found = found.forward
+
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
         """The model's stand-in of this kind, which others may stand before; ``None`` where somebody else has wrapped
         it, or there is none."""
-        found: Any = model.__dict__.get("forward")
-        while isinstance(found, ForwardStandIn) and not isinstance(found, cls):
-            found = found.forward
-        return found if isinstance(found, cls) else None
+        return next((found for found in ForwardStandIn.all_of(model) if isinstance(found, cls)), None)
 
     @staticmethod
     def require_none(model: nn.Module, way_out: str, what: str = "") -> None:
@@ -59,8 +67,7 @@ class ForwardStandIn(ABC):
             ValueError: it has.
         """
         for module in model.modules():
-            found: Any = module.__dict__.get("forward")
-            while isinstance(found, ForwardStandIn):
+            for found in ForwardStandIn.all_of(module):
                 if found.keeps and what in ("", found.what):
                     name = next(name for name, one in model.named_modules() if one is module)
                     which = f"its module {name!r}" if name else "it"
@@ -68,7 +75,16 @@ class ForwardStandIn(ABC):
                         f"{type(model).__name__} must be neither compressed nor checkpointed yet, in no part, and "
                         f"{which} is {found.what}: undo that first, {found.undo}; {way_out}"
                     )
-                found = found.forward
+
+    @property
+    def plan(self) -> Plan | None:
+        """What backward makes again; ``None`` where nothing says so, or not yet."""
+        return None
+
+    @property
+    def plans_later(self) -> bool:
+        """Whether the first training forward is to be planned for."""
+        return False
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

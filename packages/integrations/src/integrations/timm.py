@@ -33,9 +33,9 @@ def compress_model(model: Model, level: str = "L1", *, checkpoint: Any = None, *
 
         model = compress_model(model, level="L1", activations="fewbit", checkpoint=0.5)
 
-    What the model checkpoints itself, since ``model.set_grad_checkpointing()``, is stored in ``checkpoint_bits``. Linear
-    attention that divides one part of a product by another (``LiteMLA`` of EfficientViT) is kept exactly: where the
-    divisor is small, a rounding error of any size would come out of it.
+    What the model checkpoints itself, since ``model.set_grad_checkpointing()``, is stored in ``checkpoint_bits``.
+    Linear attention that divides one part of a product by another (``LiteMLA`` of EfficientViT) is kept exactly: where
+    the divisor is small, a rounding error of any size would come out of it.
 
     Raises:
         TypeError, ValueError: as ``integrations.compress_model`` does; the model has nothing of timm; or ``checkpoint``

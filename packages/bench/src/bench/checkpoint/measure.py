@@ -27,6 +27,7 @@ from bench.networks import needs
 from bench.progress import progress
 from bench.units import GIB
 from integrations import checkpoint
+from integrations.checkpoint import Plan
 
 PARTS = ("plan", "memory", "time", "compile")
 ROUNDS, LONG_ROUNDS, QUICK_ROUNDS = 5, 3, 2
@@ -197,6 +198,26 @@ def _small_ways(architecture: Architecture, least: Planned) -> Iterator[Way]:
     yield Way("blocks")
 
 
+def _left(
+    ways: Sequence[Way],
+    planner: Planner,
+    batch: int,
+    size: int,
+    record: Record,
+    blank: Callable[..., Peak] | Callable[..., StepTimes],
+) -> Iterator[tuple[Way, Plan | None]]:
+    """The ways without an entry, with their plans. Where one cannot be planned for, that is recorded."""
+    for way in ways:
+        if record.has(blank(way=way.name)):
+            continue
+        try:
+            plan = planner.of(way, batch, size)
+        except Exception as error:  # whatever one way fails with, others are to be measured
+            record.add(blank(way=way.name, failure=reason(error)))
+            continue
+        yield way, plan
+
+
 def _record_peaks(
     architecture: Architecture,
     planner: Planner,
@@ -211,14 +232,7 @@ def _record_peaks(
     least = planner.numbers(batch, size)  # zeros where there is no plan
     warm_up = min(batch, memory.FEW) if least.plain_seconds > memory.LONG else batch
     jobs = []
-    for way in ways:
-        if record.has(blank(way=way.name)):
-            continue
-        try:
-            plan = planner.of(way, batch, size)
-        except Exception as error:  # whatever one way fails with, others are to be measured
-            record.add(blank(way=way.name, failure=reason(error)))
-            continue
+    for way, plan in _left(ways, planner, batch, size, record, blank):
         planned = planner.with_workspaces(batch, size).plain_peak if way.kind == "plain" and not least.failure else None
         jobs.append(Job(way, batch, size, warm_up, planned if plan is None else plan.peak, plan))
     if warm_up < batch:
@@ -239,14 +253,7 @@ def _record_times(
 ) -> None:
     """Times the steps that are not there yet."""
     blank = partial(StepTimes, architecture.name, batch=batch, size=size)
-    plans = {}
-    for way in ways:
-        if record.has(blank(way=way.name)):
-            continue
-        try:
-            plans[way] = planner.of(way, batch, size)
-        except Exception as error:  # whatever one way fails with, others are to be timed
-            record.add(blank(way=way.name, failure=reason(error)))
+    plans = dict(_left(ways, planner, batch, size, record, blank))
     if not plans:
         return
     long = planner.numbers(batch, size).plain_seconds > memory.LONG

@@ -7,15 +7,20 @@
 
 Stands on ``actcore``'s search and takes up Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
 graphs" (CVPR 2021): ``optimal_grad_checkpointing`` is the call of its README.
+
+Imports run downwards only: applied.py and optimal.py; compiled/; planning/; execution/ and capturing/, of which neither
+knows the other; costs/; graphs/; dispatch/.
 """
 
 from integrations.checkpoint.applied import apply, plan_of, restore_model
-from integrations.checkpoint.capture import capture
-from integrations.checkpoint.graph import Graph
+from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.optimal import optimal_grad_checkpointing
-from integrations.checkpoint.paper import PaperSegments, paper_segments
-from integrations.checkpoint.plan import Choice, Plan, PlannedSegment
-from integrations.checkpoint.planning import plan
+from integrations.checkpoint.planning.choice import Choice
+from integrations.checkpoint.planning.paper import PaperSegments, paper_segments
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.planned_segments import PlannedSegment
+from integrations.checkpoint.planning.planner import plan
 
 __all__ = [
     "Choice",

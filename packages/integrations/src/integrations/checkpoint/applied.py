@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from actcore import Codec
-from integrations.checkpoint.capture import is_capturing
-from integrations.checkpoint.compiled import Compiled
-from integrations.checkpoint.fingerprint import fingerprint
-from integrations.checkpoint.keeping import Coding
-from integrations.checkpoint.plan import Plan
-from integrations.checkpoint.plans import Plans, Shapes
-from integrations.checkpoint.tape import following, runs_transformed
+from integrations.checkpoint.capturing.capture import is_capturing
+from integrations.checkpoint.compiled.forward import Compiled
+from integrations.checkpoint.execution.following import following, runs_transformed
+from integrations.checkpoint.execution.keeping import Coding
+from integrations.checkpoint.graphs.fingerprint import fingerprint
+from integrations.checkpoint.graphs.sharding import class_of
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.plans import Plans, Shapes
 from integrations.compiling import compiled_module, compiles_callees, left_to_python, without_dynamo
 from integrations.stand_in import ForwardStandIn
 from integrations.warn import warn
@@ -72,42 +73,59 @@ def restore_model(model: Model) -> Model:
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: it has no plan.
+        ValueError: ``apply`` has not given it a plan.
     """
-    _applied(model).take_out()
+    inner = _module(model)
+    found = CheckpointedForward.of(inner)
+    if found is None:
+        others = [one for one in ForwardStandIn.all_of(inner) if one.keeps]
+        way_out = "call integrations.checkpoint.apply(model, plan) first"
+        if others:
+            way_out = f"it is {others[0].what}, which {others[0].undo} undoes"
+        raise ValueError(f"{class_of(inner).__name__} has no plan; {way_out}")
+    found.take_out()
     return model
 
 
 def plan_of(model: nn.Module) -> Plan:
     """The plan that the model's last training forward followed; before the first one, the plan that was applied.
 
+    Args:
+        model: one that ``apply`` was given, or ``compress_model(checkpoint=...)``.
+
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: it has no plan.
+        ValueError: it has no plan, or is compressed and has none before its first training forward.
     """
-    return _applied(model).plans.last
+    inner = _module(model)
+    stand_ins = list(ForwardStandIn.all_of(inner))
+    plan = next((one.plan for one in stand_ins if one.plan is not None), None)
+    if plan is not None:
+        return plan
+    if any(one.plans_later for one in stand_ins):
+        raise ValueError(f"{class_of(inner).__name__} has no plan yet: its first training forward makes one")
+    raise ValueError(
+        f"{class_of(inner).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first, or "
+        "integrations.compress_model(model, checkpoint='optimal')"
+    )
 
 
-def _applied(model: nn.Module) -> CheckpointedForward:
+def _module(model: nn.Module) -> nn.Module:
+    """The module inside, if it is compiled by torch."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    found = CheckpointedForward.of(compiled_module(model))
-    if found is None:
-        raise ValueError(f"{type(model).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first")
-    return found
+    return compiled_module(model)
 
 
 def _require(model: nn.Module, plan: Plan) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = _module(model)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan of integrations.checkpoint.plan, got {type(plan).__name__}")
-    model = compiled_module(model)
     found = fingerprint(model)
     if found != plan.graph.fingerprint:
         raise ValueError(
             f"plan must be of this model: it was made for a {plan.model} whose modules or parameters' shapes differ "
-            f"from those of this {type(model).__name__}; make one with integrations.checkpoint.plan(model, inputs)"
+            f"from those of this {class_of(model).__name__}; make one with integrations.checkpoint.plan(model, inputs)"
         )
     return model
 
@@ -134,6 +152,11 @@ class CheckpointedForward(ForwardStandIn):
         self.told = False
         self.compiled = Compiled(model, plans.last)
 
+    @property
+    def plan(self) -> Plan:
+        """The one that was followed last."""
+        return self.plans.last
+
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -147,11 +170,11 @@ class CheckpointedForward(ForwardStandIn):
         copy = self.copy_of(sys._getframe())
         if copy is not None:
             return copy(*args, **kwargs)
-        made, schedule = self.plans.plan_for(self.model, args, kwargs)
-        with following(schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
+        followed = self.plans.plan_for(self.model, args, kwargs)
+        with following(followed.schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:
-            self.plans.note_astray(made, tape.astray)
+            self.plans.note_astray(followed, tape.astray)
         return result
 
     def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:

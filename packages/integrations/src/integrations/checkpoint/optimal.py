@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations.checkpoint.applied import apply
-from integrations.checkpoint.budget import Budget
 from integrations.checkpoint.parsed import ParsedForward
-from integrations.checkpoint.planning import plan
+from integrations.checkpoint.planning.budget import Budget
+from integrations.checkpoint.planning.planner import plan
 from integrations.warn import warn
 
 Model = TypeVar("Model", bound=nn.Module)

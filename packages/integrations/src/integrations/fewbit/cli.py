@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import NoReturn
 
 from torch import Tensor
 
+from integrations.command_line import Parser, run
 from integrations.fewbit import comparison, files, plot, roundings, shipped
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.fit import DOMAIN, approximate, checked_bits, estimate_error
@@ -21,34 +20,16 @@ from integrations.fewbit.slopes import ScalarFunction
 from integrations.fewbit.steps import StepTable
 from integrations.fewbit.tables import table
 
-_PROGRAM = "python -m integrations.fewbit"
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage above it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns 0; 1 after one line on stderr that says what is wrong; 130 when interrupted."""
-    options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], None] = options.command
-    try:
-        command(options)
-    except (ImportError, OSError, TypeError, ValueError, RuntimeError) as error:
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return run(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=_PROGRAM, description="Step functions in place of derivatives: fit, draw, write and check them."
+    parser = Parser(
+        prog="python -m integrations.fewbit",
+        description="Step functions in place of derivatives: fit, draw, write and check them.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from integrations.attach import compress_model, compression
-from integrations.checkpoint import indices
-from integrations.checkpoint.operators import traits_of
+from integrations.checkpoint.dispatch import indices
+from integrations.checkpoint.dispatch.operators import traits_of
 from integrations.levels import Level, resolve_level
 from integrations.report import Report
 

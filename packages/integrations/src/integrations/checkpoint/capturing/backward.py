@@ -1,0 +1,106 @@
+"""``Backward``: writes down backward as it runs: its steps, what they read, and how many bytes it has made."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from integrations.checkpoint.capturing.recording import PASSING, Recording, Run
+from integrations.checkpoint.dispatch.memory import Memory, is_plain, key_of
+
+
+class Backward:
+    """The steps of backward.
+
+    Args:
+        recording: where they are written.
+        memory: the storages that hold values, and those that backward makes.
+    """
+
+    def __init__(self, recording: Recording, memory: Memory) -> None:
+        self._recording, self._memory = recording, memory
+        self._watches: list[weakref.ref[Any]] = []
+        self._node: object = self  # of no step
+        self._reading = False  # whether the node has read, and made nothing so far
+        self._working = False  # whether it has made something
+        self._makers: dict[int, object] = {}  # of storages that backward makes, the nodes
+        self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator, if it is a sum
+        self._live = 0
+
+    def read(self, value: int) -> None:
+        """The node that runs reads a value that was saved."""
+        self._turn()
+        self._recording.steps[-1].append(value)
+        self._reading = not self._working
+
+    def released(self, value: int) -> None:
+        """Autograd has let go of a value."""
+        if self._recording.steps and value in self._recording.steps[-1]:
+            self._node = self  # which has done its work: what comes now sums up gradients
+
+    def finish(self) -> None:
+        """Nothing is written any more."""
+        self._watches.clear()
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of backward, and notes it."""
+        self._turn()
+        if self._reading:
+            # What a node reads is made again before the node makes anything: an event of its own.
+            self._reading = False
+            self._recording.steps.append(list(self._recording.steps[-1]))
+            self._recording.other.append(self._live)
+        out = func(*args, **kwargs)
+        results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
+        made = 0
+        for _, tensor in self._memory.new(results, args, kwargs):
+            storage = tensor.untyped_storage()
+            nbytes = storage.nbytes()
+            made += nbytes
+            self._memory.add(tensor, PASSING)
+            self._makers[storage._cdata] = _running()
+            self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
+        self._live += made
+        call = self._recording.calls.note(func, args, kwargs, results)
+        self._recording.runs.append(Run(len(self._recording.steps) - 1, self._live, call))
+        self._working = True
+        if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
+            self._sum = weakref.ref(args[0].untyped_storage()), made
+        return out
+
+    def _maker(self, tensor: Tensor) -> object:
+        return self._makers.get(key_of(tensor))
+
+    def _settle(self) -> None:
+        """Where the first part of a sum was another node's and has gone with it, the engine has summed up gradients: in
+        place, but in the sight of a mode."""
+        if self._sum is None:
+            return
+        (part, nbytes), self._sum = self._sum, None
+        if part() is None:
+            run = self._recording.runs[-1]
+            self._recording.runs[-1] = replace(run, live=run.live - nbytes)
+
+    def _freed(self, nbytes: int, _: object) -> None:
+        self._live -= nbytes
+
+    def _turn(self) -> None:
+        """Begins a step if another node's turn has come."""
+        self._settle()
+        name = _running()
+        if name != self._node or not self._recording.steps:
+            self._node, self._reading, self._working = name, False, False
+            self._recording.steps.append([])
+            self._recording.other.append(self._live)
+
+
+def _running() -> object:
+    """The node of backward that runs, by name and number: itself it would be kept alive, and what it holds."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())

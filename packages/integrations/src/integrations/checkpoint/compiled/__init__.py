@@ -1,0 +1,1 @@
+"""A forward that torch compiles, of which the same is kept."""

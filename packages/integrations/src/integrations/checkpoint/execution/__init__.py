@@ -1,0 +1,1 @@
+"""A forward that follows a plan, and what of it backward repeats."""

@@ -1,0 +1,139 @@
+"""``plan``: from a model and its inputs to what is best kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, get_args
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from actcore import checkpoint_plans, simulate
+from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.graphs.sharding import class_of
+from integrations.checkpoint.planning.budget import Budget
+from integrations.checkpoint.planning.choice import Choice, mask_of
+from integrations.checkpoint.planning.paper import paper_segments
+from integrations.checkpoint.planning.plan import Objective, Plan
+from integrations.checkpoint.planning.problem import training_step
+from integrations.compiling import compiled_module
+
+
+def plan(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    budget: Budget | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    objective: Objective = "peak",
+    real: bool = False,
+    measure: bool = False,
+) -> Plan:
+    """Finds out what of a model's forward to keep for backward, and what backward had better compute again.
+
+    ::
+
+        plan = integrations.checkpoint.plan(model, (images,), budget="4GiB")
+        print(plan)
+        integrations.checkpoint.apply(model, plan)
+        ...train as before...
+
+    The model's forward runs once on fake tensors, which have no elements: no memory is taken, no generator moves, and
+    parameters, gradients and buffers such as BatchNorm's are not touched. The search is ``actcore.checkpoint_plans``,
+    on the bytes that backward keeps, gradients included. It is deterministic: ranks that plan for the same shapes get
+    the same.
+
+    Args:
+        model: in the mode in which it is trained, and not wrapped: plan for the module that DistributedDataParallel is
+            given.
+        inputs: of its forward, as in training: a tuple, a mapping by name, or the only one.
+        budget: of activation peak (bytes during the step beyond those before it, without the parameters' gradients). An
+            int, bytes; a string such as ``"4GiB"``; a float in (0, 1], a fraction of the plain step's. The plan repeats
+            the least within it. ``None``: the least peak that there is.
+        kwargs: further inputs by name, where ``inputs`` is no mapping.
+        objective: ``"peak"``, or ``"paper"``: the sum of what is kept plus the largest segment, as in Feng & Huang,
+            "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021); without a budget.
+        real: capture on real tensors, in the time and memory of a plain step, for a forward that takes another way
+            where its inputs have no elements.
+        measure: call each operator that differs on this machine, for its time and for the memory that its kernel has
+            beside its arguments and results: copies in another layout, partial sums. The planned peak is then the
+            measured one within 5 %, where activations take more than a few MiB. Takes some steps' time; and as times
+            are never quite the same, ranks get the plan from one of them. Otherwise times are modelled, and kernels
+            take nothing.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the budget cannot be met (the message names the least that can), the model is not in training mode,
+            or none of its outputs requires a gradient.
+        Exception: what the model raises with these inputs.
+    """
+    model = plannable(model)
+    if objective not in get_args(Objective):
+        raise ValueError(f"objective must be 'peak' or 'paper', got {objective!r}")
+    if objective == "paper" and budget is not None:
+        raise ValueError(f"budget must be None with objective='paper', which has no peak, got {budget!r}")
+    if isinstance(inputs, Mapping):
+        if kwargs is not None:
+            raise ValueError("kwargs must be None where inputs is a mapping; put all into one of them")
+        inputs, kwargs = (), inputs
+    started = perf_counter()
+    graph = capture(model, inputs, kwargs, real=real, measure=measure)
+    captured = perf_counter()
+    found = plan_of_graph(class_of(model).__name__, graph, objective, captured - started)
+    return found if budget is None else found.within(budget)
+
+
+def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:
+    """The plan for a graph that has been captured."""
+    started = perf_counter()
+    step = training_step(graph)
+    plans = checkpoint_plans(step)
+    front = tuple(
+        Choice(
+            _mask(choice.kept),
+            choice.peak - graph.gradients,
+            choice.seconds,
+            choice.seconds_bound,
+            None if choice.held is None else _mask(choice.held),
+        )
+        for choice in plans.front
+    )
+    choice = front[0]
+    if objective == "paper":
+        kept = paper_segments(graph).kept
+        usage = simulate(step, [value in kept for value in range(len(graph.values))])
+        choice = Choice(mask_of(kept), usage.peak - graph.gradients, usage.seconds, 0.0)
+    return Plan(
+        model=name,
+        graph=graph,
+        choice=choice,
+        front=front,
+        peak_bound=plans.peak_bound - graph.gradients,
+        exact=plans.exact,
+        objective=objective,
+        capture_seconds=capture_seconds,
+        search_seconds=perf_counter() - started,
+    )
+
+
+def plannable(model: nn.Module) -> nn.Module:
+    """The module to plan for: the one inside, if it is compiled.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it wraps the module that is to be planned for, or is not in training mode.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = compiled_module(model)
+    if isinstance(model, (DataParallel, DistributedDataParallel)):
+        raise ValueError(f"model must be the module that {type(model).__name__} wraps: model.module")
+    if not model.training:
+        raise ValueError("model must be in training mode; call model.train() first")
+    return model
+
+
+def _mask(entries: tuple[bool, ...]) -> int:
+    return mask_of(value for value, is_set in enumerate(entries) if is_set)

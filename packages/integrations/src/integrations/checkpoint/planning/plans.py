@@ -1,0 +1,154 @@
+"""``Plans``: the plans of a model that is in use: for other shapes, and for a forward that was not as captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.checkpoint.graphs.sharding import whole_parameters
+from integrations.checkpoint.graphs.signature import Signature
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.planner import plan_of_graph
+from integrations.locking import OwnLock
+from integrations.report import format_bytes
+from integrations.warn import warn
+
+Shapes = Literal["replan", "refuse"]
+
+_MOST_CAPTURES = 2
+"""After as many that turned out wrong: the model may have changed, and the last one is on real tensors."""
+
+_MOST_PLANS = 8
+"""A model whose inputs are never alike is not planned for without end."""
+
+
+class Followed(NamedTuple):
+    """What a forward follows.
+
+    Attributes:
+        plan: for these inputs, or larger ones.
+        schedule: what it means for each operator.
+        inputs: of the forward.
+    """
+
+    plan: Plan
+    schedule: Schedule
+    inputs: Signature
+
+
+@dataclass
+class _Astray:
+    """Forwards with certain inputs that were not as captured.
+
+    Attributes:
+        captures: how many have turned out wrong, one of larger inputs whose plan these followed among them.
+        due: whether there was none since.
+    """
+
+    captures: int = 0
+    due: bool = False
+
+
+class Plans:
+    """A model's plans, by what their inputs look like. Threads that ask at once are answered one after the other.
+
+    Args:
+        plan: the first. Others are made for its budget and objective, and with measured times if it has them.
+        shapes: whether inputs of other shapes are planned for, or refused.
+
+    Attributes:
+        last: the one that was followed last.
+    """
+
+    def __init__(self, plan: Plan, shapes: Shapes) -> None:
+        self.last = self._first = plan
+        self._shapes = shapes
+        self._plans = {plan.graph.inputs: plan}
+        self._astray: dict[Signature, _Astray] = {}
+        self._told = False  # of inputs that have no plan of their own, and get none
+        self._lock = OwnLock()
+
+    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed:
+        """What a forward with these inputs follows.
+
+        Raises:
+            ValueError: they are of other shapes, and these are refused.
+        """
+        inputs = Signature.of(args, kwargs)
+        with self._lock:
+            plan, astray = self._plan_of(inputs), self._astray.get(inputs, _Astray())
+            if plan is None and self._shapes == "refuse":
+                raise ValueError(
+                    f"inputs must be of the shapes and under the autocast that the plan was made for, "
+                    f"{self._first.graph.inputs}, or smaller, got {inputs}; plan for these, or apply the plan with "
+                    "shapes='replan'"
+                )
+            if (plan is None or (astray.due and astray.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
+                real = astray.captures == _MOST_CAPTURES
+                if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
+                    plan = self._plans[inputs] = self._made(model, args, kwargs, real)
+                    astray.due = False
+            self.last = plan = plan or self.last
+            fits = plan.graph.inputs == inputs
+            return Followed(plan, plan.schedule if fits else plan.schedule_of_any_sizes, inputs)
+
+    def note_astray(self, followed: Followed, where: str) -> None:
+        """A forward was not the one that its plan is for, which says nothing about the plan's own inputs if it has
+        others."""
+        plan, inputs = followed.plan, followed.inputs
+        with self._lock:
+            again = self._note(plan, inputs)
+        if again is not None:
+            after = "; the next forward with such inputs is preceded by another capture" if again else ""
+            warn(
+                f"{plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients "
+                f"are right and memory is not saved{after}"
+            )
+
+    def _note(self, plan: Plan, inputs: Signature) -> bool | None:
+        """Whether there will be another capture; ``None`` if nothing is to be said."""
+        if inputs not in self._astray and not self._is_counted(inputs):
+            told, self._told = self._told, True
+            return None if told else False
+        astray = self._astray.setdefault(inputs, _Astray())
+        if astray.due or self._plan_of(inputs) is not plan:  # it is known, or another thread has had one made
+            return None
+        astray.captures += 1
+        astray.due = True
+        return astray.captures <= _MOST_CAPTURES
+
+    def _is_counted(self, inputs: Signature) -> bool:
+        """Whether forwards with these inputs may have a capture of their own."""
+        others = sum(known not in self._plans for known in self._astray)
+        return inputs in self._plans or (self._has_room(inputs) and others < _MOST_PLANS)
+
+    def _has_room(self, inputs: Signature) -> bool:
+        return inputs in self._plans or len(self._plans) < _MOST_PLANS
+
+    def _plan_of(self, inputs: Signature) -> Plan | None:
+        """The plan for such inputs; of those that are no larger, the one of the least."""
+        if inputs in self._plans:
+            return self._plans[inputs]
+        fitting = [plan for known, plan in self._plans.items() if inputs.within(known)]
+        return min(fitting, key=lambda plan: plan.plain_peak, default=None)
+
+    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        first, made = self._first, self._planned(model, args, kwargs, real)
+        if first.budget is None:
+            return made
+        try:
+            return made.within(first.budget)
+        except ValueError:
+            warn(
+                f"no plan of {first.model} for inputs {made.graph.inputs} fits the budget {first.budget!r}: the "
+                f"least activation peak, {format_bytes(made.peak)}, is taken"
+            )
+            return made
+
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        graph = capture(model, args, kwargs, real=real, measure=self._first.graph.measured)
+        return plan_of_graph(self._first.model, graph, self._first.objective)

@@ -1,0 +1,75 @@
+"""A plan as a table."""
+
+from __future__ import annotations
+
+import shutil
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from integrations.report import format_bytes
+
+if TYPE_CHECKING:
+    from integrations.checkpoint.planning.plan import Plan
+
+
+def table_of(plan: Plan) -> str:
+    """The plan's segments, below what they save and take: lines that a terminal may wrap, and a table that fits it."""
+    if not plan.segments:
+        return f"{_title(plan)}\n{_caption(plan)}"
+    table = Table()
+    table.add_column("segment", justify="right")
+    table.add_column("from", overflow="fold")
+    table.add_column("to", overflow="fold")
+    for heading in ("operators", "made again", "time"):
+        table.add_column(heading, justify="right")
+    for number, segment in enumerate(plan.segments):
+        table.add_row(
+            f"{number} (inner)" if segment.inner else str(number),
+            Text(segment.first or "(model)"),  # a name may have brackets, which are markup in a string
+            Text(segment.last or "(model)"),
+            str(segment.operators),
+            format_bytes(segment.nbytes),
+            f"{segment.seconds / plan.plain_seconds:+.1%}" if plan.plain_seconds else "",
+        )
+    text = StringIO()
+    Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(table)
+    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{_caption(plan)}"
+
+
+def _title(plan: Plan) -> str:
+    what = f"{plan.model} for inputs {plan.graph.inputs}: activation peak"
+    if not plan.segments:
+        return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
+    return (
+        f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
+        f"{plan.overhead:+.1%} by the operators' {'measured' if plan.graph.measured else 'modelled'} times"
+    )
+
+
+def _caption(plan: Plan) -> str:
+    front = plan.front
+    if len(front) == 1:
+        lines = ["Nothing is worth making again: there is no other plan."]
+    else:
+        reach = f"{format_bytes(front[0].peak)} to {format_bytes(front[-1].peak)}"
+        lines = [
+            f"One of {len(front)} plans, from {reach}; " + ("none is missing." if plan.exact else _bounds(plan)),
+        ]
+    if plan.compressed:
+        lines.append("Peaks are those of a step that stores what it keeps in fewer bits.")
+    if plan.graph.note:
+        lines.append(f"It was {plan.graph.note}.")
+    lines.append(f"Captured in {plan.capture_seconds:.2f} s, searched in {plan.search_seconds:.2f} s.")
+    return "\n".join(lines)
+
+
+def _bounds(plan: Plan) -> str:
+    bound = plan.choice.seconds_bound / plan.plain_seconds if plan.plain_seconds else 0.0
+    return (
+        f"no plan has a peak below {format_bytes(plan.peak_bound)}, and none with this one's takes less than "
+        f"{bound:+.1%}."
+    )

@@ -1,0 +1,34 @@
+"""What ``python -m integrations`` and ``python -m integrations.fewbit`` have in common."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
+def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    """Runs the command that the arguments name: what the parser has them set as ``command``.
+
+    Returns:
+        0; 1 after one line on stderr that says what is wrong; 130 when interrupted.
+    """
+    options = parser.parse_args(arguments)
+    command: Callable[[argparse.Namespace], None] = options.command
+    try:
+        command(options)
+    except (ImportError, OSError, TypeError, ValueError, RuntimeError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    return 0
