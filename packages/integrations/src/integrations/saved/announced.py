@@ -1,0 +1,178 @@
+"""What functions of this library announce that they store: a row for each tensor that torch's own would keep."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from actcore import Codec, SavedTensor
+from actcore.stored import Absent, Stored
+from integrations.saved.policy import UNKNOWN
+from integrations.saved.records import Record
+from integrations.saved.storage import codec_name, inner
+from integrations.saved.tensors import storage_of
+
+if TYPE_CHECKING:
+    from integrations.saved.session import Session
+
+WHY = "its layer stores it so"
+"""The reason in a row that was announced."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """A tensor that was announced, and that autograd is about to save.
+
+    Attributes:
+        storage: its own. The weak reference keeps the address from being given to another.
+        row: of which it is a part; ``None`` for a tensor that is kept as it is, and has a row of its own.
+        operator, role: of that.
+    """
+
+    storage: StorageWeakRef
+    row: Record | None
+    operator: str
+    role: str
+
+
+def noted(records: list[Record], record: Record, due: Due | None) -> Record:
+    """Puts the record of a tensor where it belongs: among the others, or to the row of which the tensor is a part."""
+    if due is not None and due.row is not None:
+        if due.row.parts is not None and not record.owner:
+            due.row.parts.append(record)
+        return record
+    if due is not None and not record.saved.shape.numel():
+        return record  # a layer's empty tensor, of which there is nothing to tell
+    if due is not None and not record.saved.operator:
+        saved = replace(record.saved, operator=due.operator, role=due.role)
+        record = replace(record, saved=saved, why=WHY if record.why == UNKNOWN else record.why)
+    records.append(record)
+    return record
+
+
+def settle(due: Due | None) -> None:
+    """The part has been stored."""
+    if due is not None and due.row is not None:
+        due.row.settle()
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the last announcement."""
+
+    record: Record
+    source: StorageWeakRef | None
+    copied: bool
+
+
+class Announced:
+    """The announcements of one session. It holds no tensor.
+
+    Autograd packs the parts right after they were announced, so each announcement ends the one before.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session: Session = weakref.proxy(session)
+        self._due: dict[int, list[Due]] = {}  # by address
+        self._rows: list[_Row] = []
+
+    # ---- what the functions tell: see actcore.stored.Listener ----
+
+    def stored(self, announced: Sequence[Stored]) -> None:
+        """Notes it, if it is our hooks that autograd gives the parts to."""
+        if self._session.is_innermost():
+            session, module = self._session.owner_of_forward()
+            session.announced._take(announced, module)
+
+    def placed(self, output: Tensor, into: Tensor) -> None:
+        """The row is of the input's memory then, as torch's own in-place function has it."""
+        if self._session.is_innermost():
+            self._session.owner_of_forward()[0].announced._place(output, into)
+
+    # ---- what the session asks ----
+
+    def due(self, storage: torch.UntypedStorage) -> Due | None:
+        """What was announced of a tensor that is packed now; once."""
+        if not self._due:
+            return None
+        waiting = self._due.get(storage._cdata)
+        if waiting is None:
+            return None
+        found = waiting.pop(0)
+        if not waiting:
+            del self._due[storage._cdata]
+        return found
+
+    # ----
+
+    def _take(self, announced: Sequence[Stored], module: str) -> None:
+        if not announced[0].more:
+            self._rows.clear()
+            self._due.clear()
+        for stored in announced:
+            row: Record | None = None
+            kept = len(stored.parts) == 1 and stored.parts[0] is stored.source
+            if stored.more and stored.parts and not kept and self._rows:
+                row = self._rows[0].record
+            elif not kept:
+                row = self._row(stored, module)
+                self._session.records.append(row)
+            for part in stored.parts:
+                storage = storage_of(part)
+                if storage is not None:
+                    due = Due(StorageWeakRef(storage), row, stored.operator, stored.role)
+                    self._due.setdefault(storage._cdata, []).append(due)
+
+    def _row(self, stored: Stored, module: str) -> Record:
+        source, session = stored.source, self._session
+        codec = stored.codec if isinstance(stored.codec, str) else _words(stored.codec, source)
+        if isinstance(source, Absent):
+            saved = SavedTensor(source.shape, source.dtype, (), source.device, stored.operator, stored.role, module)
+            record = Record(saved, codec, WHY, "", source.nbytes, parts=[])
+            self._rows.append(_Row(record, None, False))
+            return record
+        saved = SavedTensor.of(source, operator=stored.operator, role=stored.role, module=module)
+        storage = storage_of(source)
+        if storage is None:
+            return Record(saved, codec, WHY, parts=[])
+        owner = session.owners.owner(source, storage, session.tracker.foreign, session.tracker.call)
+        why = f"{WHY}, and {owner} is alive anyway" if owner else WHY
+        nbytes = 0 if owner else session.storages.original_bytes(storage)
+        record = Record(saved, codec, why, "", nbytes, parts=[])
+        self._rows.append(_Row(record, StorageWeakRef(storage), stored.copied))
+        return record
+
+    def _place(self, output: Tensor, into: Tensor) -> None:
+        made, memory = storage_of(output), storage_of(into)
+        rows, self._rows = self._rows, []
+        if made is None or memory is None or made._cdata == memory._cdata:
+            return
+        for row in rows:
+            if row.source is None:
+                continue
+            if row.source.cdata == made._cdata:
+                owner = self._session.owners.owner(into, memory, self._session.tracker.foreign, None)
+                row.record.original_bytes = 0 if owner else self._session.storages.original_bytes(memory)
+            elif row.copied and row.source.cdata == memory._cdata:
+                if row.record.original_bytes:
+                    self._session.storages.count_again(memory)
+                row.record.original_bytes = into.numel() * into.itemsize
+
+
+def _words(codec: Codec, source: Tensor | Absent) -> str:
+    """The codec of a layer, with the mean of widths that differ from row to row."""
+    own = inner(codec)
+    widths, total = getattr(own, "bits", None), getattr(own, "total", None)
+    if isinstance(widths, tuple):
+        total = sum(widths)
+    if total is None:
+        return codec_name(codec)
+    mean = f"{total / (len(widths) if isinstance(widths, tuple) else max(source.shape[0], 1)):.3g}"
+    words = f"GroupAffine(bits={mean} on average, group_size={getattr(own, 'group_size', 0)})"
+    return words if own is codec else f"{words}, on the host"
