@@ -71,10 +71,14 @@ class Listener(Protocol):
     def placed(self, output: Tensor, into: Tensor) -> None:
         """What was announced last was of an output that goes into the memory of the input."""
 
+    def held(self, tensor: Tensor, operator: str, codec: Codec, nbytes: int) -> None:
+        """Saved-tensor hooks of ``actcore`` keep so many bytes of a tensor; they may not know whose it is."""
+
 
 class _Here(threading.local):
     listener: Listener | None = None
     subject: tuple[weakref.ref[Tensor], weakref.ref[Tensor], str] | None = None
+    operator: str = ""
 
 
 _here = _Here()
@@ -88,6 +92,23 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _here.listener, _here.subject = outer, None
+
+
+@contextmanager
+def called(operator: str) -> Iterator[None]:
+    """For the length of the block, what saved-tensor hooks of ``actcore`` keep is announced as of this operator."""
+    outer, _here.operator = _here.operator, operator
+    try:
+        yield
+    finally:
+        _here.operator = outer
+
+
+def announce_held(tensor: Tensor, codec: Codec, nbytes: int) -> None:
+    """Announces what a saved-tensor hook of ``actcore`` keeps of a tensor."""
+    if is_heard() and _here.listener is not None:
+        with torch._C.DisableTorchFunction():
+            _here.listener.held(tensor, _here.operator, codec, nbytes)
 
 
 def is_heard(ctx: Any = None) -> bool:

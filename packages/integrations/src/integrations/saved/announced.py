@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actcore import Codec, SavedTensor
+from actcore import Codec, Offload, Raw, SavedTensor
 from actcore.stored import Absent, Stored
 from integrations.saved.policy import UNKNOWN
-from integrations.saved.records import Record
+from integrations.saved.records import Record, kept_by
 from integrations.saved.storage import codec_name, inner
-from integrations.saved.tensors import storage_of
+from integrations.saved.tensors import StorageSet, storage_of
 
 if TYPE_CHECKING:
     from integrations.saved.session import Session
@@ -72,7 +72,7 @@ class _Row:
 
 
 class Announced:
-    """The announcements of one session. It holds no tensor.
+    """The announcements of one session: what ``actcore.stored`` calls a listener. It holds no tensor.
 
     Autograd packs the parts right after they were announced, so each announcement ends the one before.
     """
@@ -81,27 +81,31 @@ class Announced:
         self._session: Session = weakref.proxy(session)
         self._due: dict[int, list[Due]] = {}  # by address
         self._rows: list[_Row] = []
+        self._held = StorageSet()
 
-    # ---- what the functions tell: see actcore.stored.Listener ----
+    # ---- what the functions tell ----
 
     def stored(self, announced: Sequence[Stored]) -> None:
-        """Notes it, if it is our hooks that autograd gives the parts to."""
+        """Notes what a Function stores, if it is our hooks that autograd gives the parts to."""
         if self._session.is_innermost():
             session, module = self._session.owner_of_forward()
             session.announced._take(announced, module)
 
     def placed(self, output: Tensor, into: Tensor) -> None:
-        """The row is of the input's memory then, as torch's own in-place function has it."""
+        """The rows are of the input's memory then, as torch's own in-place function has them."""
         if self._session.is_innermost():
             self._session.owner_of_forward()[0].announced._place(output, into)
+
+    def held(self, tensor: Tensor, operator: str, codec: Codec, nbytes: int) -> None:
+        """Notes what hooks inside of ours keep."""
+        session, module = self._session.owner_of_forward()
+        session.announced._hold(tensor, operator, codec, nbytes, module)
 
     # ---- what the session asks ----
 
     def due(self, storage: torch.UntypedStorage) -> Due | None:
         """What was announced of a tensor that is packed now; once."""
-        if not self._due:
-            return None
-        waiting = self._due.get(storage._cdata)
+        waiting = self._due.get(storage._cdata) if self._due else None
         if waiting is None:
             return None
         found = waiting.pop(0)
@@ -121,7 +125,8 @@ class Announced:
             if stored.more and stored.parts and not kept and self._rows:
                 row = self._rows[0].record
             elif not kept:
-                row = self._row(stored, module)
+                row, source = self._record(stored, module)
+                self._rows.append(_Row(row, source, stored.copied))
                 self._session.records.append(row)
             for part in stored.parts:
                 storage = storage_of(part)
@@ -129,50 +134,66 @@ class Announced:
                     due = Due(StorageWeakRef(storage), row, stored.operator, stored.role)
                     self._due.setdefault(storage._cdata, []).append(due)
 
-    def _row(self, stored: Stored, module: str) -> Record:
+    def _record(self, stored: Stored, module: str) -> tuple[Record, StorageWeakRef | None]:
+        """The record of a source, and that one's storage."""
         source, session = stored.source, self._session
         codec = stored.codec if isinstance(stored.codec, str) else _words(stored.codec, source)
+        host = isinstance(stored.codec, Offload) and source.device.type != "cpu"
         if isinstance(source, Absent):
             saved = SavedTensor(source.shape, source.dtype, (), source.device, stored.operator, stored.role, module)
-            record = Record(saved, codec, WHY, "", source.nbytes, parts=[])
-            self._rows.append(_Row(record, None, False))
-            return record
+            return Record(saved, codec, WHY, "", source.nbytes, 0, host, []), None
         saved = SavedTensor.of(source, operator=stored.operator, role=stored.role, module=module)
         storage = storage_of(source)
         if storage is None:
-            return Record(saved, codec, WHY, parts=[])
+            return Record(saved, codec, WHY, "", 0, 0, host, []), None
         owner = session.owners.owner(source, storage, session.tracker.foreign, session.tracker.call)
         why = f"{WHY}, and {owner} is alive anyway" if owner else WHY
         nbytes = 0 if owner else session.storages.original_bytes(storage)
-        record = Record(saved, codec, why, "", nbytes, parts=[])
-        self._rows.append(_Row(record, StorageWeakRef(storage), stored.copied))
-        return record
+        return Record(saved, codec, why, "", nbytes, 0, host, []), StorageWeakRef(storage)
 
     def _place(self, output: Tensor, into: Tensor) -> None:
-        made, memory = storage_of(output), storage_of(into)
+        made, memory, session = storage_of(output), storage_of(into), self._session
         rows, self._rows = self._rows, []
         if made is None or memory is None or made._cdata == memory._cdata:
             return
         for row in rows:
-            if row.source is None:
-                continue
-            if row.source.cdata == made._cdata:
-                owner = self._session.owners.owner(into, memory, self._session.tracker.foreign, None)
-                row.record.original_bytes = 0 if owner else self._session.storages.original_bytes(memory)
-            elif row.copied and row.source.cdata == memory._cdata:
+            source = None if row.source is None else row.source.cdata
+            if source == made._cdata:
+                owner = session.owners.owner(into, memory, session.tracker.foreign, None)
+                row.record.original_bytes = 0 if owner else session.storages.original_bytes(memory)
+            elif row.copied and source == memory._cdata:
                 if row.record.original_bytes:
-                    self._session.storages.count_again(memory)
+                    session.storages.count_again(memory)
                 row.record.original_bytes = into.numel() * into.itemsize
+
+    def _hold(self, tensor: Tensor, operator: str, codec: Codec, nbytes: int, module: str) -> None:
+        session, storage = self._session, storage_of(tensor)
+        call, role = session.tracker.call, "input"
+        if not operator:
+            operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
+        record, _ = self._record(Stored(tensor, operator, role, codec), module)
+        owner = "" if storage is None else session.owners.owner(tensor, storage, session.tracker.foreign, call)
+        if not isinstance(codec, Raw):
+            record.stored_bytes = nbytes
+        elif owner:
+            record = kept_by(owner, record.saved)
+        else:
+            record.codec = "kept"
+            if storage is None or storage not in self._held:
+                record.stored_bytes = nbytes if storage is None else storage.nbytes()
+            if storage is not None:
+                self._held.add(storage)
+        session.records.append(record)
 
 
 def _words(codec: Codec, source: Tensor | Absent) -> str:
     """The codec of a layer, with the mean of widths that differ from row to row."""
     own = inner(codec)
     widths, total = getattr(own, "bits", None), getattr(own, "total", None)
+    rows = source.shape[0] if source.shape else 1
     if isinstance(widths, tuple):
-        total = sum(widths)
+        rows, total = len(widths), sum(widths)
     if total is None:
         return codec_name(codec)
-    mean = f"{total / (len(widths) if isinstance(widths, tuple) else max(source.shape[0], 1)):.3g}"
-    words = f"GroupAffine(bits={mean} on average, group_size={getattr(own, 'group_size', 0)})"
+    words = f"GroupAffine(bits={total / max(rows, 1):.3g} on average, group_size={getattr(own, 'group_size', 0)})"
     return words if own is codec else f"{words}, on the host"

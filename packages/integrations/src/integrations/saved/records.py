@@ -38,7 +38,7 @@ class Record:
         """Adds up what became of the parts."""
         parts = self.parts or []
         self.stored_bytes = sum(part.stored_bytes for part in parts)
-        self.host = any(part.host for part in parts)
+        self.host = self.host or any(part.host for part in parts)
         if parts and all(part.codec == RECOMPUTED for part in parts):
             self.codec, self.why = RECOMPUTED, parts[0].why
 
