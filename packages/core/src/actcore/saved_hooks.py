@@ -157,7 +157,7 @@ def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = Tru
             if isinstance(stored, Compressed):
                 announce_held(tensor, stored.codec, stored.nbytes)
             else:
-                announce_held(tensor, Raw(), tensor.nbytes)
+                announce_held(tensor, None, 0)
             return packed
 
     return uncompiled(pack), uncompiled(_unpack)

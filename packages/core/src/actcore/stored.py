@@ -71,8 +71,9 @@ class Listener(Protocol):
     def placed(self, output: Tensor, into: Tensor) -> None:
         """What was announced last was of an output that goes into the memory of the input."""
 
-    def held(self, tensor: Tensor, operator: str, codec: Codec, nbytes: int) -> None:
-        """Saved-tensor hooks of ``actcore`` keep so many bytes of a tensor; they may not know whose it is."""
+    def held(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int) -> None:
+        """Saved-tensor hooks of ``actcore`` keep so many bytes of a tensor, or without a codec itself. The operator is
+        empty where it is not known."""
 
 
 class _Here(threading.local):
@@ -104,7 +105,7 @@ def called(operator: str) -> Iterator[None]:
         _here.operator = outer
 
 
-def announce_held(tensor: Tensor, codec: Codec, nbytes: int) -> None:
+def announce_held(tensor: Tensor, codec: Codec | None, nbytes: int) -> None:
     """Announces what a saved-tensor hook of ``actcore`` keeps of a tensor."""
     if is_heard() and _here.listener is not None:
         with torch._C.DisableTorchFunction():

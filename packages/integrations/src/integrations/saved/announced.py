@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actcore import Codec, Offload, Raw, SavedTensor
+from actcore import Codec, Offload, SavedTensor
 from actcore.stored import Absent, Stored
 from integrations.saved.policy import UNKNOWN
 from integrations.saved.records import Record, kept_by
@@ -96,7 +96,7 @@ class Announced:
         if self._session.is_innermost():
             self._session.owner_of_forward()[0].announced._place(output, into)
 
-    def held(self, tensor: Tensor, operator: str, codec: Codec, nbytes: int) -> None:
+    def held(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int) -> None:
         """Notes what hooks inside of ours keep."""
         session, module = self._session.owner_of_forward()
         session.announced._hold(tensor, operator, codec, nbytes, module)
@@ -166,23 +166,24 @@ class Announced:
                     session.storages.count_again(memory)
                 row.record.original_bytes = into.numel() * into.itemsize
 
-    def _hold(self, tensor: Tensor, operator: str, codec: Codec, nbytes: int, module: str) -> None:
+    def _hold(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int, module: str) -> None:
         session, storage = self._session, storage_of(tensor)
         call, role = session.tracker.call, "input"
         if not operator:
             operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
-        record, _ = self._record(Stored(tensor, operator, role, codec), module)
-        owner = "" if storage is None else session.owners.owner(tensor, storage, session.tracker.foreign, call)
-        if not isinstance(codec, Raw):
+        if storage is None:  # sparse and the like, as the session itself would have it
+            occurrence = session.occurrence((module, operator, role))
+            session.records.append(session.record_of_compound(tensor, (module, operator, role), occurrence))
+            return
+        record, _ = self._record(Stored(tensor, operator, role, codec or "kept"), module)
+        owner = session.owners.owner(tensor, storage, session.tracker.foreign, call)
+        if codec is not None:
             record.stored_bytes = nbytes
         elif owner:
             record = kept_by(owner, record.saved)
-        else:
-            record.codec = "kept"
-            if storage is None or storage not in self._held:
-                record.stored_bytes = nbytes if storage is None else storage.nbytes()
-            if storage is not None:
-                self._held.add(storage)
+        elif storage not in self._held:
+            record.stored_bytes = storage.nbytes()
+            self._held.add(storage)
         session.records.append(record)
 
 

@@ -203,7 +203,7 @@ class Session:
         place = (module, operator, role)
         occurrence = self.occurrence(place)
         if storage is None:
-            self.records.append(self._record_of_compound(tensor, place, occurrence))
+            self.records.append(self.record_of_compound(tensor, place, occurrence))
             return Kept.of(tensor)
         recipe = self._recipes.of(tensor, place, occurrence)
         saved = recipe.saved
@@ -250,7 +250,7 @@ class Session:
         else:
             self._observer.stored(saved, tensor, codec, packed)
 
-    def _record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
+    def record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
         saved = _described(tensor, place, occurrence)
         storages = storages_of(tensor)
