@@ -172,8 +172,7 @@ class Announced:
         if not operator:
             operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
         if storage is None:  # sparse and the like, as the session itself would have it
-            occurrence = session.occurrence((module, operator, role))
-            session.records.append(session.record_of_compound(tensor, (module, operator, role), occurrence))
+            session.records.append(session.record_of_compound(tensor, (module, operator, role), 0))
             return
         record, _ = self._record(Stored(tensor, operator, role, codec or "kept"), module)
         owner = session.owners.owner(tensor, storage, session.tracker.foreign, call)
