@@ -20,7 +20,7 @@ from bench.checkpoint.planning import Planner
 from bench.checkpoint.record import Record
 from bench.checkpoint.report import render
 from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
-from bench.checkpoint.step import build, inputs_of, loss
+from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.errors import BenchError
 from bench.kernels import clock
 from bench.machine import Machine
@@ -250,7 +250,7 @@ def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path):
 
 def test_a_real_process_measures_what_a_plan_saves():
     architecture = architectures.ARCHITECTURES["unet"]
-    least = Planner(architecture, CPU, 0).at(1, 188)
+    least = Planner(architecture, Setup(CPU)).at(1, 188)
     jobs = [Job(Way("plain"), 1, 188, 1, least.plain_peak), Job(Way("planned"), 1, 188, 1, least.peak, least)]
     found = []
     memory.measure(architecture, jobs, SETTINGS, found.append)
@@ -294,7 +294,7 @@ def test_a_step_that_takes_too_much_is_recorded(monkeypatch):
 
 
 def test_a_batch_that_does_not_fit_is_halved():
-    planner = Planner(TINY, CPU, 0)
+    planner = Planner(TINY, Setup(CPU))
     plans = {batch: planner.at(batch, 16) for batch in (12, 8, 4)}
     need = {batch: plan.plain_peak + 2 * plan.graph.gradients for batch, plan in plans.items()}
     assert sizes.fitting(planner, 12, 16, need[12]) == 12
@@ -308,9 +308,9 @@ def test_a_batch_that_does_not_fit_is_halved():
 
 def test_each_way_trains_the_same():
     """Dropout and BatchNorm included; per-block checkpointing updates the statistics twice, and that shows."""
-    planner = Planner(TINY, CPU, 0)
+    planner = Planner(TINY, Setup(CPU))
     ways = {way: planner.of(way, 4, 16) for way in (Way("planned"), Way("planned", 0.8), Way("blocks"))}
-    plain, least, budget, blocks = step_time.measure(TINY, 4, 16, ways, 1, CPU, 0)
+    plain, least, budget, blocks = step_time.measure(TINY, 4, 16, ways, 1, Setup(CPU))
     assert plain.way == PLAIN
     assert plain.ratio == 1.0
     assert least.gradients == least.buffers == budget.gradients == budget.buffers == 0
@@ -324,7 +324,7 @@ def test_gradients_that_differ_are_seen(monkeypatch):
         return lambda x: 1.5 * model(x)
 
     monkeypatch.setattr(step_time, "ready", wrong)
-    _, found = step_time.measure(TINY, 4, 16, {Way("blocks"): None}, 1, CPU, 0)
+    _, found = step_time.measure(TINY, 4, 16, {Way("blocks"): None}, 1, Setup(CPU))
     assert found.gradients > 0
     assert found.buffers == 0
     ones = torch.ones(2)
@@ -353,13 +353,13 @@ def test_ways_by_name_and_what_they_do(monkeypatch):
         return lambda *args: seen.append(torch._functorch.config.activation_memory_budget) or model(*args)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    model = build(TINY, CPU, 0)
-    ready(Way("compiled", 0.1), model, [], None)(*inputs_of(TINY, 2, 16, CPU, 0))
+    model = build(TINY, Setup(CPU))
+    ready(Way("compiled", 0.1), model, [], None)(*inputs_of(TINY, 2, 16, Setup(CPU)))
     assert seen == [0.1]
     assert torch._functorch.config.activation_memory_budget == 1.0
     with pytest.raises(ValueError, match="plan must be given for ours, least"):
         ready(Way("planned"), model, [], None)
-    forward = ready(Way("planned"), model, [], checkpoint.plan(model, inputs_of(TINY, 2, 16, CPU, 0)))
+    forward = ready(Way("planned"), model, [], checkpoint.plan(model, inputs_of(TINY, 2, 16, Setup(CPU))))
     assert forward is model
     checkpoint.restore_model(model)
 
@@ -452,3 +452,11 @@ def test_parts_that_take_minutes_are_asked_for(tiny, monkeypatch):
     assert command("--compile", "tiny") == 0
     assert ran[3:] == ["plan", "memory", "time", "compile"]
     assert clock.median_ratio([2.0], [1.0]) == 2.0
+
+
+def test_channels_last_is_the_order_of_model_and_images():
+    setup = Setup(CPU, channels_last=True)
+    model, (images,) = build(TINY, setup), inputs_of(TINY, 2, 16, setup)
+    orders = [images, *(one for one in model.parameters() if one.dim() == 4)]
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in orders)
+    assert replace(SETTINGS, channels_last=True).setup.channels_last

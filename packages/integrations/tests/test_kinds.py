@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .nets import Net, assert_same, normal, plain_and_compressed, rows
+from .nets import EIGHT_BITS, Net, assert_same, normal, plain_and_compressed, relative_error, rows
 
 X = normal(48, 64)
 W = normal(64, 64, seed=1) / 8
@@ -96,3 +96,27 @@ def test_zero_elements_and_zero_dimensions():
         net = Net(lambda self, x: F.dropout(F.relu(F.linear(x, self.w)) * self.s), w=W, s=torch.tensor(2.0))
         plain, compressed, _ = plain_and_compressed(net, x, loss=torch.sum, min_bytes=0)
         assert torch.equal(plain["w"], compressed["w"])
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this torch has no grouped_mm")
+def test_experts_are_linear_and_their_undefined_rows_stay_apart():
+    """A mixture's experts read the rows of their tokens; beyond the last group a tensor may hold anything, NaN too."""
+    offsets = torch.tensor([16, 40], dtype=torch.int32)
+
+    def forward(self, x):
+        h = F.linear(x, self.w)
+        h = torch.cat([h[:40], h[40:] * float("nan")])
+        return F.grouped_mm(h, self.experts, offs=offsets)[:40]
+
+    parameters = {"w": W, "experts": normal(2, 64, 32, seed=2) / 8}
+    net = Net(forward, **{name: value.bfloat16() for name, value in parameters.items()})
+    plain, compressed, model = plain_and_compressed(net, X.bfloat16(), level="L1.1")
+    [row] = [row for row in rows(model, "grouped_mm") if row.role == "input"]
+    assert "group_size=64" in row.codec
+    # bfloat16's own rounding, 2**-9 of an element, is small beside that of 8 bits.
+    assert relative_error({"experts": plain["experts"]}, compressed) < EIGHT_BITS
+    net = Net(lambda self, x: F.grouped_mm(F.linear(x, self.w), self.experts, offs=offsets)[:40], **parameters)
+    net.w = nn.Parameter(normal(40, 64, seed=3) / 8)  # rows of 40 elements share groups
+    net.experts = nn.Parameter(normal(2, 40, 32, seed=4) / 8)
+    _, _, model = plain_and_compressed(net.bfloat16(), X.bfloat16())
+    assert [row.codec for row in rows(model, "grouped_mm") if row.role == "input"] == ["kept"]

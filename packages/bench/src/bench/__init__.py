@@ -7,5 +7,6 @@ python -m bench activations   measure models of any kind: bytes, the gradient's 
 python -m bench vision        networks with Q-layers: bytes, accuracy, the gradient's variance, time
 python -m bench fewbit        few-bit activations and randomized linear layers
 python -m bench checkpoint    planned recomputation: planned and measured peaks, time, gradients
+python -m bench sweep         one compressed training step of many models and layers, each beside its plain one
 python -m bench show FILE     print, and draw, results that were recorded before
 """

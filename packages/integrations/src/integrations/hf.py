@@ -21,11 +21,13 @@ from integrations.warn import warn
 
 transformers: Any = library("transformers", "hf")
 
+from integrations.trainers.hf import CompressionCallback  # noqa: E402  # which imports transformers without saying so
+
 Model = TypeVar("Model", bound=nn.Module)
 
 _CHECKPOINTS = "gradient_checkpointing"  # of a module: whether it does so
 
-__all__ = ["compress_model", "compression", "restore_model"]
+__all__ = ["CompressionCallback", "compress_model", "compression", "restore_model"]
 
 
 def compress_model(model: Model, level: str = "L1", *, checkpoint: Any = None, **options: Any) -> Model:

@@ -60,6 +60,7 @@ class Options:
         seed: of weights, inputs and gradients.
         quick: whether every part is at a small size.
         json: the file that results are written to, and taken up from.
+        channels_last: whether images and kernels are in that order.
     """
 
     models: Sequence[str]
@@ -74,6 +75,7 @@ class Options:
     seed: int
     quick: bool
     json: Path | None
+    channels_last: bool = False
 
     def small(self, architecture: Architecture) -> tuple[int, int]:
         """Batch and size of the parts time and compile."""
@@ -88,7 +90,7 @@ class Options:
     @property
     def settings(self) -> Settings:
         """What all processes that measure memory have in common."""
-        return Settings(self.device.type, self.threads, self.seed, self.memory_limit)
+        return Settings(self.device.type, self.threads, self.seed, self.memory_limit, self.channels_last)
 
 
 def run(options: Options) -> CheckpointResults:
@@ -100,14 +102,17 @@ def run(options: Options) -> CheckpointResults:
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
     machine = Machine.here(options.device, options.threads, _PACKAGES)
-    record = Record(CheckpointResults(machine, options.device.type, options.memory_limit, options.seed), options.json)
+    blank = CheckpointResults(
+        machine, options.device.type, options.memory_limit, options.seed, channels_last=options.channels_last
+    )
+    record = Record(blank, options.json)
     record.update(skipped=[])
     steps = [(name, part) for name in options.models for part in options.parts if _asked(options, name, part)]
     with threads(options.threads), progress("checkpoint", len(steps)) as advance:
         checkpoint.plan(nn.Linear(1, 1), torch.zeros(1, 1))  # pays for what is imported at the first plan
         for name in options.models:
             architecture = ARCHITECTURES[name]
-            planner = Planner(architecture, options.device, options.seed)
+            planner = Planner(architecture, options.settings.setup)
             missing = _missing(architecture)
             if missing:
                 record.update(skipped=[*record.results.skipped, f"{name}: {missing}"])
@@ -247,7 +252,7 @@ def _record_times(
     long = planner.numbers(batch, size).plain_seconds > memory.LONG
     rounds = min(options.rounds, LONG_ROUNDS) if long else options.rounds
     try:
-        found = step_time.measure(architecture, batch, size, plans, rounds, options.device, options.seed)
+        found = step_time.measure(architecture, batch, size, plans, rounds, options.settings.setup)
     except Exception as error:  # the plain step failed
         found = [blank(way=way.name, failure=reason(error)) for way in (Way("plain"), *plans)]
     for entry in found:

@@ -20,7 +20,7 @@ import torch
 from bench.checkpoint.architectures import ARCHITECTURES, Architecture
 from bench.checkpoint.contenders import Way, ready
 from bench.checkpoint.results import Peak
-from bench.checkpoint.step import build, inputs_of, loss
+from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.errors import BenchError
 from bench.memory import child_answer, peak_bytes
 from bench.process_memory import Counters, counters, limit_allocation
@@ -61,12 +61,19 @@ class Settings:
         threads: of torch's operators.
         seed: of weights, inputs and gradients.
         memory_limit: bytes that the process may take.
+        channels_last: whether images are in that order.
     """
 
     device: str
     threads: int
     seed: int
     memory_limit: int
+    channels_last: bool = False
+
+    @property
+    def setup(self) -> Setup:
+        """How models and inputs are made."""
+        return Setup(torch.device(self.device), self.seed, self.channels_last)
 
 
 def measure(architecture: Architecture, jobs: Sequence[Job], settings: Settings, found: Callable[[Peak], None]) -> None:
@@ -106,12 +113,11 @@ def measure(architecture: Architecture, jobs: Sequence[Job], settings: Settings,
 def measure_here(architecture: Architecture, job: Job, settings: Settings) -> Peak:
     """Measures one step in this process. What fails is said in the answer."""
     peak = _unmeasured(architecture, job)
-    device = torch.device(settings.device)
-    count = counters(device)
+    count = counters(settings.setup.device)
     if isinstance(count, str):
         return replace(peak, failure=count)
     try:
-        return replace(peak, peak_bytes=_measured(architecture, job, settings.seed, device, count))
+        return replace(peak, peak_bytes=_measured(architecture, job, settings.setup, count))
     except Exception as error:  # whatever one step fails with, others are to be measured
         return replace(peak, failure=reason(error))
 
@@ -125,12 +131,12 @@ def _unmeasured(architecture: Architecture, job: Job) -> Peak:
     return Peak(architecture.name, job.way.name, job.batch, job.size, None, job.planned_bytes, job.warm_up)
 
 
-def _measured(architecture: Architecture, job: Job, seed: int, device: torch.device, count: Counters) -> int:
-    model = build(architecture, device, seed)
+def _measured(architecture: Architecture, job: Job, setup: Setup, count: Counters) -> int:
+    model = build(architecture, setup)
     forward = ready(job.way, model, architecture.blocks(model), job.plan)
-    loss(forward, inputs_of(architecture, job.warm_up, job.size, device, seed), seed).backward()
-    inputs = inputs_of(architecture, job.batch, job.size, device, seed)
-    return peak_bytes(model, lambda: loss(forward, inputs, seed), count)
+    loss(forward, inputs_of(architecture, job.warm_up, job.size, setup), setup.seed).backward()
+    inputs = inputs_of(architecture, job.batch, job.size, setup)
+    return peak_bytes(model, lambda: loss(forward, inputs, setup.seed), count)
 
 
 def _request(job: Job, file: Path) -> dict[str, Any]:

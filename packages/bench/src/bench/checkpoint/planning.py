@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from bench.checkpoint.architectures import Architecture
 from bench.checkpoint.contenders import Way
 from bench.checkpoint.memory import LONG, reason
 from bench.checkpoint.results import Planned
-from bench.checkpoint.step import build, inputs_of
+from bench.checkpoint.step import Setup, build, inputs_of
 from integrations import checkpoint
 from integrations.checkpoint import Plan, paper_segments
 
@@ -21,14 +19,12 @@ class Planner:
 
     Args:
         architecture: the model.
-        device: that it is on.
-        seed: of weights and inputs.
+        setup: how it and its inputs are made.
     """
 
-    def __init__(self, architecture: Architecture, device: torch.device, seed: int) -> None:
+    def __init__(self, architecture: Architecture, setup: Setup) -> None:
         self._architecture = architecture
-        self._device = device
-        self._seed = seed
+        self._setup = setup
         self._made: dict[tuple[int, int, bool], Plan | Exception] = {}
 
     def at(self, batch: int, size: int) -> Plan:
@@ -40,8 +36,7 @@ class Planner:
         return self._found(batch, size, measure=False)
 
     def with_workspaces(self, batch: int, size: int) -> Plan:
-        """The same, with what kernels take beside their tensors measured, where a step does not take long. Beside large
-        tensors it is little.
+        """The same, with what kernels take beside their tensors measured, where a step does not take long.
 
         Raises:
             Exception: as planning does, every time.
@@ -78,8 +73,8 @@ class Planner:
 
     def _plan(self, batch: int, size: int, measure: bool) -> Plan | Exception:
         try:
-            model = build(self._architecture, self._device, self._seed)
-            inputs = inputs_of(self._architecture, batch, size, self._device, self._seed)
+            model = build(self._architecture, self._setup)
+            inputs = inputs_of(self._architecture, batch, size, self._setup)
             return checkpoint.plan(model, inputs, measure=measure)
         except Exception as error:  # kept: planning again would fail again
             return error

@@ -37,7 +37,7 @@ class Record:
         if not isinstance(found, CheckpointResults) or _settings(found) != _settings(results):
             raise BenchError(
                 f"{file} holds other results, or those of another machine, device, seed, memory limit, number of "
-                "threads or version of torch; name another file, or delete it"
+                "threads, order of channels or version of torch; name another file, or delete it"
             )
         self.results = replace(found, machine=results.machine)
 
@@ -76,4 +76,5 @@ def _settings(results: CheckpointResults) -> tuple[object, ...]:
         results.device,
         results.memory_limit,
         results.seed,
+        results.channels_last,
     )

@@ -26,7 +26,8 @@ PARTS = (0.75, 0.5, 0.35)  # of the plain peak, at which modelled times are show
 
 def render(results: CheckpointResults) -> RenderableType:
     """Header, tables and notes."""
-    top = header("Optimal checkpointing", results.machine, results.seconds)
+    order = ", channels last" if results.channels_last else ""
+    top = header(f"Optimal checkpointing{order}", results.machine, results.seconds)
     return Group(top, *_tables(results), notes(results))
 
 

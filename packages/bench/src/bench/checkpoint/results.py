@@ -165,6 +165,7 @@ class CheckpointResults:
         times: the same.
         skipped: what was left out, and why.
         seconds: that it took, what was taken up included.
+        channels_last: whether images and kernels were in that order.
     """
 
     machine: Machine
@@ -176,6 +177,7 @@ class CheckpointResults:
     times: list[StepTimes] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    channels_last: bool = False
 
     @property
     def entries(self) -> list[Entry]:

@@ -14,7 +14,7 @@ from bench.checkpoint.architectures import Architecture, Inputs
 from bench.checkpoint.contenders import PLAIN, Forward, Way, ready
 from bench.checkpoint.memory import reason
 from bench.checkpoint.results import StepTimes
-from bench.checkpoint.step import build, inputs_of, loss
+from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.kernels.clock import in_turn
 from integrations.checkpoint import Plan
 
@@ -44,8 +44,7 @@ def measure(
     size: int,
     ways: Mapping[Way, Plan | None],
     rounds: int,
-    device: torch.device,
-    seed: int,
+    setup: Setup,
 ) -> list[StepTimes]:
     """Times steps, and compares the first one's gradients and buffers.
 
@@ -54,11 +53,10 @@ def measure(
         batch, size: of its inputs.
         ways: to train it besides the plain one, with a plan for those that follow one.
         rounds: that count.
-        device: that the model is on.
-        seed: of weights, inputs and gradients.
+        setup: how the model and its inputs are made.
     """
-    plain = build(architecture, device, seed)
-    inputs = inputs_of(architecture, batch, size, device, seed)
+    plain, seed = build(architecture, setup), setup.seed
+    inputs = inputs_of(architecture, batch, size, setup)
     models = {way: copy.deepcopy(plain) for way in ways}
     actions = [partial(step, plain, plain, inputs, seed)]
     actions[0]()
@@ -80,7 +78,7 @@ def measure(
         except Exception as error:  # whatever one way fails with, others are to be timed
             entry = replace(entry, failure=reason(error))
         found.append(entry)
-    times = iter(in_turn(actions, rounds, device))
+    times = iter(in_turn(actions, rounds, setup.device))
     plain_seconds = next(times)
     timed = [
         entry if entry.failure else replace(entry, seconds=next(times), plain_seconds=plain_seconds) for entry in found

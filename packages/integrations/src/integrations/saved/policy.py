@@ -85,6 +85,10 @@ class FixedBits:
                 group_size = _row_group(saved, group_size)
                 if not group_size:
                     return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
+            if saved.operator == "grouped_mm":  # rows beyond its last group hold anything, NaN too, and are not read
+                group_size = _row_group(saved, group_size)
+                if not group_size:
+                    return Decision(Raw(), "rows that may be undefined, and share groups: kept exactly")
             if need is Need.RECOMPUTED:  # a segment may begin with a normalisation of rows
                 group_size = _row_group(saved, group_size) or group_size
             form = need if need is Need.SATURATING else None

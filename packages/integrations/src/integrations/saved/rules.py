@@ -82,7 +82,7 @@ _JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly")
 _OPERATORS = (
     (_LINEAR, "linear matmul mm bmm mv addmm addmv addbmm baddbmm dot vdot inner outer ger addr einsum tensordot kron"),
     (_LINEAR, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
-    (_LINEAR, "sparse_mm spmm sspaddmm hspmm smm chain_matmul"),
+    (_LINEAR, "sparse_mm spmm sspaddmm hspmm smm chain_matmul grouped_mm"),
     (_PRODUCT, "mul multiply addcmul square pow glu"),
     (_OWN_SLOPE, "exp exp2 expm1"),
     (_VARIANCE, "var var_mean"),

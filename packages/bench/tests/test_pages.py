@@ -1,0 +1,73 @@
+"""``python -m bench report``: a page's tables are those of the results that it names."""
+
+import pytest
+from rich.text import Text
+
+from bench import cli, pages, records
+from bench.errors import BenchError
+from bench.layout import columns
+from bench.machine import Machine
+from bench.systems.results import Cell, SystemResults
+
+MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
+PAGE = """# Numbers
+
+Before.
+
+<!-- table systems.json: an MLP -->
+what was there
+<!-- /table -->
+
+After.
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    cells = [
+        Cell("mlp", way, "an MLP, of 3 | 4 layers", peak, 0.0, [1.0], [1.0])
+        for way, peak in (("plain", 2 << 20), ("L1", 1 << 20))
+    ]
+    records.save(SystemResults(MACHINE, "cpu", cells=cells), tmp_path / "systems.json")
+    return tmp_path
+
+
+def test_a_table_takes_the_place_of_what_was_there(folder):
+    made = pages.rendered(PAGE, folder)
+    assert made.startswith(
+        "# Numbers\n\nBefore.\n\n<!-- table systems.json: an MLP -->\n| an MLP, of 3 \\| 4 layers | peak MiB |"
+    )
+    assert "| L1 | 1.0 | 50 | 1.00 | 0 | on the front |" in made
+    assert "what was there" not in made
+    assert "`python -m bench`; a processor, 2 threads, Linux; torch 2.15.0; commit 0123456789; today." in made
+    assert made.endswith("<!-- /table -->\n\nAfter.\n")
+    assert pages.rendered(made, folder) == made
+
+
+def test_the_command_checks_and_writes(folder, capsys):
+    page = folder / "page.md"
+    page.write_text(PAGE)
+    command = ["report", str(page), "--results", str(folder)]
+    assert cli.main([*command, "--check"]) == 1
+    assert "run it without --check" in capsys.readouterr().err
+    assert page.read_text() == PAGE
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--check"]) == 0
+    assert page.read_text() == pages.rendered(PAGE, folder)
+
+
+def test_what_is_wrong_with_a_page(folder):
+    with pytest.raises(BenchError, match="has no table 'an LSTM'; it has 'an MLP"):
+        pages.rendered(PAGE.replace("an MLP", "an LSTM"), folder)
+    with pytest.raises(BenchError, match="cannot be read"):
+        pages.rendered(PAGE.replace("systems.json", "other.json"), folder)
+    with pytest.raises(BenchError, match="1 tables begin"):
+        pages.rendered(PAGE.replace("<!-- /table -->", ""), folder)
+    assert cli.main(["report", str(folder / "missing.md")]) == 1
+
+
+def test_cells():
+    table = columns("what", "of\nthis")
+    table.add_row(Text("a group", style="bold"))
+    table.add_row("one", Text.assemble("1.5", " ", Text("✓", style="green")))
+    assert pages.to_markdown(table) == "| what | of this |\n| --- | ---: |\n| **a group** |  |\n| one | 1.5 ✓ |"

@@ -1,0 +1,137 @@
+"""``python -m bench systems``: cells, what is taken up, what fails, and who wins."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench import cli, records
+from bench.machine import Machine
+from bench.systems import cell as cells
+from bench.systems.report import front, render
+from bench.systems.results import Cell, SystemResults
+from bench.systems.subjects import made
+from bench.systems.ways import PLAIN, WAYS
+from bench.table import console
+
+MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
+CPU = torch.device("cpu")
+
+
+class Counted:
+    """Counts nothing: the real counters need a process that was started for them."""
+
+    def live(self):
+        return 0
+
+    def start_peak(self):
+        return 0
+
+    def peak(self):
+        return 1 << 20
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    monkeypatch.setattr(cells, "counters", lambda device: Counted())
+
+
+@pytest.mark.parametrize("way", [PLAIN, "L1", "checkpoint, least", "Q-layers"])
+def test_a_cell(way, counted):
+    found = cells.measure_here(Cell("mlp", way), 2, CPU, seed=0)
+    assert not found.failure
+    assert not found.does_not_apply
+    assert 0 < found.peak_bytes < 1 << 20  # less the gradients
+    assert len(found.seconds) == len(found.plain_seconds) == 2
+    # Recomputation changes no bit; what rounds changes some.
+    assert (found.error == 0) is (way in (PLAIN, "checkpoint, least"))
+    assert found.error < 0.5
+
+
+def test_what_does_not_apply_is_no_failure():
+    for way, words in (("each block (torch)", "no blocks"), ("save_on_cpu", "on the CPU already")):
+        found = cells.measure_here(Cell("mlp", way), 0, CPU, seed=0)
+        assert words in found.does_not_apply
+        assert not found.failure
+
+
+def test_a_way_that_fails_is_recorded(monkeypatch):
+    def broken(subject):
+        raise ZeroDivisionError("of this way")
+
+    monkeypatch.setattr(cells, "WAYS", {**WAYS, "L1": replace(WAYS["L1"], ready=broken)})
+    assert "ZeroDivisionError: of this way" in cells.measure_here(Cell("mlp", "L1"), 0, CPU, seed=0).failure
+
+
+def test_subjects_are_the_same_at_each_call():
+    one, other = (made("mlp", 3, CPU) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert torch.equal(one.inputs[0], other.inputs[0])
+    assert one.model.training
+
+
+def cell(way, peak, ratio):
+    return Cell("mlp", way, "an MLP", peak, 0.1, [ratio], [1.0], commit="0123")
+
+
+CELLS = [
+    cell(PLAIN, 100, 1.0),
+    cell("L1", 50, 1.2),
+    cell("L2", 60, 1.3),
+    cell("checkpoint, least", 40, 1.2),
+    Cell("mlp", "save_on_cpu", "an MLP", does_not_apply="the model is on the CPU already"),
+    Cell("mlp", "L1.1", "an MLP", failure="it ended"),
+]
+
+
+def test_the_front():
+    found = front(SystemResults(MACHINE, "cpu", cells=CELLS), "mlp")
+    assert [one.way for one in found] == [PLAIN, "checkpoint, least"]
+
+
+def test_the_report_says_who_wins_and_what_failed(tmp_path):
+    results = SystemResults(MACHINE, "cpu", cells=CELLS, skipped=["vit: timm cannot be imported"])
+    file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    records.save(results, file)
+    assert records.load(file) == results
+    assert cli.main(["show", str(file), "--chart", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    output = console()
+    with output.capture() as captured:
+        output.print(render(results))
+    text = " ".join(captured.get().split())
+    assert "mlp: the least memory has checkpoint, least (ours)" in text
+    assert "failed: it ended" in text
+    assert "Left out: vit" in text
+    assert "save_on_cpu *" in text
+
+
+def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    asked = []
+
+    def measured(blank, rounds, device, threads, seed):
+        asked.append((blank.way, rounds))
+        return replace(blank, failure="it ended") if blank.way == "L2" else cell(blank.way, 10, 1.0)
+
+    monkeypatch.setattr(cells, "measure", measured)
+    command = ["systems", "--model", "mlp", "--way", "L1", "--way", "L2", "--threads", "1", "--json", str(file)]
+    assert cli.main(command) == 0
+    assert asked == [(PLAIN, 7), ("L1", 7), ("L2", 7)]
+    asked.clear()
+    assert cli.main([*command, "--rounds", "3"]) == 0
+    assert asked == [("L2", 3)]  # what failed is tried again
+    asked.clear()
+    assert cli.main([*command[:-1], str(file), "--way", "L1.1", "--no-time"]) == 0
+    assert ("L1.1", 0) in asked
+    asked.clear()
+    assert cli.main([*command, "--way", "L1.1"]) == 0
+    assert ("L1.1", 7) not in asked  # it has been timed, as the stand-in for it says
+    capsys.readouterr()
+    assert cli.main([*command, "--seed", "1"]) == 1
+    assert "holds other results" in capsys.readouterr().err
+
+
+def test_a_process_that_ends_is_said(monkeypatch):
+    monkeypatch.setattr(cells, "_MODULE", "bench.systems.no_such_module")
+    assert "No module named" in cells.measure(Cell("mlp", PLAIN), 0, "cpu", 1, 0).failure
