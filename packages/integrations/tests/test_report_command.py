@@ -1,6 +1,7 @@
 """``integrations.forecast``, and the command ``report`` that stands on it."""
 
 import copy
+import importlib
 import json
 import sys
 
@@ -338,3 +339,34 @@ def test_the_command_continues_a_model_of_sound(capsys):
     assert code == 0, told.err
     assert "9 x 8000 samples" in told.out
     assert "continued in a line to 9" in told.out
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["forecast", "scaled"])
+def test_the_command_exchanges_layers(monkeypatch, tmp_path, looks):
+    class Looks(nn.Module):
+        def forward(self, x):
+            return x if x.sum().item() else -x
+
+    def subject(name, batch, size, elements, **options):
+        layers = nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Dropout(), nn.BatchNorm1d(64), nn.Linear(64, 8)
+        model = nn.Sequential(*layers, *([Looks()] if looks else []))
+        return Subject(
+            name, model, (torch.randn(batch, 64) if elements else torch.empty(batch, 64, device="meta"),), {}
+        )
+
+    monkeypatch.setattr(importlib.import_module("integrations.forecast.timm"), "subject", subject)
+    path = tmp_path / "report.json"
+    asked = ["--activations", "4", "--linear", "0.5", "--q-layers", "L2", "--json", str(path)]
+    main(["report", "--timm", "net", "--batch", "64", *asked])
+    report = Report.from_json(path.read_text())
+    rows = {row.module: row for row in report.rows if not row.owner and row.role != "internal"}
+    assert [(row.operator, row.codec) for row in rows.values()] == [
+        ("linear_randomized", "sketch of 32 rows"),
+        ("few-bit gelu", "4-bit steps"),
+        ("linear_randomized", "sketch of 32 rows"),
+        ("dropout", "mask of 1 bit"),
+        ("QBatchNorm1d", rows["4"].codec),
+        ("linear_randomized", "sketch of 32 rows"),
+    ]
+    assert rows["1"].original_bytes == 64 * 64 * 4
+    assert "1 activation in 4 bits" in report.exchanged

@@ -8,6 +8,7 @@ The raw operators are ``torch.ops.actcore.*``; ``python -m actcore`` prints what
 
 import torch as _torch
 
+from actcore import stored
 from actcore._library import missing_on
 from actcore._version import __version__
 from actcore.allocation import Allocation, allocate, allocate_bits
@@ -94,6 +95,7 @@ __all__ = [
     "saved_tensors_of",
     "simulate",
     "stepwise",
+    "stored",
     "stream_of",
     "uncompiled",
     "unpack_bits",

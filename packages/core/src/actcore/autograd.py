@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from actcore.device_streams import new_key
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
 from actcore.ops import Key
+from actcore.stored import Stored, announce, is_heard
 
 _EXACT = (BitMask, Narrow, Positive, Raw)
 
@@ -39,7 +41,11 @@ class _Stored:
 
 
 def save_for_backward(
-    ctx: Any, *pairs: tuple[Tensor | None, Codec | None], seed: int = 0, stream: int | None = None
+    ctx: Any,
+    *pairs: tuple[Tensor | None, Codec | None],
+    seed: int = 0,
+    stream: int | None = None,
+    operator: str | None = "",
 ) -> None:
     """Saves tensors for backward, each in the form that its codec stores.
 
@@ -72,6 +78,8 @@ def save_for_backward(
         stream: the streams of the tensors derive from it and the rank, so pass another one in every call: in two
             layers one stream is one noise. ``actcore.stream_of("layer 1", step, 0)`` makes such numbers. By default
             they come from the counter of this process and seed, which advances by itself.
+        operator: how a report calls what saves them; by default by the name of the Function. ``None`` announces
+            nothing: the caller does (``announce``).
 
     Raises:
         TypeError: an argument is not a pair of a tensor and a codec, or the codec does not take the tensor.
@@ -101,8 +109,25 @@ def save_for_backward(
                 _require_randomness(codec)
             compressed = codec.compress(tensor.detach(), seed=seed, stream=_stream(number, tensor, seed, stream))
             plan.append(_place(ctx, tensor, compressed, flat))
+    if operator is not None and is_heard(ctx):
+        name = operator or type(ctx).__name__.removesuffix("Backward")
+        announce(*_announced(name, [tensor for tensor, _ in pairs], plan, flat))
     ctx.save_for_backward(*flat)
     ctx._actcore_saved = tuple(plan)
+
+
+def _announced(
+    operator: str, tensors: list[Tensor | None], plan: list[int | _Stored | None], flat: list[Tensor]
+) -> Iterator[Stored]:
+    for number, (tensor, entry) in enumerate(zip(tensors, plan, strict=True)):
+        if tensor is None or entry is None:
+            continue
+        role = "other" if number and tensor.requires_grad else "internal" if number else "input"
+        if isinstance(entry, int):
+            yield Stored(tensor, operator, role, parts=(tensor,))
+        else:
+            end = max(entry.end, entry.anchor + 1)
+            yield Stored(tensor, operator, role, entry.codec, tuple(flat[entry.start : end]))
 
 
 def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:

@@ -20,6 +20,7 @@ from actcore.compressed import Compressed
 from actcore.kept import Kept
 from actcore.noise import Streams, shared_streams
 from actcore.saved_tensor import Policy, SavedTensor
+from actcore.stored import announce_held
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,15 @@ def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = Tru
         # A torch function mode, such as one that watches a forward, has no business with what happens in here.
         with torch._C.DisableTorchFunction():
             if not _ours(tensor):
-                return Kept.of(tensor)
-            return _store(tensor, policy(SavedTensor.of(tensor)), seed, counter, chosen)
+                packed: Packed = Kept.of(tensor)
+            else:
+                packed = _store(tensor, policy(SavedTensor.of(tensor)), seed, counter, chosen)
+            stored = packed.compressed if isinstance(packed, _Shared) else packed
+            if isinstance(stored, Compressed):
+                announce_held(tensor, stored.codec, stored.nbytes)
+            else:
+                announce_held(tensor, None, 0)
+            return packed
 
     return uncompiled(pack), uncompiled(_unpack)
 

@@ -129,7 +129,7 @@ class Exchanges:
                 parts.append(f"a sketch of its input in {_count(summary.sketched, 'linear layer')}")
         if self.layers is not None:
             parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
-        return f"Exchanged: {', '.join(parts)}; what these keep stands as it is in both columns."
+        return f"Exchanged: {', '.join(parts)}."
 
     @property
     def _converts(self) -> bool:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from actcore.stored import announce_placed
+
 
 def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
     """``output``, in the memory of ``input`` if that is asked for."""
@@ -15,6 +17,8 @@ def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
         return output
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return input.copy_(output)
+    if output is not input:
+        announce_placed(output, input)
     result: Tensor = _Placed.apply(input, output)
     return result
 

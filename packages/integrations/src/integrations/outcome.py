@@ -11,6 +11,7 @@ from torch import nn
 
 from integrations.exchanges import Exchanges
 from integrations.report import NOTHING_LEFT, format_bytes
+from integrations.saved.compiled_regions import ROLE
 from integrations.saved.records import Record
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def judge(handle: Compression, session: Session) -> None:
     exchanges = Exchanges.of(handle.model)
     if exchanges is not None:
         exchanges.require_calls(handle.model)
-    # What was exchanged keeps less than the layers that it took the place of, which the records cannot tell.
-    why = "" if exchanges is not None else why_not_smaller(records)
+    # In compiled code the records do not tell what layers that were exchanged keep less.
+    compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
+    why = "" if compiled else why_not_smaller(records)
     if not why:
         _effective.add(handle.model)
     elif _may_pass(handle, session):

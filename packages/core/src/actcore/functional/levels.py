@@ -22,6 +22,7 @@ from actcore.functional.stepwise import check_function, check_guard, refusal_in,
 from actcore.fused import RoundToLevels
 from actcore.fused.callables import value_and_derivative, value_of
 from actcore.pointwise import PointwiseFunction, pointwise_function
+from actcore.stored import is_heard, name_of, stands_for
 
 
 def round_to_levels(
@@ -76,6 +77,7 @@ def round_to_levels(
     check_guard(guard)
     if derivative is not None and not callable(derivative):
         raise TypeError(f"derivative must be callable or None, got {derivative!r}")
+    name = function
     if isinstance(function, str):
         function, known = pointwise_function(function, parameters)
         derivative = derivative or known
@@ -98,6 +100,8 @@ def round_to_levels(
     if not torch.is_grad_enabled():
         return restored(value_of(function, ordered, parameters), order)
     draw = draw_for(x, seed)
+    if is_heard():
+        stands_for(ordered, x, name_of(name))
     try:
         output: Tensor = RoundToLevels.apply(
             ordered, function, list(parameters), derivative, table, bits, int64(seed or 0), int64(stream), draw, guard

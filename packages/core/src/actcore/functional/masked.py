@@ -14,6 +14,7 @@ from actcore.functional.arguments import (
     restored,
 )
 from actcore.fused import Dropout, Relu
+from actcore.stored import stands_for
 
 
 def relu(x: Tensor) -> Tensor:
@@ -26,6 +27,7 @@ def relu(x: Tensor) -> Tensor:
     """
     check_float(x)
     ordered, order = in_memory_order(x)
+    stands_for(ordered, x, "relu")
     output: Tensor = Relu.apply(ordered)[0]
     return restored(output, order)
 
@@ -60,5 +62,6 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
         return x
     draw = draw_for(x, seed)
     ordered, order = in_memory_order(x)
+    stands_for(ordered, x, "dropout")
     output: Tensor = Dropout.apply(ordered, float(p), int64(seed or 0), int64(stream), draw)[0]
     return restored(output, order)

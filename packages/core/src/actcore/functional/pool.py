@@ -10,6 +10,7 @@ from torch import Tensor
 from actcore.functional.arguments import check_float
 from actcore.fused import MaxPool
 from actcore.pooling import pooled_size
+from actcore.stored import stands_for
 
 _Sizes = int | Sequence[int]
 
@@ -101,7 +102,9 @@ def _max_pool(
                 f"kernel_size {kernel} with dilation {steps} does not fit into the shape {tuple(x.shape)} with padding "
                 f"{pads}; pad the input or take a smaller kernel"
             )
-    output: Tensor = MaxPool.apply(x.contiguous(), kernel, strides, pads, steps, bool(ceil_mode))[0]
+    ordered = x.contiguous()
+    stands_for(ordered, x, f"max_pool{dims}d")
+    output: Tensor = MaxPool.apply(ordered, kernel, strides, pads, steps, bool(ceil_mode))[0]
     if x.is_contiguous():
         return output
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):

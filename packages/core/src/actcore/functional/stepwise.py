@@ -13,6 +13,7 @@ from actcore.functional.layouts import AsLaidOut, lies_apart
 from actcore.fused import Stepwise
 from actcore.fused.guards import GUARDS
 from actcore.pointwise import PIECEWISE_LINEAR, PointwiseFunction, pointwise_function
+from actcore.stored import is_heard, name_of, stands_for
 
 
 def stepwise(
@@ -90,6 +91,8 @@ def stepwise(
     if function == "softplus" and len(parameters) not in (0, 2):
         raise ValueError(f"parameters of softplus must be 2 numbers, or none for its defaults, got {len(parameters)}")
     ordered, order = in_memory_order(x)
+    if is_heard():
+        stands_for(ordered, x, name_of(function))
     # A piecewise linear function's values are the same in any layout, or zeros of the other sign.
     if lies_apart(x) and function not in PIECEWISE_LINEAR:
         at = pointwise_function(function, parameters)[0] if isinstance(function, str) else function

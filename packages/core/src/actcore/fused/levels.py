@@ -13,6 +13,7 @@ from actcore.fused.callables import value_and_derivative
 from actcore.fused.functions import FusedFunction
 from actcore.fused.stepwise import refuse_curvature, stepped
 from actcore.pointwise import PointwiseFunction
+from actcore.stored import announce_pointwise, name_of
 
 _ops = torch.ops.actcore
 
@@ -41,6 +42,8 @@ class RoundToLevels(FusedFunction):
         ctx.bits, ctx.guarded = inputs[5], inputs[9] != "none"
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
+        codec = f"{inputs[5]}-bit levels at random"
+        announce_pointwise(ctx, inputs[0], output[0], name_of(inputs[1]), codec, (output[1], inputs[4]))
         ctx.save_for_backward(output[1], inputs[4])
 
     @staticmethod

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actcore.fused.announced import announce_dropout
 from actcore.fused.batches import first, map_backward, map_forward
 from actcore.fused.functions import FusedFunction
+from actcore.stored import announce_pointwise
 
 _ops = torch.ops.actcore
 
@@ -69,6 +71,7 @@ class Relu(FusedFunction):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
+        announce_pointwise(ctx, inputs[0], output[0], "relu", "signs of 1 bit", output[1:])
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -100,6 +103,7 @@ class Dropout(FusedFunction):
         ctx.scale = dropout_scale(inputs[1])
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
+        announce_dropout(ctx, inputs[0], inputs[1], output[1])
         ctx.save_for_backward(output[1])
 
     @staticmethod

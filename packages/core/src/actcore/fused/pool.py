@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actcore.fused.announced import announce_max_pool
 from actcore.fused.batches import first, map_backward, map_forward
 from actcore.fused.functions import FusedFunction
 from actcore.pooling import pooled_shape
@@ -68,6 +69,7 @@ class MaxPool(FusedFunction):
         ctx.input_shape, ctx.options = list(inputs[0].shape), inputs[1:]
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
+        announce_max_pool(ctx, inputs[0], inputs[1], *output)
         ctx.save_for_backward(output[1])
 
     @staticmethod

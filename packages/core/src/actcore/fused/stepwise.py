@@ -13,6 +13,7 @@ from actcore.fused.batches import first, map_backward, map_forward, require_shar
 from actcore.fused.callables import value_of
 from actcore.fused.functions import FusedFunction
 from actcore.pointwise import PIECEWISE_LINEAR, PointwiseFunction
+from actcore.stored import announce_pointwise, name_of
 
 _ops = torch.ops.actcore
 
@@ -119,6 +120,9 @@ class Stepwise(FusedFunction):
         ctx.bits, ctx.guarded, ctx.curved = inputs[5], inputs[7] != "none", inputs[1] not in PIECEWISE_LINEAR
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
+        announce_pointwise(
+            ctx, inputs[0], output[0], name_of(inputs[1]), f"{inputs[5]}-bit steps", (output[1], inputs[4])
+        )
         ctx.save_for_backward(output[1], inputs[4])
 
     @staticmethod

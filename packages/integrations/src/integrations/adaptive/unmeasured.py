@@ -18,17 +18,22 @@ _ROUNDED = "GroupAffine"  # what the name of such a codec begins with
 def judge_measurement(handle: Compression, probe: Probe, records: Sequence[Record]) -> None:
     """Notes what is in the way of a plan when a forward that was to be measured is over, and warns of it once."""
     handle.obstacle = "" if probe.sees else _why_not(records)
-    rounded = any(record.codec.startswith(_ROUNDED) for record in records)
+    rounded = any(map(_is_rounded, records))
     if handle.obstacle and rounded and handle.plan is None and not handle.in_trial:
         handle.warn_once("plan", f"{handle.name} makes no plan: {handle.obstacle}")
 
 
 def _why_not(records: Sequence[Record]) -> str:
-    places = [_place_of(record) for record in records if record.codec.startswith(_ROUNDED)]
+    places = [_place_of(record) for record in records if _is_rounded(record)]
     if not places:
         return "nothing is quantised, so there are no bits to plan"
     listed = " and ".join(sorted(set(places)))
     return f"all that is quantised is {listed}, where nothing can be measured, and has the level's fixed bits"
+
+
+def _is_rounded(record: Record) -> bool:
+    """Whether the session has rounded it, and no layer by itself."""
+    return record.codec.startswith(_ROUNDED) and record.parts is None
 
 
 def _place_of(record: Record) -> str:

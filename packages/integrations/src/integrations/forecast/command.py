@@ -50,6 +50,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
     )
+    exchanged = parser.add_argument_group("layers to exchange for others that keep less, as in compress_model")
+    exchanged.add_argument(
+        "--activations", type=_word_or_number, metavar="BITS", help="few-bit activations: fewbit (3 bits) or 1 to 8"
+    )
+    exchanged.add_argument(
+        "--linear", type=_word_or_number, metavar="RATIO", help="linear layers that keep a sketch: randomized, or 0.2"
+    )
+    exchanged.add_argument("--q-layers", metavar="LEVEL", help="Q-layers: q, or one of their levels such as L3")
     output = parser.add_argument_group("what to print and write")
     output.add_argument("--depth", type=int, default=1, help="print modules down to this depth; default: 1")
     output.add_argument("--all", action="store_true", help="print every tensor")
@@ -63,11 +71,12 @@ def run(options: argparse.Namespace) -> None:
         if not path.absolute().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
     subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
+    asked = {"activations": options.activations, "linear": options.linear, "layers": options.q_layers}
     try:
-        report = forecast(subject.model, subject.args, subject.kwargs, level=options.level, **chosen)
+        report = forecast(subject.model, subject.args, subject.kwargs, level=options.level, **asked, **chosen)
     except LooksAtElements:
         batch = 1 if options.pyg else options.batch  # a graph is one
-        report = scaled(lambda size: _subject(options, size, elements=True), batch, options.level, **chosen)
+        report = scaled(lambda size: _subject(options, size, elements=True), batch, options.level, asked, **chosen)
     report = dataclasses.replace(report, model=subject.name)
     _print(report, None if options.all else options.depth)
     if options.json:
@@ -101,6 +110,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
     return int(text)
+
+
+def _word_or_number(text: str) -> str | int | float:
+    """``"3"`` as 3, ``"0.2"`` as 0.2, a name as it is."""
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _pairs(texts: list[str], option: str) -> dict[str, Any]:

@@ -37,6 +37,9 @@ def forecast(
     kwargs: Mapping[str, Any] | None = None,
     *,
     level: str = "L1",
+    activations: str | int | Mapping[str, Any] | None = None,
+    linear: str | float | Mapping[str, Any] | None = None,
+    layers: str | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
     """The report that a compressed model would give of its next forward, which is not run.
@@ -55,6 +58,7 @@ def forecast(
         args: positional inputs, a tuple; or one input. Floating-point tensors may be on ``meta``, which has no memory.
         kwargs: inputs by name.
         level: as for ``compress_model``; of an adaptive one, every tensor has the bits that a plan gives on average.
+        activations, linear, layers: as for ``compress_model``; the copy is exchanged.
         **options: as for ``compress_model``.
 
     Raises:
@@ -67,7 +71,9 @@ def forecast(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     wanted = resolve_level(level, options)
-    fake = compress_model(_without_elements(model, mode), level, **{**options, **mean_bits(wanted)}).train()
+    given = {**options, **mean_bits(wanted)}
+    fake = _without_elements(model, mode)
+    compress_model(fake, level, activations=activations, linear=linear, layers=layers, **given).train()
     inputs = (tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {}))
     given, named = tree_map_only(Tensor, lambda tensor: _fake_input(tensor, mode), inputs)
     with torch.random.fork_rng([]), mode, _Indices(), torch.enable_grad():

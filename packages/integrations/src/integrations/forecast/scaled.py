@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,22 +16,29 @@ from integrations.levels import resolve_level
 from integrations.report import Report, Row
 
 _SMALL = 2
+_NUMBER = re.compile(r"\d+")
 
 
-def scaled(make: Callable[[int], Subject], batch: int, level: str, **options: Any) -> Report:
+def scaled(
+    make: Callable[[int], Subject], batch: int, level: str, exchanged: Mapping[str, Any] | None = None, **options: Any
+) -> Report:
     """The report for a batch, from real forwards of two and of four where it is larger.
 
     Args:
         make: the subject with a batch of a size, with elements.
         batch: the size that is asked for.
         level: as for ``forecast``; so are the options.
+        exchanged: ``activations``, ``linear`` and ``layers``, as for ``forecast``.
 
     Raises:
         RuntimeError: the two save different tensors, as where layers are dropped at random.
     """
+    asked = {**(exchanged or {})}
     if batch <= 2 * _SMALL:
-        return replace(_real(make(batch), level, options), note="Its forward looks at elements: a real one was run.")
-    small, large = (_real(make(size), level, options) for size in (_SMALL, 2 * _SMALL))
+        return replace(
+            _real(make(batch), level, asked, options), note="Its forward looks at elements: a real one was run."
+        )
+    small, large = (_real(make(size), level, asked, options) for size in (_SMALL, 2 * _SMALL))
     if list(map(_place, small.rows)) != list(map(_place, large.rows)):
         raise RuntimeError(
             "the forward looks at elements, and saves other tensors from one batch to the next, from which nothing "
@@ -46,11 +54,11 @@ def scaled(make: Callable[[int], Subject], batch: int, level: str, **options: An
     return replace(small, rows=rows, note=note)
 
 
-def _real(subject: Subject, level: str, options: dict[str, Any]) -> Report:
+def _real(subject: Subject, level: str, exchanged: dict[str, Any], options: dict[str, Any]) -> Report:
     wanted = resolve_level(level, options)
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)
-        model = compress_model(subject.model, level, **{**options, **mean_bits(wanted)}).train()
+        model = compress_model(subject.model, level, **exchanged, **{**options, **mean_bits(wanted)}).train()
         held = model(*subject.args, **subject.kwargs)  # until the report is made
         report = compression(model).report()
         del held
@@ -66,4 +74,13 @@ def _between(one: Row, other: Row, times: float) -> Row:
     shape = tuple(round(a + times * (b - a)) for a, b in zip(one.shape, other.shape, strict=True))
     original = round(one.original_bytes + times * (other.original_bytes - one.original_bytes))
     stored = round(one.stored_bytes + times * (other.stored_bytes - one.stored_bytes))
-    return replace(other, shape=shape, original_bytes=original, stored_bytes=stored)
+    codec = _codec_between(one.codec, other.codec, times)
+    return replace(other, shape=shape, codec=codec, original_bytes=original, stored_bytes=stored)
+
+
+def _codec_between(one: str, other: str, times: float) -> str:
+    """A codec in words, its numbers continued as bytes are: a sketch has more rows for a larger batch."""
+    numbers = iter(zip(map(int, _NUMBER.findall(one)), map(int, _NUMBER.findall(other)), strict=False))
+    if one == other or _NUMBER.sub("", one) != _NUMBER.sub("", other):
+        return other
+    return _NUMBER.sub(lambda found: str(round((pair := next(numbers))[0] + times * (pair[1] - pair[0]))), other)

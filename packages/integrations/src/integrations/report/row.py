@@ -16,8 +16,9 @@ class Row:
     Attributes:
         module: path of the module that saved it; empty for the model itself.
         operator: the call that saved it.
-        role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"compiled"`` where a
-            region of ``torch.compile`` saved it, and the operators are those that use it in backward.
+        role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``, or a dropout's
+            ``"mask"``; ``"compiled"`` where a region of ``torch.compile`` saved it, and the operators are those
+            that use it in backward.
         shape, dtype: of the tensor.
         codec: how it is stored; ``"kept"`` as it is, ``"copied"`` exactly, so that a larger storage can go, or
             ``"recomputed"``: nothing is stored.

@@ -22,6 +22,7 @@ class Record:
         original_bytes: what plain autograd would keep for it; 0 where an earlier record counts the same storage.
         stored_bytes: what is kept for it; 0 where it shares what an earlier record counts.
         host: whether that was taken to host memory from another device.
+        parts: of a tensor in whose place a layer stores others, what became of these; ``None`` for any other tensor.
     """
 
     saved: SavedTensor
@@ -31,6 +32,15 @@ class Record:
     original_bytes: int = 0
     stored_bytes: int = 0
     host: bool = False
+    parts: list[Record] | None = None
+
+    def settle(self) -> None:
+        """Adds up what became of the parts."""
+        parts = self.parts or []
+        self.stored_bytes = sum(part.stored_bytes for part in parts)
+        self.host = self.host or any(part.host for part in parts)
+        if parts and all(part.codec == RECOMPUTED for part in parts):
+            self.codec, self.why = RECOMPUTED, parts[0].why
 
 
 def kept_by(owner: str, saved: SavedTensor) -> Record:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from actcore import Codec, GroupAffine, Kept, SavedTensor, stream_of
+from actcore.stored import listening
 from integrations.levels import Level
 from integrations.saved import checkpoints
+from integrations.saved.announced import Announced, noted, settle
 from integrations.saved.calls import CallTracker
 from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.compiled import hooks_of
@@ -84,6 +86,7 @@ class Session:
         self._step, self._rank = step, rank
         self.storages = Storages()
         self._storing = Storing(level, self.storages)
+        self.announced = Announced(self)
         self.make_again: Callable[[Tensor, StoredLater], Packed | None] | None = None
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] = _in_sight
         self._occurrences: dict[Place, int] = {}
@@ -100,6 +103,7 @@ class Session:
         with ExitStack() as contexts:
             self._hook, unpack = contexts.enter_context(hooks_of(self, self._level))
             contexts.enter_context(self.tracker)
+            contexts.enter_context(listening(self.announced))
             try:
                 contexts.enter_context(OnStack(self._hook, unpack, self._what))
             except RuntimeError as error:
@@ -139,9 +143,13 @@ class Session:
 
     def _watch(self, tensors: Iterable[Tensor]) -> None:
         assert self._observer is not None
-        innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
         here = getattr(_innermost, "session", None) is self  # another session at the same level has the same hooks
-        self._observer.called(tensors, here and innermost is not None and innermost[0] is self._hook)
+        self._observer.called(tensors, here and self.is_innermost())
+
+    def is_innermost(self) -> bool:
+        """Whether autograd gives what it saves now to the hooks of this session's level."""
+        innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return innermost is not None and innermost[0] is self._hook
 
     # ---- packing ----
 
@@ -195,19 +203,21 @@ class Session:
         place = (module, operator, role)
         occurrence = self.occurrence(place)
         if storage is None:
-            self.records.append(self._record_of_compound(tensor, place, occurrence))
+            self.records.append(self.record_of_compound(tensor, place, occurrence))
             return Kept.of(tensor)
         recipe = self._recipes.of(tensor, place, occurrence)
         saved = recipe.saved
         if self._look is not None:
             self._look(saved, tensor)
         owner = self.owners.owner(tensor, storage, self.tracker.foreign, call)
+        due = None if obstacle or isinstance(call, Boundary) else self.announced.due(storage)
         if owner:
-            self.records.append(recipe.kept_by(owner))
+            noted(self.records, recipe.kept_by(owner), due)
             return Kept.of(tensor)
         decision, extent = recipe.decision, recipe.extent
-        record = Record(saved, "kept", obstacle or decision.why, "", self.storages.original_bytes(storage))
-        self.records.append(record)
+        original_bytes = 0 if due is not None and due.row is not None else self.storages.original_bytes(storage)
+        record = Record(saved, "kept", obstacle or decision.why, "", original_bytes)
+        record = noted(self.records, record, due)
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = self.stream(recipe.identity, saved)
@@ -216,10 +226,12 @@ class Session:
             handle = self.make_again(tensor, later)
             if handle is not None:
                 record.codec, record.why = RECOMPUTED, "made again for backward"
+                settle(due)
                 return handle
         if len(self.tracker.exposed) and storage in self.tracker.exposed:
             self.storages.forget(storage)
         packed, codec = self._storing.store(tensor, decision, extent, record, call, stream)
+        settle(due)
         self._tell(saved, tensor, codec, packed)
         return packed
 
@@ -238,7 +250,7 @@ class Session:
         else:
             self._observer.stored(saved, tensor, codec, packed)
 
-    def _record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
+    def record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
         """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
         saved = _described(tensor, place, occurrence)
         storages = storages_of(tensor)

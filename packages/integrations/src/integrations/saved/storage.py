@@ -201,6 +201,10 @@ class Storages:
         known.counted = True
         return storage.nbytes()
 
+    def count_again(self, storage: torch.UntypedStorage) -> None:
+        """Lets ``original_bytes`` count a storage once more: what was counted is a copy."""
+        self._of(storage).counted = False
+
     def forget(self, storage: torch.UntypedStorage) -> None:
         """Shares nothing that was stored so far with what is saved of this storage from now on."""
         self._of(storage).regions.clear()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from actcore.stored import announce_pointwise, stands_for
 from integrations.fewbit.functional.options import constant
 
 _ops = torch.ops.actcore
@@ -30,6 +31,7 @@ def band(input: Tensor, function: str, parameters: tuple[float, ...] = ()) -> Te
     """
     low, high = _ends(function, parameters, input.dtype, input.device.type)
     ordered, order = actcore.in_memory_order(input)
+    stands_for(ordered, input, function)
     output: Tensor = _Band.apply(ordered, constant((low,), input), constant((high,), input), function, parameters)[0]
     return actcore.restored(output, order)
 
@@ -52,6 +54,7 @@ class _Band(Function):
         ctx.slope = _SIXTH if inputs[3] == "hardsigmoid" else 1.0
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
+        announce_pointwise(ctx, inputs[0], output[0], inputs[3], "mask of 1 bit", output[1:])
         ctx.save_for_backward(output[1])
 
     @staticmethod

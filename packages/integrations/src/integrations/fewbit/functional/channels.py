@@ -18,6 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from integrations.plain import has_elements
+
 
 def capacity(channels: int) -> int:
     """For how many channels their normalised input may be kept beside the output: 1/32 of them."""
@@ -60,6 +62,8 @@ def channels_to_keep(weight: Tensor | None, bias: Tensor | None, dtype: torch.dt
     room = capacity(weight.numel())
     if not looking_is_free(weight):
         return room
+    if not has_elements(weight):  # a forecast: mostly none are lost
+        return 0
     lost = _lost(weight, bias, dtype, loss_limit(dtype))
     return lost if lost <= room else None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from integrations.autocast import as_matmul
-from integrations.fewbit.functional.linear import keeps_input, require_one_source
+from integrations.fewbit.functional.linear import announce_input, announce_more, keeps_input, require_one_source
 from integrations.fewbit.sketches import drawn_key, sample_features, seeded_key
 
 
@@ -66,6 +66,7 @@ def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, nopairs: int,
         return F.linear(x, weight, bias)
     given, cast_weight, cast_bias = as_matmul(x, weight, bias)
     features = sample_features(key(), nopairs, given.shape[-1])
+    announce_input(given, "linear_crs", f"{nopairs} of {given.shape[-1]} features", features)
     # What is left out may be a NaN or an infinity, which the exact gradient would show. 0 for all finite numbers whose
     # sum is finite, in float32 at least.
     left_out = given.detach().sum(dtype=torch.promote_types(given.dtype, torch.float32)) * 0
@@ -81,7 +82,9 @@ class _SampledLinear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sample: Tensor, features: Tensor) -> Tensor:
         ctx.shape = weight.shape
-        ctx.save_for_backward(sample, weight if ctx.needs_input_grad[0] else None, features)
+        kept = weight if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(sample, kept, features)
+        announce_more(ctx, x, "linear_crs", kept)
         return F.linear(x, weight, bias)
 
     @staticmethod

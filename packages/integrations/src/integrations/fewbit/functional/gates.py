@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from actcore.stored import Absent, Stored, announce, is_heard
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional import piecewise, smooth
 from integrations.fewbit.functional.conditions import keeps_few_bits
@@ -22,6 +23,15 @@ _FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
     "gelu": smooth.gelu,
     "gelu_tanh": lambda x, **options: smooth.gelu(x, "tanh", **options),
     "relu": lambda x, **options: piecewise.relu(x),
+}
+
+
+_OPERATORS: Mapping[str, str] = {
+    "sigmoid": "glu",
+    "silu": "swiglu",
+    "gelu": "geglu",
+    "gelu_tanh": "geglu",
+    "relu": "reglu",
 }
 
 
@@ -121,6 +131,8 @@ class _Gate(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         gate, value, ctx.name = inputs
+        if is_heard(ctx):
+            announce(*_announced(gate, value, ctx.name))
         ctx.save_for_backward(gate, value)
 
     @staticmethod
@@ -133,6 +145,18 @@ class _Gate(Function):
         if ctx.needs_input_grad[1]:
             opened = gradient * FUNCTIONS[ctx.name].call(gate)
         return to_gate, opened, None
+
+
+def _announced(gate: Tensor, value: Tensor, name: str) -> Iterator[Stored]:
+    """torch keeps what it multiplies, and the gate where the activation's derivative asks for it."""
+    opened = Absent.like(gate)
+    operator = _OPERATORS[name]
+    if name in ("relu", "sigmoid"):  # theirs asks for the result
+        yield Stored(opened, operator, "internal", "made again of the gate", (gate,))
+    else:
+        yield Stored(gate, operator, "input", parts=(gate,))
+        yield Stored(opened, operator, "internal", "made again of the gate")
+    yield Stored(value, operator, "other", parts=(value,))
 
 
 def _backward(name: str, gradient: Tensor, gate: Tensor) -> Any:
@@ -164,7 +188,9 @@ class _Product(Function):
         a, b, bits = inputs
         codec = actcore.GroupAffine(bits=bits)
         needs_a, needs_b = ctx.needs_input_grad[:2]
-        actcore.save_for_backward(ctx, (a if needs_b else None, codec), (b if needs_a else None, codec))
+        actcore.save_for_backward(
+            ctx, (a if needs_b else None, codec), (b if needs_a else None, codec), operator="gated product"
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.overrides import handle_torch_function, has_torch_function
 
 import actcore
+from actcore.stored import Stored, announce, is_heard
 from integrations.autocast import as_matmul
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
@@ -110,11 +111,15 @@ def sketched_linear(
     matrix = given.reshape(-1, given.shape[-1])
     drawn, chosen = key(), None
     # With the history of the input, which a second derivative goes through.
+    told = f"sketch of {rows} rows" + (f" in {sketching.bits} bits" if sketching.bits else "")
     if sketching.matmul == "rows":
         chosen, weights = sample_tokens(matrix, drawn, rows)
-        dtype = torch.promote_types(matrix.dtype, torch.float32)
-        sketch = matrix.index_select(0, chosen).to(dtype) * weights.to(dtype)[:, None]
+        weights = weights.to(torch.promote_types(matrix.dtype, torch.float32))
+        # Autograd keeps these of the sketch's history already.
+        announce_input(given, "linear_randomized", told, chosen, weights)
+        sketch = matrix.index_select(0, chosen).to(weights.dtype) * weights[:, None]
     else:
+        announce_input(given, "linear_randomized", told, drawn)
         sketch = project(matrix, drawn, sketching.matmul, rows, sketching.block_size)
     return _with_sketch(given, cast_weight, cast_bias, sketch, drawn, chosen, sketching)
 
@@ -133,6 +138,20 @@ def _named(*arguments: Any) -> Tensor:
 
 
 _named.__name__ = "linear_randomized"
+
+
+def announce_input(x: Tensor, operator: str, codec: str, *parts: Tensor) -> None:
+    """Announces that a linear layer keeps something else in the place of its input."""
+    if is_heard():
+        announce(Stored(x, operator, "input", codec, parts))
+
+
+def announce_more(ctx: Any, x: Tensor, operator: str, weight: Tensor | None) -> None:
+    """Announces what a linear layer's Function saves in the place of its input: all but the weight."""
+    if is_heard(ctx):
+        parts = tuple(tensor for tensor in ctx.to_save if tensor is not None and tensor is not weight)
+        exact = () if weight is None else (Stored(weight, operator, "other", parts=(weight,)),)
+        announce(Stored(x, operator, "input", parts=parts, more=True), *exact)
 
 
 def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -177,13 +196,16 @@ class _SketchedLinear(Function):
         sketching: Sketching,
     ) -> Tensor:
         ctx.sketching, ctx.dtype = sketching, weight.dtype
+        kept = weight if ctx.needs_input_grad[0] else None
         actcore.save_for_backward(
             ctx,
             (sketch, storage(x.dtype, sketching.bits, key)),
-            (weight if ctx.needs_input_grad[0] else None, None),
+            (kept, None),
             (key if chosen is None else chosen, None),
             stream=0,  # the codec rounds by the sketch's key
+            operator=None,
         )
+        announce_more(ctx, x, "linear_randomized", kept)
         return F.linear(x, weight, bias)
 
     @staticmethod

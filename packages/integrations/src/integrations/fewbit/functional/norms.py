@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from actcore.stored import Stored, announce, is_heard
 from integrations.autocast import is_known
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform
+from integrations.norm_statistics import mean_of, rms_product
 from integrations.plain import PLAIN
 
 
@@ -155,6 +157,8 @@ class _SharedNorm(Function):
         ctx.kind, ctx.dims, ctx.dtype = kind, len(shape), x.dtype
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output, weight, bias, rstd, kept, channels)
+        if is_heard(ctx):
+            announce(*_announced(x, weight, bias, kind, rstd, mean, (output, kept, channels)))
         return output, rstd, kept, channels
 
     @staticmethod
@@ -179,6 +183,27 @@ class _SharedNorm(Function):
             to_bias.to(bias.dtype).view_as(bias) if needed[2] and to_bias is not None else None,
             *(None,) * 4,
         )
+
+
+def _announced(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    kind: str,
+    rstd: Tensor,
+    mean: Tensor | None,
+    parts: tuple[Tensor | None, ...],
+) -> Iterator[Stored]:
+    codec = "its output"
+    yield Stored(x, kind, "input", codec, tuple(part for part in parts if part is not None))
+    for affine in (weight, bias):
+        if affine is not None:
+            yield Stored(affine, kind, "other", parts=(affine,))
+    yield Stored(rstd, kind, "internal", parts=(rstd,))
+    if mean is not None:
+        yield Stored(mean_of(x, weight, mean.shape), kind, "internal", codec)
+    else:
+        yield from (Stored(product, kind, "internal", codec) for product in rms_product(x, weight))
 
 
 def normalize(

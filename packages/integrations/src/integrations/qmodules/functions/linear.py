@@ -51,7 +51,8 @@ class Embedding(Function):
     ) -> Tensor:
         output: Tensor = torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
         ctx.rows, ctx.options = weight.shape[0], (padding_idx, scale_grad_by_freq, sparse)
-        actcore.save_for_backward(ctx, (indices, actcore.Narrow(0, max(weight.shape[0] - 1, 0))))
+        narrow = actcore.Narrow(0, max(weight.shape[0] - 1, 0))
+        actcore.save_for_backward(ctx, (indices, narrow), operator="QEmbedding")
         return output
 
     @staticmethod

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from integrations.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
 from integrations.qmodules.functions.saving import Saving
 
 
@@ -80,6 +81,8 @@ class LayerNorm(Function):
     ) -> Tensor:
         ctx.normalized_shape, ctx.eps = normalized_shape, eps
         saving.save(ctx, x, weight, bias)
+        statistic = mean_of(x, weight, statistic_shape(x, len(normalized_shape)))
+        saving.announce(ctx, statistic, statistic)
         return F.layer_norm(x, normalized_shape, weight, bias, eps)
 
     @staticmethod
@@ -106,6 +109,8 @@ class GroupNorm(Function):
     ) -> Tensor:
         ctx.groups, ctx.eps = groups, eps
         saving.save(ctx, x, weight)
+        statistic = mean_of(x, weight, (x.shape[0], groups))
+        saving.announce(ctx, statistic, statistic)
         return F.group_norm(x, groups, weight, bias, eps)
 
     @staticmethod
@@ -153,6 +158,7 @@ class RMSNorm(Function):
         default = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
         ctx.dims, ctx.eps = len(normalized_shape), default if eps is None else eps
         saving.save(ctx, x, weight)
+        saving.announce(ctx, rms_of(x, ctx.dims), *rms_product(x, weight))
         return F.rms_norm(x, normalized_shape, weight, eps)
 
     @staticmethod

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from actcore.stored import Stored, announce, is_heard
+
 
 def pad(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     """``F.pad``. Under ``torch.compile`` it is torch's own: a gradient inside of a backward is not traced."""
@@ -25,6 +27,8 @@ class _Pad(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
         ctx.like, ctx.arguments = (x.shape, x.stride()), (padding, mode)
+        if is_heard(ctx) and mode in ("reflect", "replicate"):  # torch's keep their input
+            announce(Stored(x, "pad", "input", "shape"))
         return F.pad(x, padding, mode)
 
     @staticmethod

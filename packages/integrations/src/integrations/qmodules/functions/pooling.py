@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from actcore.stored import Stored, announce, is_heard
+
 
 class AveragePool(Function):
     """An average pool of torch and its backward, to which the input's values do not matter."""
@@ -23,6 +25,8 @@ class AveragePool(Function):
         backward_arguments: tuple[Any, ...],
     ) -> Tensor:
         ctx.like, ctx.call = (x.shape, x.stride()), (backward, backward_arguments)
+        if is_heard(ctx):
+            announce(Stored(x, getattr(pool, "__name__", "avg_pool").strip("_"), "input", "shape"))
         return pool(x, *arguments)
 
     @staticmethod

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import actcore
+from actcore.stored import Absent, Stored, announce, is_heard
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.sharing import once
 
@@ -22,19 +23,28 @@ class Saving:
         precision: the layer's, which made the choice.
         token: names the forward to ``precision.observe``.
         stream: of the forward's random rounding; ``None`` takes one of the process's counter.
+        layer: what a report calls the layer.
     """
 
     codec: actcore.Codec
     precision: LayerPrecision
     token: object = None
     stream: int | None = None
+    layer: str = ""
 
     def save(self, ctx: Any, x: Tensor | None, *exact: Tensor | None) -> None:
         """Saves ``x`` by the codec and the others as they are; once, in a Function's ``forward``."""
         ctx.saving = self
         pairs = [(tensor, None) for tensor in exact]
         codec = self.codec if x is None else once(self.codec, x)  # which holds x, so ctx must not
-        actcore.save_for_backward(ctx, (x, codec), *pairs, seed=self.precision.level.seed, stream=self.stream)
+        seed = self.precision.level.seed
+        actcore.save_for_backward(ctx, (x, codec), *pairs, seed=seed, stream=self.stream, operator=self.layer)
+
+    def announce(self, ctx: Any, *absent: Absent) -> None:
+        """Announces what torch's own layer keeps besides, and backward makes again here of what is stored."""
+        if is_heard(ctx):
+            codec = "made again of the input"
+            announce(*(Stored(tensor, self.layer, "internal", codec, more=True) for tensor in absent))
 
     def observe(self, gradient: Tensor) -> None:
         """Passes on the gradient of the layer's output."""

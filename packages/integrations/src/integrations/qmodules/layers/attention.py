@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import actcore
+from actcore.stored import called
 from integrations.autocast import as_matmul
 from integrations.qmodules.functions.linear import Linear
 from integrations.qmodules.layers.base import QLayer
@@ -76,7 +77,7 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
         mask = given.get(3, "attn_mask")
         if mask is not None and mask.requires_grad:  # its infinities would become NaN in a quantised form
             return function(*args, **kwargs)
-        with self._hooks(self._factor):
+        with self._hooks(self._factor), called("scaled_dot_product_attention"):
             output = recomputed(function, given)
         return function(*args, **kwargs) if output is None else output
 

@@ -109,13 +109,14 @@ class QLayer(nn.Module):
                 layer takes no part in the allocation of bits.
         """
         if weight is not None and not weight.requires_grad:
-            return Saving(actcore.Raw(), self.precision)
+            return Saving(actcore.Raw(), self.precision, layer=type(self).__name__)
         codec = self.precision.codec(x)
         if codec is None:
             return None
         if torch.compiler.is_compiling():  # a token and a stream would be constants of the first run
             return Saving(codec, self.precision)
-        return Saving(codec, self.precision, self.precision.token(), self.precision.stream())
+        precision, name = self.precision, type(self).__name__
+        return Saving(codec, precision, precision.token(), precision.stream(), name)
 
 
 def _transformed() -> bool:
