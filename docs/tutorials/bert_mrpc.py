@@ -27,6 +27,7 @@ would keep is told by `integrations.forecast`, without running it.
 import argparse
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -46,7 +47,7 @@ Pair = tuple[str, str, int]  # two sentences, and 1 if one is a paraphrase of th
 def main() -> None:
     """Trains twice from the same weights, and prints both runs."""
     parser = argparse.ArgumentParser(description="A BERT on MRPC, with compressed activations and without.")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--quick", action="store_true", help="three steps, and no download")
     options = parser.parse_args()
     steps = 3 if options.quick else options.steps
@@ -66,14 +67,12 @@ def main() -> None:
     report = compression(model).report()
 
     rich.print(report.table(depth=3))
-    results = [
-        f"loss {loss:.4f}, accuracy {accuracy(net, test):.1%}, {kept:,} bytes kept for backward, {time:.0f} s"
-        for net, loss, kept, time in (
-            (plain, plain_loss, before, plain_seconds),
-            (model, loss, report.stored_bytes, seconds),
-        )
-    ]
-    print(f"as it is:    {results[0]}\ncompressed:  {results[1]}")
+    for name, net, last, kept, spent in (
+        ("as it is:  ", plain, plain_loss, before, plain_seconds),
+        ("compressed:", model, loss, report.stored_bytes, seconds),
+    ):
+        right = accuracy(net, test)
+        print(f"{name}  loss {last:.4f}, accuracy {right:.1%}, {kept:,} bytes kept for backward, {spent:.0f} s")
 
 
 def new_model(tokenizer: transformers.PreTrainedTokenizerBase) -> nn.Module:
@@ -139,8 +138,8 @@ def load(quick: bool) -> tuple[list[Pair], list[Pair]]:
     if quick:
         print("Sentences of Python's manual stand in for MRPC, which is not downloaded for a quick run.")
         found = [" ".join(text.split()) for text in "".join(topics.values()).split(". ")][:251]
-        pairs = [(one, other, 0) for one, other in zip(found, found[1:], strict=False)]
-        pairs[::2] = [(one, " ".join(one.split()[::-1]), 1) for one, _, _ in pairs[::2]]
+        pairs = [(one, other, 0) for one, other in pairwise(found)]
+        pairs[::2] = [(one, " ".join(reversed(one.split())), 1) for one, _, _ in pairs[::2]]
         return pairs[:200], pairs[200:]
     import datasets
 

@@ -64,11 +64,11 @@ def main() -> None:
     report = compression(model).report()
 
     rich.print(report.table(depth=1))
-    for name, net, kept, time in (
+    for name, net, kept, spent in (
         ("as it is:  ", plain, before, plain_seconds),
         ("compressed:", model, report.stored_bytes, seconds),
     ):
-        print(f"{name}  accuracy {accuracy(net, test):.1%}, {kept:,} bytes kept for backward, {time:.0f} s")
+        print(f"{name}  accuracy {accuracy(net, test):.1%}, {kept:,} bytes kept for backward, {spent:.0f} s")
 
 
 def new_model() -> nn.Module:
