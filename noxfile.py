@@ -169,3 +169,9 @@ def bench_fewbit(session: nox.Session) -> None:
 def bench_checkpoint(session: nox.Session) -> None:
     """Measure planned recomputation. What follows `--` goes to `python -m bench checkpoint`."""
     run_python(session, "-m", "bench", "checkpoint", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_systems(session: nox.Session) -> None:
+    """Measure memory against time, every way to train. What follows `--` goes to `python -m bench systems`."""
+    run_python(session, "-m", "bench", "systems", *session.posargs)

@@ -144,7 +144,9 @@ def test_a_run_prints_writes_and_draws(corpus, recipe, monkeypatch, tmp_path, ca
     assert not partial_file(file).exists()
     found = records.load(file)
     assert isinstance(found, FewBitResults)
-    assert [(run.kind, run.seed, len(run.losses)) for run in found.runs] == [("exact", 0, 2), ("3 bits", 0, 2)]
+    assert [(run.kind, run.seed, len(run.losses)) for run in found.runs] == [
+        (kind, 0, 2) for kind in (*training.KINDS, training.CONTROL)
+    ]
     assert [times.name for times in found.times] == [*step_time.FUNCTIONS, *step_time.SKETCHES]
     assert {len(times.seconds) for times in found.times} == {step_time.QUICK_ROUNDS}
     assert found.recipe["steps"] == 4
@@ -166,13 +168,13 @@ def test_an_interrupted_run_goes_on(corpus, recipe, monkeypatch, tmp_path, capsy
 
     monkeypatch.setattr(training, "train", interrupted)
     assert cli.main(command) == 130
-    assert [run["seed"] for run in json.loads(partial_file(file).read_text())["runs"]] == [0, 0]
+    assert [run["seed"] for run in json.loads(partial_file(file).read_text())["runs"]] == [0, 0, 0]
     trained = []
     monkeypatch.setattr(training, "train", lambda *given: trained.append(given[:2]) or train(*given))
     assert cli.main(command) == 0
-    assert trained == [("exact", 1), ("3 bits", 1)]
+    assert trained == [*((kind, 1) for kind in training.KINDS), (training.CONTROL, 0)]
     assert "3 bits, seed 0: taken from" in capsys.readouterr().err
-    assert [run.seed for run in records.load(file).runs] == [0, 0, 1, 1]
+    assert [run.seed for run in records.load(file).runs] == [0, 0, 0, 1, 1, 1, 0]
 
 
 def test_what_a_part_lacks(monkeypatch, tmp_path, capsys):

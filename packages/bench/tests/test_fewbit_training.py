@@ -135,9 +135,9 @@ def test_finished_runs_are_taken_up(tmp_path):
     kept.add(BertRun("exact", 0, [5.0], 4.0, 1.0))
     assert Unfinished(file, recipe, MACHINE).find("exact", 0) == BertRun("exact", 0, [5.0], 4.0, 1.0)
     assert Unfinished(file, recipe, MACHINE).find("3 bits", 0) is None
-    # Runs of another recipe or commit are no pairs with what comes.
+    # Runs of another recipe or of other versions are no pairs with what comes.
     assert Unfinished(file, {"steps": 5.0}, MACHINE).find("exact", 0) is None
-    assert Unfinished(file, recipe, replace(MACHINE, commit="4567")).find("exact", 0) is None
+    assert Unfinished(file, recipe, replace(MACHINE, versions={"torch": "2.16.0"})).find("exact", 0) is None
     assert Unfinished(None, recipe, MACHINE).find("exact", 0) is None
     partial_file(file).write_text("{")
     with pytest.raises(BenchError, match="delete it to start anew"):

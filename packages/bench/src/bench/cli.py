@@ -13,17 +13,23 @@ import torch
 from bench import commands, gnn
 from bench.activations import measure as activations
 from bench.activations.cases import MODELS as ANY_MODELS
+from bench.arguments import add_chart, add_shared, positive, size, two
 from bench.checkpoint import measure as checkpointing
 from bench.checkpoint.architectures import ARCHITECTURES, QUICK
 from bench.data import DATASETS
 from bench.errors import BenchError
 from bench.fewbit import measure as fewbit
 from bench.fewbit import memory, sentences, step_time
+from bench.finish import FOLDER
 from bench.kernels import measure
 from bench.kernels.cases import FLOATS
 from bench.models import MODELS
 from bench.sensitivity import measure as sensitivity
-from bench.units import GIB, KIB, MIB, size_name
+from bench.systems import measure as systems
+from bench.systems.subjects import QUICK as QUICK_SUBJECTS
+from bench.systems.subjects import SUBJECTS
+from bench.systems.ways import WAYS
+from bench.units import size_name
 from bench.vision import images
 from bench.vision import measure as vision
 from integrations import LEVELS
@@ -73,16 +79,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder with planetoid/Cora/raw/...; default: ACTCORE_DATA, then torch-geometric's cache (PYG_HOME)",
     )
-    train.add_argument("--seeds", type=_positive, help=f"paired runs; default: {commands.SEEDS}")
-    train.add_argument("--epochs", type=_positive, help=f"of each run; default: {commands.EPOCHS}")
+    train.add_argument("--seeds", type=positive, help=f"paired runs; default: {commands.SEEDS}")
+    train.add_argument("--epochs", type=positive, help=f"of each run; default: {commands.EPOCHS}")
     train.add_argument(
         "--quick",
         action="store_true",
         help=f"{commands.QUICK_SEEDS} seed, {commands.QUICK_EPOCHS} epochs, no kernels: shows that it works, not how "
         "accurate it is",
     )
-    _add_shared(train, threads=torch.get_num_threads(), place=f"; default: {commands.FOLDER}/gnn-DEVICE.json")
-    _add_chart(train, place=f"; default: {commands.FOLDER}/gnn-DEVICE.png")
+    add_shared(train, threads=torch.get_num_threads(), place=f"; default: {FOLDER}/gnn-DEVICE.json")
+    add_chart(train, place=f"; default: {FOLDER}/gnn-DEVICE.png")
 
     time = parsers.add_parser("kernels", help="time codecs and operators beside copies, plain PyTorch and others")
     time.set_defaults(command=commands.run_kernels)
@@ -93,11 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     time.add_argument(
         "--size",
         action="append",
-        type=_size,
+        type=size,
         help="of the tensor, such as 4KiB or 256MiB, repeatable; default: "
         + "; ".join(f"{device}: {', '.join(map(size_name, sizes))}" for device, sizes in measure.SIZES.items()),
     )
-    time.add_argument("--rounds", type=_positive, help=f"that count, of each case; default: {measure.ROUNDS}")
+    time.add_argument("--rounds", type=positive, help=f"that count, of each case; default: {measure.ROUNDS}")
     time.add_argument(
         "--alone", action="store_true", help="without plain PyTorch and other libraries: only copies beside"
     )
@@ -106,24 +112,24 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"{' and '.join(map(size_name, measure.QUICK_SIZES))}, {measure.QUICK_ROUNDS} rounds: shows that it works",
     )
-    _add_shared(time, threads=gnn.KERNEL_THREADS)
-    _add_chart(time)
+    add_shared(time, threads=gnn.KERNEL_THREADS)
+    add_chart(time)
 
     know = parsers.add_parser("sensitivity", help="how well adaptive levels know which tensors matter")
     know.set_defaults(command=commands.run_sensitivity)
     know.add_argument("--model", action="append", choices=sensitivity.MODELS, help="repeatable; default: all")
     adaptive = [name for name, level in LEVELS.items() if level.adaptive and not level.offload]
     know.add_argument("--level", default="L2", choices=adaptive, help="default: %(default)s")
-    know.add_argument("--pairs", type=_positive, help=f"of seeds in the reference; default: {sensitivity.PAIRS}")
-    know.add_argument("--steps", type=_positive, help=f"of the gradient's error; default: {sensitivity.STEPS}")
-    know.add_argument("--threads", type=_positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    know.add_argument("--pairs", type=positive, help=f"of seeds in the reference; default: {sensitivity.PAIRS}")
+    know.add_argument("--steps", type=positive, help=f"of the gradient's error; default: {sensitivity.STEPS}")
+    know.add_argument("--threads", type=positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
     know.add_argument(
         "--quick",
         action="store_true",
         help=f"{sensitivity.QUICK_PAIRS} pairs, {sensitivity.QUICK_STEPS} steps: shows that it works",
     )
     know.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
-    _add_chart(know)
+    add_chart(know)
 
     any_model = parsers.add_parser("activations", help="bytes, gradients and time of models of any kind")
     any_model.set_defaults(command=commands.run_activations)
@@ -140,27 +146,28 @@ def _parser() -> argparse.ArgumentParser:
     any_model.add_argument(
         "--level", action="append", choices=compressing, help=f"repeatable; default: {', '.join(activations.LEVELS)}"
     )
-    any_model.add_argument("--steps", type=_positive, help=f"of the gradient's error; default: {activations.STEPS}")
-    any_model.add_argument("--rounds", type=_positive, help=f"of timed steps; default: {activations.ROUNDS}")
-    any_model.add_argument("--threads", type=_positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    any_model.add_argument("--steps", type=positive, help=f"of the gradient's error; default: {activations.STEPS}")
+    any_model.add_argument("--rounds", type=positive, help=f"of timed steps; default: {activations.ROUNDS}")
+    any_model.add_argument("--threads", type=positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
     any_model.add_argument(
         "--quick",
         action="store_true",
         help=f"{activations.QUICK_STEPS} steps, {activations.QUICK_ROUNDS} rounds: shows that it works",
     )
     any_model.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
-    _add_chart(any_model)
+    add_chart(any_model)
 
     _add_vision(parsers.add_parser("vision", help="Q-layers: bytes, accuracy, the gradient's variance and time"))
 
     _add_fewbit(parsers.add_parser("fewbit", help="few-bit activations and randomized linear layers"))
 
     _add_checkpoint(parsers.add_parser("checkpoint", help="planned recomputation: peaks, time and gradients"))
+    _add_systems(parsers.add_parser("systems", help="every way to train with less memory: peaks against time"))
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
-    _add_chart(show)
+    add_chart(show)
     return parser
 
 
@@ -175,11 +182,11 @@ def _add_vision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-root", type=Path, metavar="DIR", help=f"folder with {images.FILE}; default: ACTCORE_DATA"
     )
-    parser.add_argument("--seeds", type=_positive, help=f"of training, paired; default: {vision.SEEDS}")
-    parser.add_argument("--epochs", type=_positive, help=f"of each training run; default: {vision.EPOCHS}")
-    parser.add_argument("--repeats", type=_two, help=f"of a measured variance; default: {vision.REPEATS}")
-    parser.add_argument("--rounds", type=_positive, help=f"of timed steps; default: {vision.ROUNDS}")
-    parser.add_argument("--threads", type=_positive, default=torch.get_num_threads(), help="default: %(default)s")
+    parser.add_argument("--seeds", type=positive, help=f"of training, paired; default: {vision.SEEDS}")
+    parser.add_argument("--epochs", type=positive, help=f"of each training run; default: {vision.EPOCHS}")
+    parser.add_argument("--repeats", type=two, help=f"of a measured variance; default: {vision.REPEATS}")
+    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {vision.ROUNDS}")
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="default: %(default)s")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -187,7 +194,7 @@ def _add_vision(parser: argparse.ArgumentParser) -> None:
         f"{vision.QUICK_ROUNDS} rounds: shows that it works",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
-    _add_chart(parser)
+    add_chart(parser)
 
 
 def _add_fewbit(parser: argparse.ArgumentParser) -> None:
@@ -202,17 +209,17 @@ def _add_fewbit(parser: argparse.ArgumentParser) -> None:
         "--data-root", type=Path, metavar="DIR", help=f"folder with {sentences.FOLDER}/ in it; default: ACTCORE_DATA"
     )
     batches = ", ".join(f"{batch} on {device}" for device, batch in memory.BATCHES.items())
-    parser.add_argument("--batch", type=_positive, help=f"of the part memory; default: {batches}")
-    parser.add_argument("--seeds", type=_positive, help=f"of training, paired; default: {fewbit.SEEDS}")
-    parser.add_argument("--rounds", type=_positive, help=f"that count, of what is timed; default: {step_time.ROUNDS}")
+    parser.add_argument("--batch", type=positive, help=f"of the part memory; default: {batches}")
+    parser.add_argument("--seeds", type=positive, help=f"of training, paired; default: {fewbit.SEEDS}")
+    parser.add_argument("--rounds", type=positive, help=f"that count, of what is timed; default: {step_time.ROUNDS}")
     parser.add_argument(
         "--quick",
         action="store_true",
         help=f"small networks, {fewbit.QUICK_SEEDS} seed, {fewbit.QUICK_STEPS} steps, {step_time.QUICK_ROUNDS} rounds: "
         "shows that it works",
     )
-    _add_shared(parser, threads=torch.get_num_threads(), place="; finished runs of training are kept beside it")
-    _add_chart(parser)
+    add_shared(parser, threads=torch.get_num_threads(), place="; finished runs of training are kept beside it")
+    add_chart(parser)
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -230,11 +237,11 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         choices=ARCHITECTURES,
         help="repeatable; default: all; those whose library is not installed are left out",
     )
-    parser.add_argument("--batch", type=_positive, help="of the parts plan and memory; default: by model")
-    parser.add_argument("--size", type=_positive, help="of the parts plan and memory; default: by model")
+    parser.add_argument("--batch", type=positive, help="of the parts plan and memory; default: by model")
+    parser.add_argument("--size", type=positive, help="of the parts plan and memory; default: by model")
     parser.add_argument(
         "--memory-limit",
-        type=_size,
+        type=size,
         default=checkpointing.MEMORY_LIMIT,
         help="that a step may take; batches that need more are halved; default: "
         f"{size_name(checkpointing.MEMORY_LIMIT).replace(' ', '')}",
@@ -246,7 +253,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"of the part compile, which takes minutes, repeatable; default: {', '.join(checkpointing.COMPILED)}",
     )
-    parser.add_argument("--rounds", type=_positive, help=f"of timed steps; default: {checkpointing.ROUNDS}")
+    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {checkpointing.ROUNDS}")
     parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and gradients; default: %(default)s")
     parser.add_argument(
         "--quick",
@@ -254,41 +261,27 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(QUICK)}, {checkpointing.QUICK_ROUNDS} rounds, all parts at small sizes, none compiled: shows "
         "that it works",
     )
-    _add_shared(parser, threads=torch.get_num_threads(), place=", one by one; what the file has is not measured again")
-    _add_chart(parser)
+    add_shared(parser, threads=torch.get_num_threads(), place=", one by one; what the file has is not measured again")
+    add_chart(parser)
 
 
-def _add_shared(parser: argparse.ArgumentParser, threads: int, place: str = "") -> None:
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: %(default)s")
-    parser.add_argument("--threads", type=_positive, default=threads, help="of torch's operators; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write all raw values, machine and versions{place}")
-
-
-def _add_chart(parser: argparse.ArgumentParser, place: str = "") -> None:
+def _add_systems(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=commands.run_systems)
     parser.add_argument(
-        "--chart", type=Path, metavar="FILE", help=f"draw a chart, as PNG, SVG or PDF by its name{place}"
+        "--model",
+        action="append",
+        choices=SUBJECTS,
+        help="repeatable; default: all; those whose library is not installed are left out",
     )
-
-
-def _positive(text: str, least: int = 1) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text!r}")
-    return value
-
-
-def _two(text: str) -> int:
-    """How often something is measured whose variance is asked for."""
-    return _positive(text, least=2)
-
-
-def _size(text: str) -> int:
-    """Bytes of a tensor. A multiple of 4096 has whole groups in every dtype."""
-    for unit, name in ((KIB, "KiB"), (MIB, "MiB"), (GIB, "GiB")):
-        number = text.removesuffix(name)
-        if number != text and number.isdecimal() and int(number) * unit > 0 and int(number) * unit % (4 * KIB) == 0:
-            return int(number) * unit
-    raise argparse.ArgumentTypeError(f"must be a multiple of 4KiB such as 4KiB, 16MiB or 1GiB, got {text!r}")
+    parser.add_argument("--way", action="append", choices=WAYS, help="repeatable; default: all that need no compiler")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile, which takes minutes a model")
+    parser.add_argument("--no-time", action="store_true", help="peaks and gradients alone, for a machine that is busy")
+    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {systems.ROUNDS}")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: %(default)s")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{', '.join(QUICK_SUBJECTS)}, {systems.QUICK_ROUNDS} rounds: shows that it works, in 2 minutes",
+    )
+    add_shared(parser, threads=torch.get_num_threads(), place=", cell by cell; what the file has is not measured again")
+    add_chart(parser)

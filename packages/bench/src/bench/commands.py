@@ -4,48 +4,30 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 
 import torch
-from rich.console import RenderableType
 
-from bench import chart, gnn, records, table
+from bench import gnn, records
 from bench.activations import cases as activation_cases
-from bench.activations import chart as activation_chart
 from bench.activations import measure as activations
-from bench.activations import report as activation_report
-from bench.activations.results import ActivationResults
 from bench.checkpoint import architectures as checkpoint_models
-from bench.checkpoint import chart as checkpoint_chart
 from bench.checkpoint import measure as checkpointing
-from bench.checkpoint import report as checkpoint_report
-from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
-from bench.fewbit import chart as fewbit_chart
 from bench.fewbit import measure as fewbit
-from bench.fewbit import report as fewbit_report
 from bench.fewbit import step_time
-from bench.fewbit.results import FewBitResults
 from bench.fewbit.unfinished import partial_file
-from bench.kernels import chart as kernel_chart
+from bench.finish import default, finish, require_writable
 from bench.kernels import measure as kernels
-from bench.kernels import report as kernel_report
-from bench.kernels.results import KernelResults
 from bench.models import MODELS
-from bench.sensitivity import chart as sensitivity_chart
 from bench.sensitivity import measure as sensitivity
-from bench.sensitivity import report as sensitivity_report
-from bench.sensitivity.results import SensitivityResults
 from bench.style import require_drawable
 from bench.summary import REFERENCE
-from bench.vision import chart as vision_chart
+from bench.systems import measure as systems
+from bench.systems.subjects import QUICK as QUICK_SUBJECTS
+from bench.systems.subjects import SUBJECTS
+from bench.systems.ways import PLAIN, WAYS
 from bench.vision import measure as vision
-from bench.vision import report as vision_report
-from bench.vision.results import VisionResults
 
-FOLDER = Path("bench-results")  # of the current folder, for what is given no other place
 LEVELS = ("L1", "L1.1", "L1.2")
 SEEDS, EPOCHS = 3, 100
 QUICK_SEEDS, QUICK_EPOCHS = 1, 10
@@ -58,9 +40,9 @@ def run_gnn(options: Namespace) -> None:
         require_drawable(options.chart)
         if levels == [REFERENCE]:
             raise BenchError("a chart compares levels with full precision; name another level, such as --level L1")
-    json = options.json or _default(f"gnn-{options.device}.json")
-    picture = options.chart or (None if levels == [REFERENCE] else _default(f"gnn-{options.device}.png"))
-    _require_writable(json, picture)
+    json = options.json or default(f"gnn-{options.device}.json")
+    picture = options.chart or (None if levels == [REFERENCE] else default(f"gnn-{options.device}.png"))
+    require_writable(json, picture)
     results = gnn.run(
         gnn.Options(
             models=list(dict.fromkeys(options.model or MODELS)),
@@ -74,13 +56,13 @@ def run_gnn(options: Namespace) -> None:
             with_kernels=not options.quick,
         )
     )
-    _finish(results, json, picture)
+    finish(results, json, picture)
     print(f"written: {json}{f' and {picture}' if picture else ''}", file=sys.stderr)
 
 
 def run_kernels(options: Namespace) -> None:
     """``python -m bench kernels``."""
-    _require_writable(options.json, options.chart)
+    require_writable(options.json, options.chart)
     sizes = options.size or (kernels.QUICK_SIZES if options.quick else kernels.SIZES[options.device])
     results = kernels.run(
         kernels.Options(
@@ -94,12 +76,12 @@ def run_kernels(options: Namespace) -> None:
             with_others=not options.alone,
         )
     )
-    _finish(results, options.json, options.chart)
+    finish(results, options.json, options.chart)
 
 
 def run_sensitivity(options: Namespace) -> None:
     """``python -m bench sensitivity``."""
-    _require_writable(options.json, options.chart)
+    require_writable(options.json, options.chart)
     results = sensitivity.run(
         sensitivity.Options(
             models=list(dict.fromkeys(options.model or sensitivity.MODELS)),
@@ -109,7 +91,7 @@ def run_sensitivity(options: Namespace) -> None:
             threads=options.threads,
         )
     )
-    _finish(results, options.json, options.chart)
+    finish(results, options.json, options.chart)
 
 
 def run_activations(options: Namespace) -> None:
@@ -117,7 +99,7 @@ def run_activations(options: Namespace) -> None:
     parts = list(dict.fromkeys(options.part or activations.PARTS))
     if options.chart is not None and "models" not in parts:
         raise BenchError("a chart shows the part models; add --part models, or leave --chart out")
-    _require_writable(options.json, options.chart)
+    require_writable(options.json, options.chart)
     results = activations.run(
         activations.Options(
             models=list(dict.fromkeys(options.model or activation_cases.MODELS)),
@@ -128,7 +110,7 @@ def run_activations(options: Namespace) -> None:
             parts=parts,
         )
     )
-    _finish(results, options.json, options.chart)
+    finish(results, options.json, options.chart)
 
 
 def run_vision(options: Namespace) -> None:
@@ -136,7 +118,7 @@ def run_vision(options: Namespace) -> None:
     parts = list(dict.fromkeys(options.part or vision.PARTS))
     if options.chart is not None and "variance" not in parts:
         raise BenchError("a chart shows the part variance; add --part variance, or leave --chart out")
-    _require_writable(options.json, options.chart)
+    require_writable(options.json, options.chart)
     results = vision.run(
         vision.Options(
             parts=parts,
@@ -149,13 +131,13 @@ def run_vision(options: Namespace) -> None:
             threads=options.threads,
         )
     )
-    _finish(results, options.json, options.chart)
+    finish(results, options.json, options.chart)
 
 
 def run_fewbit(options: Namespace) -> None:
     """``python -m bench fewbit``."""
     parts = list(dict.fromkeys(options.part or fewbit.PARTS))
-    _require_writable(options.json, options.chart)
+    require_writable(options.json, options.chart)
     results = fewbit.run(
         fewbit.Options(
             parts=parts,
@@ -170,14 +152,14 @@ def run_fewbit(options: Namespace) -> None:
             json=options.json,
         )
     )
-    _finish(results, options.json, options.chart)
+    finish(results, options.json, options.chart)
     if options.json is not None:
         partial_file(options.json).unlink(missing_ok=True)
 
 
 def run_checkpoint(options: Namespace) -> None:
     """``python -m bench checkpoint``. The file is written from the first result on, and taken up if it is there."""
-    _require_writable(options.json, options.chart)
+    require_writable(options.json, options.chart)
     models = options.model or (checkpoint_models.QUICK if options.quick else checkpoint_models.ARCHITECTURES)
     parts = options.part or [part for part in checkpointing.PARTS if part != "compile" or not options.quick]
     results = checkpointing.run(
@@ -196,52 +178,28 @@ def run_checkpoint(options: Namespace) -> None:
             json=options.json,
         )
     )
-    _finish(results, options.json, options.chart)
+    finish(results, options.json, options.chart)
+
+
+def run_systems(options: Namespace) -> None:
+    """``python -m bench systems``. The file is written from the first cell on, and taken up if it is there."""
+    require_writable(options.json, options.chart)
+    ways = options.way or [name for name, way in WAYS.items() if options.compile or not way.slow]
+    results = systems.run(
+        systems.Options(
+            subjects=list(dict.fromkeys(options.model or (QUICK_SUBJECTS if options.quick else SUBJECTS))),
+            ways=list(dict.fromkeys([PLAIN, *ways])),
+            timed=not options.no_time,
+            rounds=options.rounds or (systems.QUICK_ROUNDS if options.quick else systems.ROUNDS),
+            device=torch.device(options.device),
+            threads=options.threads,
+            seed=options.seed,
+            json=options.json,
+        )
+    )
+    finish(results, options.json, options.chart)
 
 
 def show(options: Namespace) -> None:
     """``python -m bench show``."""
-    _finish(records.load(options.results), None, options.chart)
-
-
-def _finish(results: records.AnyResults, json: Path | None, picture: Path | None) -> None:
-    """Writes, prints and draws what was asked for."""
-    if json is not None:
-        records.save(results, json)
-    text: RenderableType
-    draw: Callable[[Path], None]
-    if isinstance(results, KernelResults):
-        text, draw = kernel_report.render(results), partial(kernel_chart.save_chart, results)
-    elif isinstance(results, SensitivityResults):
-        text, draw = sensitivity_report.render(results), partial(sensitivity_chart.save_chart, results)
-    elif isinstance(results, ActivationResults):
-        text, draw = activation_report.render(results), partial(activation_chart.save_chart, results)
-    elif isinstance(results, VisionResults):
-        text, draw = vision_report.render(results), partial(vision_chart.save_chart, results)
-    elif isinstance(results, FewBitResults):
-        text, draw = fewbit_report.render(results), partial(fewbit_chart.save_chart, results)
-    elif isinstance(results, CheckpointResults):
-        text, draw = checkpoint_report.render(results), partial(checkpoint_chart.save_chart, results)
-    else:
-        text, draw = table.render(results), partial(chart.save_chart, results)
-    table.console().print(text)
-    if picture is not None:
-        draw(picture)
-
-
-def _default(name: str) -> Path:
-    """Where a file goes that was given no place."""
-    try:
-        FOLDER.mkdir(exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"{FOLDER} cannot be made ({error.strerror}); use --json and --chart") from error
-    return FOLDER / name
-
-
-def _require_writable(json: Path | None, picture: Path | None) -> None:
-    """Before minutes of work, that their results can be written and drawn."""
-    for file in (json, picture):
-        if file is not None and not file.parent.is_dir():
-            raise BenchError(f"{file} cannot be written: there is no folder {file.parent}")
-    if picture is not None:
-        require_drawable(picture)
+    finish(records.load(options.results), None, options.chart)

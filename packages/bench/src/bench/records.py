@@ -16,10 +16,18 @@ from bench.fewbit.results import FewBitResults
 from bench.kernels.results import KernelResults
 from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
+from bench.systems.results import SystemResults
 from bench.vision.results import VisionResults
 
 AnyResults = (
-    Results | KernelResults | SensitivityResults | ActivationResults | VisionResults | FewBitResults | CheckpointResults
+    Results
+    | KernelResults
+    | SensitivityResults
+    | ActivationResults
+    | VisionResults
+    | FewBitResults
+    | CheckpointResults
+    | SystemResults
 )
 
 _FORMAT = 1
@@ -31,6 +39,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "vision": VisionResults,
     "fewbit": FewBitResults,
     "checkpoint": CheckpointResults,
+    "systems": SystemResults,
 }
 
 

@@ -98,6 +98,10 @@ class Compression:
             entered.owners.add_inputs(tensors_in((args, kwargs)))
             return forward(*args, **kwargs)
 
+    def take_backward_inside(self) -> None:
+        """What ``run`` calls is a whole step from now on: its backward may come in it, or after it."""
+        self._adapter.blocks = True
+
     def session_of_forward(
         self, args: tuple[Any, ...] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> RunningSession | None:

@@ -65,8 +65,10 @@ def _draw_memory(axes: Axes, results: FewBitResults) -> None:
 
 
 def _draw_training(axes: Axes, results: FewBitResults) -> None:
-    for kind, colour, width in zip(KINDS, (GREY, VERMILION), (4.5, 1.6), strict=True):
+    for kind, colour, width in zip(KINDS, (GREY, BLUE, VERMILION), (4.5, 2.8, 1.2), strict=True):
         curves = [run.losses for run in results.runs if run.kind == kind]
+        if not curves:
+            continue
         means = [fmean(values) for values in zip(*curves, strict=True)]
         axes.plot(
             [STRIDE * place for place in range(1, len(means) + 1)], means, color=colour, linewidth=width, label=kind

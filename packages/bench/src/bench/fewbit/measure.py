@@ -105,16 +105,16 @@ def _training(options: Options, results: FewBitResults, advance: Callable[[str],
     unfinished = Unfinished(options.json, recipe.numbers(), results.machine)
     runs: list[BertRun] = []
     earlier = 0.0  # seconds of runs that are taken up
-    for seed in range(options.seeds):
-        for kind in training.KINDS:
-            found = unfinished.find(kind, seed)
-            if found is None:
-                found = training.train(kind, seed, data, recipe, partial(advance, f"{kind}, seed {seed}"))
-                unfinished.add(found)
-            else:
-                print(f"{kind}, seed {seed}: taken from {unfinished.file}", file=sys.stderr)
-                earlier += found.seconds
-            runs.append(found)
+    for kind, seed in training.runs(options.seeds):
+        found = unfinished.find(kind, seed)
+        if found is None:
+            made = training.train(kind, seed, data, recipe, partial(advance, f"{kind}, seed {seed}"))
+            found = replace(made, commit=results.machine.commit)
+            unfinished.add(found)
+        else:
+            print(f"{kind}, seed {seed}: taken from {unfinished.file}", file=sys.stderr)
+            earlier += found.seconds
+        runs.append(found)
     entropy = training.held_out(data, recipe).entropy()
     seconds = results.seconds + earlier
     return replace(results, data=str(data), recipe=dict(recipe.numbers()), entropy=entropy, runs=runs, seconds=seconds)
@@ -137,7 +137,7 @@ def _steps(options: Options) -> int:
     """How often a run says that it is a step further."""
     steps = {
         "memory": len(WAYS),
-        "training": len(training.KINDS) * options.seeds * training.strides(options.recipe),
+        "training": len(training.runs(options.seeds)) * training.strides(options.recipe),
         "time": len(FUNCTIONS) + 1,
     }
     return sum(steps[part] for part in options.parts)

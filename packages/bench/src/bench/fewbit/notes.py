@@ -12,7 +12,7 @@ from bench.fewbit.measure import SEEDS
 from bench.fewbit.results import FewBitResults, Times
 from bench.fewbit.roberta import RATIO, WAYS, Shape
 from bench.fewbit.step_time import ELEMENTS, FEATURES
-from bench.fewbit.training import STRIDE
+from bench.fewbit.training import BITS, COMPRESSED, CONTROL, FEW_BITS, STRIDE
 
 SAVINGS: Mapping[str, float] = MappingProxyType(dict(zip(WAYS, (0.0, 0.138, 0.186, 0.327), strict=True)))
 """What FewBit's table has, of the peak."""
@@ -29,9 +29,10 @@ def judged_memory(results: FewBitResults) -> bool:
     return str(Shape()) in results.network
 
 
-def judged_training(results: FewBitResults) -> bool:
-    """Whether there are as many runs as were asked for."""
-    return results.held_out().seeds >= SEEDS
+def judged_training(results: FewBitResults, kind: str) -> bool:
+    """Whether there are as many runs as were asked for, of a kind that something was asked of; the control is judged
+    with one, and must miss it."""
+    return results.held_out(kind).seeds >= (1 if kind == CONTROL and results.held_out().seeds >= SEEDS else SEEDS)
 
 
 def learned(results: FewBitResults) -> float:
@@ -71,7 +72,8 @@ def _lines(results: FewBitResults) -> Iterator[str]:
             "training: runs of a seed share initial weights, order, masks and dropout. Losses in nats a word that was "
             f"to be guessed; training loss: the mean of the last {STRIDE} steps. The words held out have an entropy of "
             f"{results.entropy:.3f} nats, the least loss of whoever knows their frequencies alone; exact training is "
-            f"{learned(results):.2f} nats below it."
+            f"{learned(results):.2f} nats below it. {COMPRESSED}: compress_model(model, 'L1', activations={BITS}). "
+            f"{CONTROL}: all gradients set to zero, which shows that the comparison can fail."
         )
     if results.times:
         first = results.times[0]
@@ -95,7 +97,7 @@ def _targets(results: FewBitResults) -> Iterator[str]:
     if results.peaks and judged_memory(results):
         savings = ", ".join(f"{100 * part:.1f} %" for part in SAVINGS.values() if part)
         yield f"activation peak smaller by at least {savings}"
-    if results.runs and judged_training(results):
+    if results.runs and judged_training(results, FEW_BITS):
         yield f"mean loss within {LOSS:.0%} of the exact one's, which is at least {NATS:g} nat below the entropy"
     if any(judged_time(results, times) for times in results.times):
         yield f"{JUDGED} at most {TIME:.1f} times torch's"

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench.fewbit.notes import LOSS, NATS, SAVINGS, TIME, judged_memory, judged_time, judged_training, learned, notes
 from bench.fewbit.results import Comparison, FewBitResults
+from bench.fewbit.training import EXACT
 from bench.layout import columns, header
 from bench.marks import marked
 from bench.statistics import spread
@@ -61,18 +62,19 @@ def _memory(results: FewBitResults) -> Table:
 
 
 def _training(results: FewBitResults) -> Table:
-    table = columns("training", "seeds", "exact", "3 bits", "difference", "relative")
-    judged = judged_training(results)
-    for name, row in (("held-out loss", results.held_out()), ("training loss", results.training_loss())):
-        asked = judged and name == "held-out loss"
-        table.add_row(
-            name,
-            str(row.seeds),
-            marked(_mean(row.exact), learned(results) >= NATS if asked else None),
-            _mean(row.few_bits),
-            _interval(row),
-            marked(f"{row.ratio:.4f}", abs(row.ratio - 1) <= LOSS if asked else None),
-        )
+    table = columns("training", "seeds", "exact", "this", "difference", "relative")
+    kinds = {run.kind: None for run in results.runs if run.kind != EXACT}
+    for kind in kinds:
+        for name, row in (("held-out", results.held_out(kind)), ("training", results.training_loss(kind))):
+            judged = name == "held-out" and judged_training(results, kind)
+            table.add_row(
+                f"{kind}: {name} loss",
+                str(row.seeds),
+                marked(_mean(row.exact), learned(results) >= NATS if judged else None),
+                _mean(row.other),
+                _interval(row),
+                marked(f"{row.ratio:.4f}", abs(row.ratio - 1) <= LOSS if judged else None),
+            )
     return table
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from bench.fewbit.training import KINDS, BertRun
+from bench.fewbit.training import EXACT, FEW_BITS, BertRun
 from bench.machine import Machine
 from bench.statistics import Difference, paired_difference
 
@@ -64,23 +64,23 @@ class Times:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Few bits beside the exact GELU, over seeds.
+    """Runs of one kind beside the exact ones of the same seeds.
 
     Attributes:
         seeds: how many pairs.
-        exact, few_bits: losses, by seed.
-        difference: of the losses, few bits less exact.
+        exact, other: losses, by seed.
+        difference: of the losses, the others' less the exact ones'.
     """
 
     seeds: int
     exact: list[float]
-    few_bits: list[float]
+    other: list[float]
     difference: Difference
 
     @property
     def ratio(self) -> float:
         """The mean loss over the exact one's."""
-        return fmean(self.few_bits) / fmean(self.exact)
+        return fmean(self.other) / fmean(self.exact)
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,19 @@ class FewBitResults:
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
-    def held_out(self) -> Comparison:
+    def held_out(self, kind: str = FEW_BITS) -> Comparison:
         """The losses of the pairs that were not trained on."""
-        return self._compare(lambda run: run.held_out)
+        return self._compare(kind, lambda run: run.held_out)
 
-    def training_loss(self) -> Comparison:
+    def training_loss(self, kind: str = FEW_BITS) -> Comparison:
         """The training losses of the last steps."""
-        return self._compare(lambda run: run.losses[-1])
+        return self._compare(kind, lambda run: run.losses[-1])
 
-    def _compare(self, loss: Callable[[BertRun], float]) -> Comparison:
-        exact, few_bits = ([loss(run) for run in self.runs if run.kind == kind] for kind in KINDS)
-        return Comparison(len(exact), exact, few_bits, paired_difference(few_bits, exact))
+    def _compare(self, kind: str, loss: Callable[[BertRun], float]) -> Comparison:
+        others = {run.seed: loss(run) for run in self.runs if run.kind == kind}
+        exact = {run.seed: loss(run) for run in self.runs if run.kind == EXACT and run.seed in others}
+        other = [others[seed] for seed in exact]
+        return Comparison(len(exact), list(exact.values()), other, paired_difference(other, list(exact.values())))
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> FewBitResults:

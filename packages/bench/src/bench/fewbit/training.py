@@ -1,5 +1,7 @@
-"""Part ``training``: a small BERT with 3-bit GELU beside the exact one. Runs of a seed share initial weights, order of
-the pairs, masks and dropout."""
+"""Part ``training``: a small BERT with a 3-bit GELU, alone and at level L1, beside the exact one.
+
+Runs of a seed share initial weights, order of the pairs, masks and dropout.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,13 @@ from torch import Tensor, nn
 
 from bench.fewbit.bert import Masked, Recipe, losses, make
 from bench.fewbit.sentences import MARKS, Pairs, Sentences
-from integrations import fewbit
+from integrations import compress_model, fewbit
 
 BITS = 3
-KINDS = ("exact", f"{BITS} bits")
+EXACT, FEW_BITS, COMPRESSED = "exact", f"{BITS} bits", f"L1, {BITS} bits"
+KINDS = (EXACT, FEW_BITS, COMPRESSED)
+CONTROL = "no gradient"
+"""A run of the first seed whose gradients are set to zero: what a comparison must tell from all others."""
 STRIDE = 100  # steps whose mean loss is one of a run's numbers
 CLIPPED = 1.0  # norm of the gradient, at most
 BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.01
@@ -29,10 +34,11 @@ class BertRun:
     """What one run did.
 
     Attributes:
-        kind, seed: which run; kind is one of ``KINDS``.
+        kind, seed: which run; kind is one of ``KINDS``, or ``CONTROL``.
         losses: of training, in nats a word, the mean over each ``STRIDE`` steps.
         held_out: the loss of the pairs that were not trained on, after the last step.
         seconds: that it took.
+        commit: of the code that ran.
     """
 
     kind: str
@@ -40,6 +46,24 @@ class BertRun:
     losses: list[float] = field(default_factory=list)
     held_out: float = 0.0
     seconds: float = 0.0
+    commit: str = ""
+
+
+class Guesses(nn.Module):
+    """The network and its loss as one forward, so that compression sees all of it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, masked: Masked) -> Tensor:
+        """``Float32[Tensor, "holes"]``: see ``losses``."""
+        return losses(self.network, masked)
+
+
+def runs(seeds: int) -> list[tuple[str, int]]:
+    """Kind and seed of every run, in order."""
+    return [*((kind, seed) for seed in range(seeds) for kind in KINDS), (CONTROL, 0)]
 
 
 def held_out(sentences: Sentences, recipe: Recipe) -> Masked:
@@ -51,7 +75,7 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
     """Trains a BERT from scratch.
 
     Args:
-        kind: of ``KINDS``.
+        kind: of ``KINDS``, or ``CONTROL``.
         seed: of weights, order, masks and dropout.
         sentences: to train on, and to test on.
         recipe: of the network and the training.
@@ -61,9 +85,11 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
     run = BertRun(kind, seed)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        model = make(recipe, _frequencies(sentences.train, recipe))
-        if kind != "exact":
+        model = Guesses(make(recipe, _frequencies(sentences.train, recipe)))
+        if kind == FEW_BITS:
             fewbit.convert(model, bits=BITS)
+        elif kind == COMPRESSED:
+            compress_model(model, "L1", activations=BITS, seed=seed, strict=True)
         torch.manual_seed(seed)  # of dropout: converting may have drawn
         optimizer = torch.optim.AdamW(model.parameters(), recipe.rate, BETAS, weight_decay=WEIGHT_DECAY, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -73,8 +99,11 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
         recent: list[float] = []
         for step in range(1, recipe.steps + 1):
             optimizer.zero_grad()
-            loss = losses(model, next(batches)).mean()
+            loss = model(next(batches)).mean()
             loss.backward()
+            if kind == CONTROL:
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
             nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
             optimizer.step()
             schedule.step()
@@ -118,5 +147,5 @@ def _batches(pairs: Pairs, recipe: Recipe, generator: torch.Generator) -> Iterat
 @torch.no_grad()
 def _mean_loss(model: nn.Module, masked: Masked) -> float:
     model.eval()
-    found = [losses(model, masked[places]) for places in torch.arange(len(masked.holes)).split(64)]
+    found = [model(masked[places]) for places in torch.arange(len(masked.holes)).split(64)]
     return float(torch.cat(found).mean())

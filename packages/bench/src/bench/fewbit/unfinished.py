@@ -16,7 +16,8 @@ from bench.machine import Machine
 class Unfinished:
     """The finished runs of a training that has not ended.
 
-    They are taken up only by a training of the same recipe, versions, threads and commit: others would be no pairs.
+    They are taken up only by a training of the same recipe, versions and threads: others would be no pairs. Each run
+    says of which commit it is.
 
     Attributes:
         file: where they are; ``None``: nowhere.
@@ -36,7 +37,6 @@ class Unfinished:
         self._settings: dict[str, Any] = {
             "recipe": dict(recipe),
             "versions": machine.versions,
-            "commit": machine.commit,
             "threads": machine.threads,
         }
         if self.file is not None and self.file.is_file():

@@ -1,0 +1,93 @@
+"""The end of every command: results are written, printed and drawn; and what is checked for that before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import RenderableType
+
+from bench import chart, records, table
+from bench.activations import chart as activation_chart
+from bench.activations import report as activation_report
+from bench.activations.results import ActivationResults
+from bench.checkpoint import chart as checkpoint_chart
+from bench.checkpoint import report as checkpoint_report
+from bench.checkpoint.results import CheckpointResults
+from bench.errors import BenchError
+from bench.fewbit import chart as fewbit_chart
+from bench.fewbit import report as fewbit_report
+from bench.fewbit.results import FewBitResults
+from bench.kernels import chart as kernel_chart
+from bench.kernels import report as kernel_report
+from bench.kernels.results import KernelResults
+from bench.results import Results
+from bench.sensitivity import chart as sensitivity_chart
+from bench.sensitivity import report as sensitivity_report
+from bench.sensitivity.results import SensitivityResults
+from bench.style import require_drawable
+from bench.systems import chart as system_chart
+from bench.systems import report as system_report
+from bench.systems.results import SystemResults
+from bench.vision import chart as vision_chart
+from bench.vision import report as vision_report
+from bench.vision.results import VisionResults
+
+FOLDER = Path("bench-results")  # of the current folder, for what is given no other place
+
+_Shown = tuple[Callable[[Any], RenderableType], Callable[[Any, Path], None]]
+
+_SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
+    {
+        Results: (table.render, chart.save_chart),
+        KernelResults: (kernel_report.render, kernel_chart.save_chart),
+        SensitivityResults: (sensitivity_report.render, sensitivity_chart.save_chart),
+        ActivationResults: (activation_report.render, activation_chart.save_chart),
+        VisionResults: (vision_report.render, vision_chart.save_chart),
+        FewBitResults: (fewbit_report.render, fewbit_chart.save_chart),
+        CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
+        SystemResults: (system_report.render, system_chart.save_chart),
+    }
+)
+
+
+def finish(results: records.AnyResults, json: Path | None, picture: Path | None) -> None:
+    """Writes, prints and draws what was asked for.
+
+    Raises:
+        BenchError: a file cannot be written, or there is nothing to draw.
+    """
+    if json is not None:
+        records.save(results, json)
+    render, draw = _SHOWN[type(results)]
+    table.console().print(render(results))
+    if picture is not None:
+        draw(results, picture)
+
+
+def default(name: str) -> Path:
+    """Where a file goes that was given no place.
+
+    Raises:
+        BenchError: the folder cannot be made.
+    """
+    try:
+        FOLDER.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{FOLDER} cannot be made ({error.strerror}); use --json and --chart") from error
+    return FOLDER / name
+
+
+def require_writable(json: Path | None, picture: Path | None) -> None:
+    """Before minutes of work, that their results can be written and drawn.
+
+    Raises:
+        BenchError: they cannot.
+    """
+    for file in (json, picture):
+        if file is not None and not file.parent.is_dir():
+            raise BenchError(f"{file} cannot be written: there is no folder {file.parent}")
+    if picture is not None:
+        require_drawable(picture)

@@ -1,0 +1,74 @@
+"""Results of ``python -m bench systems`` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.layout import columns, header
+from bench.systems.results import Cell, SystemResults
+from bench.systems.ways import PLAIN, WAYS
+from bench.units import MIB
+
+_CLOSE = 0.02  # of the least peak or time: a difference that says nothing
+
+
+def render(results: SystemResults) -> RenderableType:
+    """Header, a table for each model, and who wins."""
+    top = header("Ways to train with less memory", results.machine, results.seconds)
+    tables = [_table(results, subject) for subject in results.subjects]
+    return Group(top, *tables, Text("\n".join(_notes(results)), style="dim"))
+
+
+def front(results: SystemResults, subject: str) -> list[Cell]:
+    """The cells of a model that no other beats in both memory and time, by falling peak."""
+    cells = [cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio]
+    best: list[Cell] = []
+    for cell in sorted(cells, key=lambda one: (one.ratio or 0.0, one.peak_bytes or 0)):
+        if not best or (cell.peak_bytes or 0) < (best[-1].peak_bytes or 0):
+            best.append(cell)
+    return best
+
+
+def _table(results: SystemResults, subject: str) -> Table:
+    cells = [cell for cell in results.cells if cell.subject == subject]
+    what = next((cell.what for cell in cells if cell.what), subject)
+    table = columns(what, "peak\nMiB", "\nof plain's, %", "step time\nover plain's", "gradient's\nerror", "")
+    plain = results.cell(subject, PLAIN)
+    winners = {cell.way for cell in front(results, subject)}
+    for cell in cells:
+        reason = (cell.failure and f"failed: {cell.failure}") or cell.does_not_apply
+        part = cell.peak_bytes / plain.peak_bytes if plain and plain.peak_bytes and cell.peak_bytes else None
+        table.add_row(
+            cell.way if WAYS[cell.way].ours or cell.way == PLAIN else f"{cell.way} *",
+            "" if cell.peak_bytes is None else f"{cell.peak_bytes / MIB:,.1f}",
+            "" if part is None else f"{100 * part:.0f}",
+            "" if cell.ratio is None else f"{cell.ratio:.2f}",
+            "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0",
+            Text(_short(reason), style="dim") if reason else "on the front" if cell.way in winners else "",
+        )
+    return table
+
+
+def _notes(results: SystemResults) -> Iterator[str]:
+    for reason in results.skipped:
+        yield f"Left out: {reason}."
+    yield (
+        "peak: the most during forward and backward, less what was there before and the gradients. step time: forward "
+        "and backward, in turn with plain ones. gradient's error: of the whole gradient, with the same dropout. * not "
+        "ours. on the front: none takes less of both memory and time."
+    )
+    for subject in results.subjects:
+        found = [cell for cell in front(results, subject) if cell.way != PLAIN]
+        if not found:
+            continue
+        least = found[-1]
+        whose = "ours" if WAYS[least.way].ours else "not ours"
+        yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

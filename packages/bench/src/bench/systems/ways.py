@@ -1,0 +1,123 @@
+"""The ways to train a model: what is called in the place of it, and in which surroundings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+import integrations
+from bench.networks import needs
+from bench.systems.subjects import Subject
+from integrations import checkpoint as planning
+
+Forward = Callable[..., object]
+Surroundings = Callable[[], AbstractContextManager[object]]
+
+
+class DoesNotApply(Exception):
+    """A way that a model has no use for; the message says why."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train.
+
+    Attributes:
+        ready: of a subject, whose model it may change: what to call in the model's place, and the surroundings of a
+            forward.
+        ours: whether it is this project's.
+        slow: whether it takes minutes to begin, as compilers do.
+    """
+
+    ready: Callable[[Subject], tuple[Forward, Surroundings]]
+    ours: bool = True
+    slow: bool = False
+
+
+def _plain(subject: Subject) -> tuple[Forward, Surroundings]:
+    return subject.model, nullcontext
+
+
+def _compressed(level: str, subject: Subject, **options: Any) -> tuple[Forward, Surroundings]:
+    try:
+        return integrations.compress_model(subject.model, level, **options), nullcontext
+    except ValueError as error:
+        raise DoesNotApply(str(error)) from error
+
+
+def _planned(budget: float | None, subject: Subject) -> tuple[Forward, Surroundings]:
+    given = subject.inputs
+    args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (given, None)
+    try:
+        plan = planning.plan(subject.model, args, budget=budget, kwargs=kwargs)
+    except ValueError as error:
+        raise DoesNotApply(str(error)) from error
+    return planning.apply(subject.model, plan), nullcontext
+
+
+def _each_block(wrap: Callable[[Forward], Forward], subject: Subject) -> tuple[Forward, Surroundings]:
+    if not subject.blocks:
+        raise DoesNotApply("the model has no blocks")
+    for block in subject.blocks:
+        block.forward = wrap(block.forward)
+    return subject.model, nullcontext
+
+
+def _by_torch(forward: Forward) -> Forward:
+    return partial(checkpoint, forward, use_reentrant=False)
+
+
+def _by_remat(forward: Forward) -> Forward:
+    wrapped: Forward = needs("torch_remat").checkpoint()(forward)
+    return wrapped
+
+
+def _on_cpu(subject: Subject) -> tuple[Forward, Surroundings]:
+    if not any(parameter.is_cuda for parameter in subject.model.parameters()):
+        raise DoesNotApply("the model is on the CPU already")
+    return subject.model, partial(save_on_cpu, pin_memory=True)
+
+
+def _compiled(budget: float, subject: Subject) -> tuple[Forward, Surroundings]:
+    torch._dynamo.reset()
+
+    @contextmanager
+    def budgeted() -> Iterator[None]:
+        with functorch_config.patch(activation_memory_budget=budget):
+            yield
+
+    return torch.compile(subject.model), budgeted
+
+
+PLAIN = "plain"
+
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        PLAIN: Way(_plain, ours=False),
+        "L1": Way(partial(_compressed, "L1")),
+        "L1.1": Way(partial(_compressed, "L1.1")),
+        "L2": Way(partial(_compressed, "L2")),
+        "few-bit activations": Way(partial(_compressed, "L0", activations="fewbit")),
+        # With a seed of its own, so that dropout draws what it draws in a plain step.
+        "randomized linear": Way(partial(_compressed, "L0", linear={"proj_dim_ratio": 0.2, "seed": 0})),
+        "Q-layers": Way(partial(_compressed, "L0", layers="q")),
+        "L1 + few-bit": Way(partial(_compressed, "L1", activations="fewbit")),
+        "checkpoint, least": Way(partial(_planned, None)),
+        "checkpoint, half": Way(partial(_planned, 0.5)),
+        "L1 + checkpoint": Way(partial(_compressed, "L1", checkpoint="optimal")),
+        "each block (torch)": Way(partial(_each_block, _by_torch), ours=False),
+        "each block (torch_remat)": Way(partial(_each_block, _by_remat), ours=False),
+        "save_on_cpu": Way(_on_cpu, ours=False),
+        "torch.compile, budget 0.5": Way(partial(_compiled, 0.5), ours=False, slow=True),
+    }
+)
+"""By name. Levels and options are those of ``compress_model``."""

@@ -1,0 +1,10 @@
+"""Compression for Lightning's Trainer.
+
+from integrations.lightning import CompressionCallback
+
+trainer = Trainer(callbacks=[CompressionCallback(level="L1")])
+"""
+
+from integrations.trainers.lightning import CompressionCallback
+
+__all__ = ["CompressionCallback"]

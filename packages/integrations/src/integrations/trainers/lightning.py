@@ -1,0 +1,176 @@
+"""``CompressionCallback`` for Lightning's Trainer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from integrations.compression import Compression
+from integrations.ecosystem import library
+from integrations.trainers.training import CompressedTraining, Reported
+
+lightning: Any = library("lightning.pytorch", "lightning")
+
+
+class CompressionCallback(lightning.Callback):
+    """Trains a LightningModule under compression.
+
+    ::
+
+        trainer = Trainer(max_epochs=3, callbacks=[CompressionCallback(level="L1")])
+        trainer.fit(module, loader)
+
+    Without ``module``, the whole of ``training_step`` is compressed, the loss included, whatever it calls; with it, the
+    calls of that submodule. It begins when fitting begins; a module that is compressed already keeps its handle.
+    Checkpoints hold what a resumed run needs to round as the one that was interrupted would have, which
+    ``trainer.fit(module, ckpt_path=...)`` takes over. When training ends, the loggers get ``compression_ratio``,
+    ``compression_original_bytes`` and ``compression_stored_bytes``, of the last forward, with ``/module`` behind them
+    where one was named.
+
+    Args:
+        level: one of ``integrations.LEVELS``.
+        module: the path of a submodule, such as ``"net"`` or ``"net.encoder"``.
+        report: where the report of the last forward goes when training ends: a path that ends in ``.json`` or
+            ``.html``; ``True`` prints it; ``None`` does neither.
+        restore: whether the module is restored then, and after an exception. One that was compressed before stays so.
+        resume: whether a checkpoint's state is taken over; ``False`` begins the rounding anew.
+        **arguments: the other arguments of ``compress_model``.
+
+    Attributes:
+        handle: of what is trained, or was trained last; ``None`` before.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the level or an option is unknown, or a value is out of range; or ``checkpoint`` comes without
+            ``module``. When fitting begins: there is no such submodule, it is compressed with other arguments, or the
+            checkpoint is of another level.
+    """
+
+    def __init__(
+        self,
+        level: str = "L1",
+        *,
+        module: str | None = None,
+        report: Reported = None,
+        restore: bool = True,
+        resume: bool = True,
+        **arguments: Any,
+    ) -> None:
+        if module is not None and not isinstance(module, str):
+            raise TypeError(f"module must be the path of a submodule, such as 'net', or None, got {module!r}")
+        if module == "":
+            raise ValueError("module must be the path of a submodule, such as 'net', got ''; None is all of it")
+        if module is None and arguments.get("checkpoint") is not None:
+            raise ValueError(
+                "checkpoint must be None where module is, because what backward makes again is planned for the call of "
+                "a module, and not for training_step; name the submodule that training_step calls, such as module='net'"
+            )
+        self.module = module
+        self._training = CompressedTraining(level, report, restore, resume, arguments)
+        self._resumed: dict[str, Any] | None = None  # the state in the checkpoint of the run that begins
+        self._fits = False  # whether the module is being trained
+
+    @property
+    def handle(self) -> Compression | None:
+        """Of what is trained, or was trained last; ``None`` before."""
+        return self._training.handle
+
+    @property
+    def state_key(self) -> str:
+        """Under which checkpoints have the state: one for each submodule."""
+        return str(self._generate_state_key(module=self.module))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The handle's state; empty before training."""
+        return self._training.state() or {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps what ``state_dict`` returned for the run that begins."""
+        self._resumed = state_dict
+        if self._fits:  # strategies that shard the model restore checkpoints later than others
+            assert self.handle is not None
+            self._training.begin(self.handle.model, state_dict)
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Forgets the checkpoint of a run before, such as one that was validated."""
+        self._resumed = None
+
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Compresses the module, and takes over the state of a checkpoint."""
+        handle = self._training.begin(self._submodule(pl_module), self._resumed)
+        if self.module is None:
+            CompressedStep.put(handle, pl_module)
+        self._fits = True
+
+    def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Reports."""
+        suffix = "" if self.module is None else f"/{self.module}"
+        numbers = {name + suffix: number for name, number in self._training.conclude(trainer.is_global_zero).items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step=trainer.global_step)
+
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Restores the module."""
+        self._end(pl_module)
+
+    def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
+        """Restores the module."""
+        self._end(pl_module)
+
+    def _end(self, pl_module: nn.Module) -> None:
+        if self._fits:
+            self._fits = False
+            self._training.end()
+            CompressedStep.take_out(pl_module)
+
+    def _submodule(self, pl_module: nn.Module) -> nn.Module:
+        """What is to be compressed."""
+        found: nn.Module = pl_module
+        try:
+            return found if self.module is None else found.get_submodule(self.module)
+        except AttributeError as error:
+            name, children = type(found).__name__, [name for name, _ in found.named_children()]
+            raise ValueError(
+                f"module must be the path of a submodule of {name}, got {self.module!r}; it has {', '.join(children)}"
+            ) from error
+
+
+class CompressedStep:
+    """Stands in a LightningModule's ``training_step``, which Lightning calls and not ``forward``: the original, under
+    compression.
+
+    Attributes:
+        handle: of the module.
+        step: the original.
+        replaced: whether the instance had a ``training_step`` of its own before.
+    """
+
+    def __init__(self, handle: Compression, step: Callable[..., Any], replaced: bool) -> None:
+        functools.update_wrapper(self, step, updated=())
+        self.handle, self.step, self.replaced = handle, step, replaced
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.handle.run(self.step, args, kwargs)
+
+    @classmethod
+    def put(cls, handle: Compression, module: nn.Module) -> None:
+        """Puts one in its place."""
+        own: dict[str, Any] = module.__dict__
+        step: Any = module.training_step
+        if not isinstance(own.get("training_step"), cls):
+            own["training_step"] = cls(handle, step, "training_step" in own)
+        own["training_step"].handle = handle
+        handle.take_backward_inside()
+
+    @classmethod
+    def take_out(cls, module: nn.Module) -> None:
+        """Puts the original back."""
+        own: dict[str, Any] = module.__dict__
+        stand_in = own.get("training_step")
+        if isinstance(stand_in, cls):
+            del own["training_step"]
+            if stand_in.replaced:
+                own["training_step"] = stand_in.step

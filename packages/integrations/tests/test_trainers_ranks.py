@@ -1,0 +1,45 @@
+"""transformers' Trainer, accelerate and Lightning under torchrun, with two gloo processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="torch was built without torch.distributed"
+)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks found, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    child = str(Path(__file__).with_name("trainers_child.py"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, child, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", ["transformers", "accelerate", "lightning", "lightning, net"])
+def test_two_processes_train_and_resume(ranks, case):
+    """Both have the same weights after each run; and a run that is resumed right after its step was measured, before
+    the ranks have agreed on a plan, ends with the weights of one without a break."""
+    if case not in ranks[0]:
+        pytest.skip(f"{case.split(',')[0]}, or what it needs, is not installed")
+    one, other = (rank[case] for rank in ranks)
+    assert one["weights"] == other["weights"]
+    assert [one["resumed"], other["resumed"]] == [True, True]
+    assert [one["plans"], other["plans"]] == [True, True]
+    assert one["steps"] == other["steps"] == [4, 4]
+    assert min(one["ratio"], other["ratio"]) > 1.5
