@@ -37,6 +37,11 @@ def environment(session: nox.Session) -> None:
     session.install("--verbose", "--no-build-isolation", "--no-deps", "./packages/core", silent=False)
     session.install("-e", "./packages/integrations", "-e", "./packages/bench")
     session.install(*GROUPS("test", "types", "docs", "wheel"))
+    # torchvision, which timm needs, fits one torch alone: pinned, pip looks for the torchvision of this torch, and does
+    # not exchange torch for that of the newest torchvision. With --no-install there is no answer, and nothing to pin.
+    ask = "import importlib.metadata as m; print(m.version('torch').partition('+')[0])"
+    if torch := session.run_install("python", "-c", ask, silent=True):
+        session.install(f"torch=={torch.strip()}", *GROUPS("models"))
 
 
 # Nox cannot share an environment between sessions, so these have none: `environment` runs first, and they use its.
