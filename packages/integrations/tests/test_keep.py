@@ -31,6 +31,7 @@ class Net(nn.Module):
 
 KEPT = {
     "one": ("parts.head", {"parts.head"}),
+    "all that is in it": ("parts.body", {"parts.body.0", "parts.body.1"}),
     # The last of body's layers saves what tanh does, which is stored once.
     "what is in it": (["parts.body*"], {"parts.body.0", "parts.body.1"}),
     "several": (("parts.head", "parts.body.?"), {"parts.body.0", "parts.body.1", "parts.head"}),
@@ -66,6 +67,12 @@ def test_with_everything_kept_the_gradient_is_exact():
     with pytest.warns(UserWarning, match="nothing is stored in fewer bytes"):
         found = gradients(model, X)
     assert all(torch.equal(plain[name], found[name]) for name in plain)
+
+
+def test_what_others_did_is_not_undone_here_but_the_error_says_where():
+    model = integrations.fewbit.convert(Net(), 3)
+    with pytest.raises(ValueError, match=r"integrations\.fewbit\.restore_model\(model\) undoes what was done"):
+        integrations.restore_model(model)
 
 
 def test_it_is_in_the_state_and_in_copies():

@@ -361,12 +361,12 @@ def test_the_command_exchanges_layers(monkeypatch, tmp_path, looks):
     report = Report.from_json(path.read_text())
     rows = {row.module: row for row in report.rows if not row.owner and row.role != "internal"}
     assert [(row.operator, row.codec) for row in rows.values()] == [
-        ("linear_randomized", "sketch of 32 rows"),
+        ("linear_randomized", "sketch of 32 rows in 4 bits"),
         ("few-bit gelu", "4-bit steps"),
-        ("linear_randomized", "sketch of 32 rows"),
+        ("linear_randomized", "sketch of 32 rows in 4 bits"),
         ("dropout", "mask of 1 bit"),
         ("QBatchNorm1d", rows["4"].codec),
-        ("linear_randomized", "sketch of 32 rows"),
+        ("linear_randomized", "sketch of 32 rows in 4 bits"),
     ]
     assert rows["1"].original_bytes == 64 * 64 * 4
     assert "1 activation in 4 bits" in report.exchanged

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from integrations import blocks, outcome
+from integrations import blocks, fewbit, outcome, qmodules
 from integrations.adaptive.surroundings import undo_after_trial
 from integrations.blocks import BlockCompression, entered, in_block
 from integrations.checkpoint.applied import CheckpointedForward
@@ -130,6 +130,9 @@ def restore_model(model: Model) -> Model:
         ValueError: the model is not compressed; or a layer that was exchanged was parametrized since. Nothing has
             changed then.
     """
+    _require_module(model)
+    if _HANDLE not in compiled_module(model).__dict__ and (others := _ways_back(compiled_module(model))):
+        raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
     handle = compression(model)
     inner = handle.model
     Exchanges.undo(inner)  # which may refuse: everything is as it was then
@@ -202,6 +205,20 @@ def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, 
     handle = kind(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle
+
+
+def _ways_back(model: nn.Module) -> str:
+    """The calls that undo what others than ``compress_model`` did to a model; empty where nobody did."""
+    found = [
+        call
+        for call, done in (
+            ("integrations.fewbit.restore_model(model)", fewbit.is_converted(model)),
+            ("integrations.qmodules.revert(model)", qmodules.is_converted(model)),
+            ("integrations.checkpoint.restore_model(model)", CheckpointedForward.of(model) is not None),
+        )
+        if done
+    ]
+    return " and ".join(found)
 
 
 def _require_module(model: nn.Module) -> None:

@@ -194,9 +194,10 @@ def _linear(given: Any) -> Mapping[str, Any] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
+        options = dict(given) if {"proj_dim", "proj_dim_ratio"} & given.keys() else {"proj_dim_ratio": RATIO, **given}
         with torch.device("meta"):
-            fewbit.RandomizedLinear(1, 1, **given)  # which refuses what is wrong
-        return dict(given)
+            fewbit.RandomizedLinear(1, 1, **options)  # which refuses what is wrong
+        return options
     if isinstance(given, str):
         if given != RANDOMIZED:
             raise ValueError(f"linear must be 'randomized', a ratio in (0, 1], or a mapping, got {given!r}")

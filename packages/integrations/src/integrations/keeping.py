@@ -1,5 +1,5 @@
-"""Modules in whose own forwards everything is kept exactly: those that ``keep`` names, and those that divide by what
-another operator has rounded."""
+"""Modules whose tensors are kept exactly: those that ``keep`` names, and those that divide by what another operator has
+rounded."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def require_paths(model: nn.Module, paths: Iterable[str]) -> None:
 
 
 def kept_modules(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
-    """The modules that paths fit, under whichever of its names."""
+    """The modules that paths fit, under whichever of their names, and all that is in them."""
     wanted = tuple(paths)
     named = model.named_modules(remove_duplicate=False)
     found = (module for name, module in named if any(fnmatchcase(name, path) for path in wanted))
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(inner for module in found for inner in module.modules()))
 
 
 def with_kept(level: Level, model: nn.Module) -> Level:

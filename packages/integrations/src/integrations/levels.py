@@ -39,8 +39,8 @@ class Level:
         group_size: elements that share two bounds, a positive multiple of 32.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
-        keep: modules in whose own forwards everything is kept exactly: paths as in ``named_modules``, with ``*`` and
-            ``?`` as in file names. ``"head"`` is the module alone, ``"head*"`` with what is in it.
+        keep: modules whose tensors are kept exactly, with all that is in them: paths as in ``named_modules``, with
+            ``*`` and ``?`` as in file names.
     """
 
     bits: int | None
@@ -116,6 +116,9 @@ give each tensor bits of its own, 4, 3 and 2 on average. L3 is L2 with the store
 with it there, and swap takes tensors there as they are."""
 
 
+_OTHERS = ("activations", "linear", "layers", "checkpoint", "strict")  # which are no fields of a level
+
+
 def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
     """The level of that name with some fields replaced.
 
@@ -130,5 +133,8 @@ def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
     valid = [field.name for field in fields(Level)]
     for option in options:
         if option not in valid:
-            raise ValueError(f"options of a level are {', '.join(valid)}, got {option!r}")
+            raise ValueError(
+                f"options of a level are {', '.join(valid)}, got {option!r}; compress_model takes {', '.join(_OTHERS)} "
+                "besides"
+            )
     return replace(LEVELS[name], **options)
