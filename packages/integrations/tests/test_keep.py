@@ -9,6 +9,7 @@ from torch import nn
 
 import integrations
 
+from .libraries import library_or_skip
 from .nets import gradients, normal
 
 X = normal(256, 64)
@@ -79,7 +80,7 @@ def test_wrong_paths(keep, kind):
 
 
 def test_linear_attention_of_timm():
-    models = pytest.importorskip("timm")
+    models = library_or_skip("timm")
     from integrations.timm import compress_model
 
     torch.manual_seed(0)
