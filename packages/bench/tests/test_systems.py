@@ -119,14 +119,17 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     assert cli.main(command) == 0
     assert asked == [(PLAIN, 7), ("L1", 7), ("L2", 7)]
     asked.clear()
+    assert cli.main([*command, "--rounds", "1"]) == 0
+    assert asked == [("L2", 1)]  # what failed is tried again; the others have as many rounds
+    asked.clear()
     assert cli.main([*command, "--rounds", "3"]) == 0
-    assert asked == [("L2", 3)]  # what failed is tried again
+    assert asked == [(PLAIN, 3), ("L1", 3), ("L2", 3)]  # they have one
     asked.clear()
     assert cli.main([*command[:-1], str(file), "--way", "L1.1", "--no-time"]) == 0
     assert ("L1.1", 0) in asked
     asked.clear()
-    assert cli.main([*command, "--way", "L1.1"]) == 0
-    assert ("L1.1", 7) not in asked  # it has been timed, as the stand-in for it says
+    assert cli.main([*command, "--way", "L1.1", "--rounds", "1"]) == 0
+    assert ("L1.1", 1) not in asked  # it has been timed, as the stand-in for it says
     capsys.readouterr()
     assert cli.main([*command, "--seed", "1"]) == 1
     assert "holds other results" in capsys.readouterr().err

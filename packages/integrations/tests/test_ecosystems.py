@@ -309,6 +309,21 @@ def test_a_lazy_layer_of_pyg_has_to_be_called_first():
     pyg().compress_model(model, linear=0.5)
 
 
+def test_layers_of_pyg_draw_their_weights_anew_as_before():
+    """Between folds, for instance: glorot, where torch's linear layers have another distribution."""
+    found = []
+    for linear in (None, 0.5):
+        model = pyg().compress_model(pyg_nn().GCN(32, 64, 2, 4), "L0", linear=linear)
+        torch.manual_seed(5)
+        model.reset_parameters()
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+        copied = copy.deepcopy(model)
+        torch.manual_seed(5)
+        copied.reset_parameters()
+        assert_same(found[-1], copied.state_dict())
+    assert_same(*found)
+
+
 def test_hetero_models():
     layers = pyg_nn()
     conv = {
@@ -368,3 +383,12 @@ def test_sparse_tensor():
     sparse = pytest.importorskip("torch_sparse", reason="SparseTensor needs torch-sparse")
     model = pyg().compress_model(pyg_nn().GCN(32, 64, 2, 4))
     gradients(model, NODES, sparse.SparseTensor.from_edge_index(EDGES, sparse_sizes=(200, 200)).t())
+
+
+def test_a_report_names_activations_that_a_library_writes_itself():
+    model = transformer("GPT2LMHeadModel", use_cache=False)
+    hf().compress_model(model, activations="fewbit")
+    language_gradients(model)
+    operators = {row.operator for row in integrations.compression(model).report().rows}
+    assert "few-bit NewGELUActivation" in operators
+    assert "few-bit forward" not in operators

@@ -124,8 +124,13 @@ def test_a_compiled_model_is_exchanged_inside():
 
 def test_at_a_level_that_is_off_only_the_exchanges_are_made():
     model = integrations.compress_model(net(), "L0", activations="fewbit")
-    gradients(model, X)
+    for _ in range(2):
+        gradients(model, X)
     assert type(model[2]) is fewbit.GELU
+    report = integrations.compression(model).report()  # of the first forward, which alone is looked at
+    assert "Exchanged: 3 activations in 3 bits" in report.caption
+    assert report.stored_bytes < report.original_bytes
+    assert integrations.compression(model).step == 1
     integrations.restore_model(model)
     assert type(model[2]) is nn.GELU
 
@@ -140,6 +145,8 @@ WRONG = {
     "linear, ratio": ({"linear": 0.0}, ValueError, "linear must be 'randomized' or a ratio in"),
     "linear, bool": ({"linear": True}, TypeError, "linear must be"),
     "linear, argument": ({"linear": {"proj_dim": 0}}, ValueError, "proj_dim"),
+    "linear, unknown": ({"linear": {"proj_dims": 3}}, TypeError, "proj_dims"),
+    "activations, value": ({"activations": {"bits": 99}}, ValueError, "bits"),
     "layers, name": ({"layers": "L9"}, ValueError, "layers must be 'q' or a level of the Q-layers, L0, L1"),
     "layers, number": ({"layers": 2}, TypeError, "layers must be 'q'"),
     "layers, argument": ({"layers": {"level": "L3", "colour": 1}}, ValueError, "colour"),
@@ -175,12 +182,49 @@ def test_an_option_that_applies_to_no_layer(layer, options, words):
     assert not fewbit.is_converted(model)
 
 
-def test_activations_that_are_not_there_are_told_by_the_first_forward():
-    model = integrations.compress_model(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sigmoid()), activations="fewbit")
-    with pytest.raises(ValueError, match=r"activations must be None for a Sequential: .*sigmoid.*restore_model"):
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_activations_that_are_not_there_are_told_by_the_first_forward(level):
+    words = r"came by none that has a few-bit form \(.*sigmoid.*\)"
+    model = integrations.compress_model(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sigmoid()), level, activations="fewbit")
+    with pytest.warns(UserWarning, match=words):
         model(X)
     integrations.restore_model(model)
-    model(X).sum().backward()
+    integrations.compress_model(model, level, activations="fewbit", strict=True)
+    with pytest.raises(RuntimeError, match=words):
+        model(X)
+
+
+def test_at_a_level_that_quantises_sketches_have_its_bits():
+    bits = {
+        level: integrations.compress_model(net(), level, linear=0.5)[6].sketching.bits for level in ("L0", "L1", "L1.1")
+    }
+    assert bits == {"L0": None, "L1": 4, "L1.1": 8}
+    assert integrations.compress_model(net(), linear={"proj_dim": 4, "bits": None})[6].sketching.bits is None
+    stored = []
+    for linear in (None, 0.2):
+        model = integrations.compress_model(nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8)), linear=linear)
+        gradients(model, normal(512, 256).requires_grad_())
+        stored.append(integrations.compression(model).report().stored_bytes)
+    # A fifth of the rows in as many bits; but the first layer's input, which is the caller's, has a sketch, too.
+    assert stored[1] < stored[0] / 2
+
+
+def test_what_is_kept_is_not_exchanged():
+    model = integrations.compress_model(net(), activations="fewbit", linear=0.5, keep=("2", "6"))
+    assert [type(model[place]) for place in (2, 4, 6, 9)] == [nn.GELU, fewbit.ReLU, nn.Linear, fewbit.RandomizedLinear]
+    with pytest.raises(ValueError, match="keep must name none of the layers that layers= exchanges, got '0', a Conv2d"):
+        integrations.compress_model(net(), layers="L2", keep="0")
+
+
+def test_a_restore_that_is_refused_changes_nothing():
+    model = integrations.compress_model(net(), activations="fewbit", layers="L2")
+    nn.utils.parametrizations.weight_norm(model[0])
+    with pytest.raises(ValueError, match="remove_parametrizations"):
+        integrations.restore_model(model)
+    assert integrations.compression(model).step == 0
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    integrations.restore_model(model)
+    assert classes(model) == classes(net())
 
 
 def test_a_model_that_is_such_a_layer_itself():

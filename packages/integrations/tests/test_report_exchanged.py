@@ -219,7 +219,14 @@ def test_the_words_of_the_rows():
         ("10", "linear_randomized", "input", (16, 64), f),
     ]
     codecs = {row.codec for row in free(report)}
-    assert {"3-bit steps", "signs of 1 bit", "shape", "places of 2 bits", "sketch of 4 rows", "mask of 1 bit"} < codecs
+    assert {
+        "3-bit steps",
+        "signs of 1 bit",
+        "shape",
+        "places of 2 bits",
+        "sketch of 4 rows in 4 bits",
+        "mask of 1 bit",
+    } < codecs
     assert "GroupAffine(bits=2 on average, group_size=256)" in codecs
     assert "input of the model is alive anyway" in report.rows[0].why
     assert report.original_bytes > 4 * report.stored_bytes
@@ -378,7 +385,7 @@ def test_a_plan_counts_what_is_made_again():
 
 def test_a_forward_made_no_smaller_is_told_of_exchanged_layers_too():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    options = {"linear": {"proj_dim_ratio": 0.99}, "min_bytes": 1 << 30}
+    options = {"linear": {"proj_dim_ratio": 0.99, "bits": None}, "min_bytes": 1 << 30}
     integrations.compress_model(model, strict=True, **options)
     with pytest.raises(RuntimeError, match="nothing is stored in fewer bytes"):
         model(normal(256, 64).requires_grad_())

@@ -290,3 +290,18 @@ def test_a_module_that_is_compressed_otherwise(tmp_path):
     integrations.compress_model(module.net, "L1.1")
     with pytest.raises(ValueError, match=r"Sequential is compressed already, at L1\.1, and the callback's level is L1"):
         trained(tmp_path, CompressionCallback(module="net"), module)
+
+
+class Calling(Module):
+    """Has an activation that is a call."""
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(F.gelu(self.net(batch[0])), batch[1])
+
+
+def test_calls_in_the_step_are_in_few_bits(tmp_path):
+    """Lightning calls training_step, not forward, in which alone a converted model exchanges its calls."""
+    callback = CompressionCallback("L1", activations="fewbit", min_bytes=0)
+    trained(tmp_path, callback, Calling())
+    assert "few-bit gelu" in operators(callback)
+    assert "gelu" not in operators(callback)

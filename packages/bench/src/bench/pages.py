@@ -45,7 +45,7 @@ def rendered(page: str, folder: Path) -> str:
         heading = next((one for one in tables if one.startswith(name)), None)
         if heading is None:
             raise BenchError(f"{file} has no table {name!r}; it has {', '.join(map(repr, tables)) or 'none'}")
-        return f"{match[1]}{to_markdown(tables[heading])}\n\n{_where(found[file].machine)}\n{match[4]}"
+        return f"{match[1]}{to_markdown(tables[heading])}\n\n{_where(found[file])}\n{match[4]}"
 
     begun = page.count("<!-- table ")
     made, count = _MARKED.subn(table, page)
@@ -83,9 +83,14 @@ def _cell(content: object) -> str:
     return f"**{line}**" if line and isinstance(content, Text) and content.style == "bold" else line
 
 
-def _where(machine: Machine) -> str:
-    """What made the numbers, in a line."""
+def _where(results: records.AnyResults) -> str:
+    """What made the numbers, in a line. Entries that were taken up say of which commit they are."""
+    machine: Machine = results.machine
+    lists = (entries for entries in vars(results).values() if isinstance(entries, list))
+    own = {commit[:10] for entries in lists for entry in entries if (commit := getattr(entry, "commit", ""))}
     commit = f"commit {machine.commit[:10]}{' with changes' if machine.dirty else ''}"
+    if own:
+        commit = f"commit{'s' * (len(own) > 1)} {', '.join(sorted(own))}"
     threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
     versions = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
     return (

@@ -162,8 +162,14 @@ _FEW_BIT = "few-bit "
 
 def name_of(function: object) -> str:
     """What a function is called whose derivative is kept in few bits."""
-    own = getattr(function, "__name__", type(function).__name__.strip("_"))
-    return f"{_FEW_BIT}{function if isinstance(function, str) else own}"
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, str):
+        own = function
+    elif isinstance(owner, torch.nn.Module):  # its forward
+        own = type(owner).__name__
+    else:
+        own = getattr(function, "__name__", type(function).__name__.strip("_"))
+    return f"{_FEW_BIT}{own}"
 
 
 def announce_pointwise(

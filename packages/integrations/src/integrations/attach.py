@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,8 +17,10 @@ from integrations.blocks import BlockCompression, entered, in_block
 from integrations.checkpoint.applied import CheckpointedForward
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
+from integrations.ecosystem import require_one_checkpointing
 from integrations.exchanges import Exchanges
 from integrations.forward import CompressedForward
+from integrations.keeping import require_paths
 from integrations.levels import resolve_level
 from integrations.qmodules import QLevel
 from integrations.recomputing import Asked, recomputing_for
@@ -86,13 +87,14 @@ def compress_model(
     inner = compiled_module(model)
     exchanges = Exchanges.asked(activations, linear, layers)
     handle = _new_handle(Compression, inner, level, strict, options)
-    _require_paths(inner, handle.level.keep)
+    require_paths(inner, handle.level.keep)
     if checkpoint is not None:
         exchanges.require_repeatable()
+        require_one_checkpointing(inner)
         ForwardStandIn.require_none(inner, "give checkpoint to the whole model's compress_model")
         handle.recomputing = recomputing_for(inner, handle.level, checkpoint)
     if exchanges:
-        exchanges.apply(inner)
+        exchanges.apply(inner, handle.level)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
     inner.__dict__[_HANDLE] = handle
     await_forward(handle)
@@ -125,12 +127,14 @@ def restore_model(model: Model) -> Model:
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not compressed.
+        ValueError: the model is not compressed; or a layer that was exchanged was parametrized since. Nothing has
+            changed then.
     """
     handle = compression(model)
+    inner = handle.model
+    Exchanges.undo(inner)  # which may refuse: everything is as it was then
     handle.closed = True
     await_no_longer(handle)
-    inner = handle.model
     with _lock:
         _steps.pop(inner, None)
     blocks.forget(inner)
@@ -139,7 +143,6 @@ def restore_model(model: Model) -> Model:
     forward = CompressedForward.of(inner)
     if forward is not None:  # otherwise somebody has wrapped it
         forward.take_out()
-    Exchanges.undo(inner)
     return model
 
 
@@ -168,7 +171,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
             "integrations.compress_model(model, level, checkpoint=...) has the model follow one"
         )
     handle = _new_handle(BlockCompression, model, level, strict, options)
-    _require_paths(model, handle.level.keep)
+    require_paths(model, handle.level.keep)
     handle.leave_step = partial(_steps.__setitem__, model)
     if not handle.active:
         yield handle
@@ -199,21 +202,6 @@ def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, 
     handle = kind(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle
-
-
-def _require_paths(model: nn.Module, paths: tuple[str, ...]) -> None:
-    """Refuses paths that no module of a model has.
-
-    Raises:
-        ValueError: there is one.
-    """
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    for path in paths:
-        if not any(fnmatchcase(name, path) for name in names):
-            raise ValueError(
-                f"keep must name modules of this {type(model).__name__}, got {path!r}, which fits none of its "
-                "named_modules(); 'layer*' fits those that begin so"
-            )
 
 
 def _require_module(model: nn.Module) -> None:

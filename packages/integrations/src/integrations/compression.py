@@ -20,6 +20,7 @@ from integrations.adaptive.surroundings import meet
 from integrations.checkpoint.capturing.capture import is_capturing
 from integrations.exchanges import Exchanges
 from integrations.handles import key_for
+from integrations.keeping import with_kept
 from integrations.levels import Level
 from integrations.recomputing import NOT_COMPILED, Following, Recomputing
 from integrations.report import Report, Row
@@ -72,9 +73,23 @@ class Compression:
         self.timed: list[TimedSession] | None = None  # forwards of a step that is measured, while it runs
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
+        self._stores_at: tuple[Level, Level] | None = None
         self._recipes = Recipes(FixedBits(level))
         self._told: set[str] = set()  # what has been warned of
         self.key = key_for(self)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether a forward at a level that is off is looked at: the first one where layers were exchanged, so that the
+        report can tell what they keep."""
+        return not self._records and Exchanges.of(self.model) is not None
+
+    @property
+    def stores_at(self) -> Level:
+        """The level, with what is kept named as the model's modules are."""
+        if self._stores_at is None or self._stores_at[0] != self.level:
+            self._stores_at = self.level, with_kept(self.level, self.model)
+        return self._stores_at[1]
 
     @property
     def name(self) -> str:
@@ -86,7 +101,7 @@ class Compression:
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
-        off = self.level.off or self.closed or self._paused
+        off = (self.level.off and not self._looks) or self.closed or self._paused
         return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -47,25 +47,27 @@ def require_member(model: nn.Module, packages: Iterable[str], what: str) -> None
         )
 
 
-def require_one_checkpointing(model: nn.Module, asked: object, attribute: str, way_out: str) -> None:
-    """Refuses a plan of what backward makes again in a model that checkpoints its blocks itself.
+CHECKPOINTS = {
+    "grad_checkpointing": "model.set_grad_checkpointing(False)",  # timm's
+    "gradient_checkpointing": "model.gradient_checkpointing_disable()",  # transformers'
+}
+"""Attributes of modules that checkpoint their blocks themselves, and the calls that end it."""
 
-    Args:
-        model: the model.
-        asked: ``compress_model``'s ``checkpoint``.
-        attribute: the one of a module that says whether it does.
-        way_out: the call that switches it off.
+
+def require_one_checkpointing(model: nn.Module) -> None:
+    """Refuses a model that checkpoints its blocks itself, for a plan of what backward makes again.
 
     Raises:
-        ValueError: it does, and a plan is asked for.
+        ValueError: it does.
     """
-    if asked is not None and checkpoints_itself(model, attribute):
-        raise ValueError(
-            f"checkpoint must be None in a {type(model).__name__} that checkpoints its own blocks already: both would "
-            f"make the same tensors again; call {way_out} first, or leave checkpoint out"
-        )
+    for attribute, way_out in CHECKPOINTS.items():
+        if checkpoints_itself(model, attribute):
+            raise ValueError(
+                f"checkpoint must be None in a {type(model).__name__} that checkpoints its own blocks already: both "
+                f"would make the same tensors again; call {way_out} first, or leave checkpoint out"
+            )
 
 
 def checkpoints_itself(model: nn.Module, attribute: str) -> bool:
-    """Whether some module of a model has an attribute by which its library says that it checkpoints."""
+    """Whether some module of a model has an attribute of ``CHECKPOINTS`` that says so."""
     return any(getattr(module, attribute, False) is True for module in model.modules())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import nn
 
 from integrations import fewbit, qmodules
 from integrations.fewbit.linear_kinds import is_linear
+from integrations.keeping import kept_modules
+from integrations.levels import Level
 from integrations.qmodules.levels import resolve_level
 
 RECORD = "_integrations_exchanges"
@@ -53,8 +56,7 @@ class Exchanges:
         """
         if self.layers is None:
             return
-        given = dict(self.layers)
-        level = resolve_level(given.pop("level", None) or "L3", given)
+        level = _q_level(self.layers)
         if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
             raise ValueError(
                 "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: what they "
@@ -65,16 +67,23 @@ class Exchanges:
     def __bool__(self) -> bool:
         return any(given is not None for given in (self.activations, self.linear, self.layers))
 
-    def apply(self, model: nn.Module) -> None:
+    def apply(self, model: nn.Module, level: Level) -> None:
         """Exchanges the layers, or raises and leaves the model as it was.
+
+        Args:
+            model: its own layers change.
+            level: what it keeps exactly is not exchanged, and sketches are stored in its bits, unless ``linear`` says
+                in how many.
 
         Raises:
             TypeError, ValueError: what ``fewbit.convert`` and ``QModule`` refuse; an option that applies to no layer;
                 or a model that is itself such a layer, and cannot be exchanged in place.
         """
+        modules = set(kept_modules(model, level.keep))
+        kept = [name for name, module in model.named_modules(remove_duplicate=False) if module in modules and name]
         with ExitStack() as undoing:
             if self._converts:
-                done = fewbit.convert(model, **self._conversion())
+                done = fewbit.convert(model, **self._conversion(level, kept))
                 undoing.callback(fewbit.restore_model, done)
                 _require_inside(model, done)
                 self._require_sketches(model)
@@ -82,7 +91,7 @@ class Exchanges:
                 done = qmodules.QModule(model, **self.layers)
                 undoing.callback(qmodules.revert, done)
                 _require_inside(model, done)
-                _require_q_layers(model)
+                _require_q_layers(model, kept)
             undoing.pop_all()
         model.__dict__[RECORD] = self
 
@@ -95,28 +104,29 @@ class Exchanges:
     @staticmethod
     def undo(model: nn.Module) -> None:
         """Undoes those of a model, if there are any."""
-        found = model.__dict__.pop(RECORD, None)
-        if isinstance(found, Exchanges):  # and nobody has undone it by hand
-            if found.layers is not None and qmodules.is_converted(model):
-                qmodules.revert(model)
-            if found._converts and fewbit.is_converted(model):
-                fewbit.restore_model(model)
-
-    def require_calls(self, model: nn.Module) -> None:
-        """Refuses activations in few bits of a model that turns out to have none: neither layers nor calls.
-
-        Raises:
-            ValueError: a training forward came by none.
-        """
-        if self.activations is None:
+        found = Exchanges.of(model)
+        if found is None:
             return
+        # As far as nobody has undone it by hand. What may refuse comes first.
+        if found.layers is not None and qmodules.is_converted(model):
+            qmodules.revert(model)
+        if found._converts and fewbit.is_converted(model):
+            fewbit.restore_model(model)
+        del model.__dict__[RECORD]
+
+    def why_no_activations(self, model: nn.Module) -> str:
+        """Why activations in few bits are of no use to a model, of which a forward has come by none so far; empty where
+        it has, or none were asked for."""
+        if self.activations is None or not fewbit.is_converted(model):
+            return ""
         summary = fewbit.summary(model)
-        if not summary.activations:
-            raise ValueError(
-                f"activations must be None for a {type(model).__name__}: its forward came by no activation that has a "
-                f"few-bit form{_reasons({**summary.kept, **_joined(summary.kept_calls)})}; restore_model, and leave "
-                "the option out"
-            )
+        if summary.activations:
+            return ""
+        reasons = _reasons({**summary.kept, **_joined(summary.kept_calls)})
+        return (
+            f"activations are exchanged, and a forward came by none that has a few-bit form{reasons}: if none ever "
+            "does, leave the option out"
+        )
 
     def in_words(self, model: nn.Module) -> str:
         """What was exchanged, for a report."""
@@ -135,10 +145,19 @@ class Exchanges:
     def _converts(self) -> bool:
         return self.activations is not None or self.linear is not None
 
-    def _conversion(self) -> dict[str, Any]:
+    def _conversion(self, level: Level, kept: Sequence[str]) -> dict[str, Any]:
         """Arguments of ``fewbit.convert``."""
-        alone = {"functions": (), "calls": False} if self.activations is None else {}
-        return {**alone, **(self.activations or {}), "linear": self.linear}
+        given: dict[str, Any] = {"functions": (), "calls": False}
+        if self.activations is not None:
+            given = dict(self.activations)
+        if kept:
+            skipped = given.get("skip", ())
+            skipped = (skipped,) if isinstance(skipped, str | type) else tuple(skipped)
+            given["skip"] = (*skipped, *kept)
+        linear = self.linear
+        if linear is not None and level.bits is not None:
+            linear = {"bits": level.bits, **linear}
+        return {**given, "linear": linear}
 
     def _require_sketches(self, model: nn.Module) -> None:
         summary = fewbit.summary(model)
@@ -156,6 +175,7 @@ def _activations(given: Any) -> Mapping[str, Any] | None:
     if isinstance(given, Mapping):
         if "linear" in given:
             raise ValueError("activations must be fewbit.convert's arguments but for linear, which is an option itself")
+        fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which refuses what is wrong
         return dict(given)
     if isinstance(given, str):
         if given != FEWBIT:
@@ -174,6 +194,8 @@ def _linear(given: Any) -> Mapping[str, Any] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
+        with torch.device("meta"):
+            fewbit.RandomizedLinear(1, 1, **given)  # which refuses what is wrong
         return dict(given)
     if isinstance(given, str):
         if given != RANDOMIZED:
@@ -193,6 +215,7 @@ def _layers(given: Any) -> Mapping[str, Any] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
+        _q_level(given)
         return dict(given)
     if given == Q:
         return {"level": "L3"}
@@ -205,6 +228,17 @@ def _layers(given: Any) -> Mapping[str, Any] | None:
     return {"level": given}
 
 
+def _q_level(layers: Mapping[str, Any]) -> qmodules.QLevel:
+    """The level of ``QModule``'s arguments.
+
+    Raises:
+        TypeError, ValueError: there is no such level or option.
+    """
+    options = dict(layers)
+    level = options.pop("level", None)
+    return resolve_level(qmodules.config.level() if level is None else level, options)
+
+
 def _require_inside(model: nn.Module, done: nn.Module) -> None:
     if done is not model:
         raise ValueError(
@@ -213,8 +247,13 @@ def _require_inside(model: nn.Module, done: nn.Module) -> None:
         )
 
 
-def _require_q_layers(model: nn.Module) -> None:
+def _require_q_layers(model: nn.Module, kept: Sequence[str]) -> None:
     summary = qmodules.summary(model)
+    if both := sorted(summary.converted.keys() & set(kept)):
+        raise ValueError(
+            f"keep must name none of the layers that layers= exchanges, got {both[0]!r}, a "
+            f"{summary.converted[both[0]][0]}; Q-layers keep nothing exactly"
+        )
     if not summary.converted:
         raise ValueError(
             f"layers must be None for a {type(model).__name__}, which has no layer that has a Q-layer"

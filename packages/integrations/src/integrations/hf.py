@@ -16,7 +16,7 @@ from torch import nn
 
 from integrations import attach
 from integrations.attach import compression, restore_model
-from integrations.ecosystem import checkpoints_itself, library, require_member, require_one_checkpointing
+from integrations.ecosystem import checkpoints_itself, library, require_member
 from integrations.warn import warn
 
 transformers: Any = library("transformers", "hf")
@@ -25,18 +25,16 @@ from integrations.trainers.hf import CompressionCallback  # noqa: E402  # which 
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_CHECKPOINTS = "gradient_checkpointing"  # of a module: whether it does so
-
 __all__ = ["CompressionCallback", "compress_model", "compression", "restore_model"]
 
 
-def compress_model(model: Model, level: str = "L1", *, checkpoint: Any = None, **options: Any) -> Model:
+def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
     """``integrations.compress_model`` for a model of transformers, or one that contains such, as PEFT's do: the same
     arguments.
 
     ::
 
-        model = compress_model(model, level="L1", activations="fewbit", linear=0.2)
+        model = compress_model(model, level="L1", activations="fewbit")
 
     What the model checkpoints itself, since ``gradient_checkpointing_enable()``, is stored in ``checkpoint_bits``. With
     PEFT, call this on what ``get_peft_model`` returns.
@@ -45,12 +43,10 @@ def compress_model(model: Model, level: str = "L1", *, checkpoint: Any = None, *
         UserWarning: training forwards of a decoder keep a cache for generation.
 
     Raises:
-        TypeError, ValueError: as ``integrations.compress_model`` does; the model has nothing of transformers; or
-            ``checkpoint`` is given, and it checkpoints its blocks itself.
+        TypeError, ValueError: as ``integrations.compress_model`` does, or the model has nothing of transformers.
     """
     require_member(model, ("transformers",), "a model of transformers")
-    require_one_checkpointing(model, checkpoint, _CHECKPOINTS, "model.gradient_checkpointing_disable()")
-    attach.compress_model(model, level, checkpoint=checkpoint, **options)
+    attach.compress_model(model, level, **options)
     if _caches(model):
         warn(
             f"{type(model).__name__} has config.use_cache=True: each training forward returns keys and values for "
@@ -66,5 +62,7 @@ def _caches(model: nn.Module) -> bool:
     for module in model.modules():
         if isinstance(module, transformers.PreTrainedModel) and module.can_generate():
             config = module.config.get_text_config(decoder=True)
-            return bool(getattr(config, "use_cache", False)) and not checkpoints_itself(module, _CHECKPOINTS)
+            return bool(getattr(config, "use_cache", False)) and not checkpoints_itself(
+                module, "gradient_checkpointing"
+            )
     return False

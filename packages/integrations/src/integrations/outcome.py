@@ -29,13 +29,16 @@ def judge(handle: Compression, session: Session) -> None:
     it, as the last of an epoch may be, where larger ones of the same model were stored in fewer bytes.
 
     Raises:
-        RuntimeError: it was, and the handle is strict.
-        ValueError: activations were to be exchanged, and the forward came by none.
+        RuntimeError: it was, and the handle is strict; or activations were to be exchanged, and there were none.
     """
     records, level = session.records, handle.level
     exchanges = Exchanges.of(handle.model)
-    if exchanges is not None:
-        exchanges.require_calls(handle.model)
+    if exchanges is not None and (none := exchanges.why_no_activations(handle.model)):
+        if handle.strict:
+            raise RuntimeError(f"{handle.name}: {none}; without strict=True this is a warning")
+        handle.warn_once("activations", f"{handle.name}: {none}")
+    if level.off:  # it was looked at for the report alone
+        return
     # In compiled code the records do not tell what layers that were exchanged keep less.
     compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
     why = "" if compiled else why_not_smaller(records)

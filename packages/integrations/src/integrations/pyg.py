@@ -29,7 +29,7 @@ def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
 
     ::
 
-        model = compress_model(model, level="L1", linear=0.2)
+        model = compress_model(model, level="L1")
 
     ``linear`` takes PyG's own linear layers, too. A ``checkpoint`` is planned for each shape of input that comes by:
     with sampled batches, each of another shape, leave it out.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def recipes_under(handle: Compression, plan: Plan | None) -> Recipes:
     """The handle's recipes, with a plan's bits where there is one."""
-    fixed = FixedBits(handle.level)
+    fixed = FixedBits(handle.stores_at)
     handle._recipes = handle._recipes.under(fixed if plan is None else PlannedBits(fixed, plan))
     return handle._recipes
 
@@ -50,7 +50,7 @@ class RunningSession:
             handle.model,
             handle._paths,
             recipes_under(handle, plan),
-            handle.level,
+            handle.stores_at,
             step,
             current_rank(),
             observer=probe,

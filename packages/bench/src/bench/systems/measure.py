@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from bench.systems.ways import WAYS
 
 ROUNDS, QUICK_ROUNDS = 7, 2
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
+_LIBRARIES = ("timm", "transformers", "torch-geometric")  # that the models are of
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def run(options: Options) -> SystemResults:
     """
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    machine = Machine.here(options.device, options.threads, _PACKAGES)
+    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(_installed, _LIBRARIES)))
     results = _begun(SystemResults(machine, options.device.type, options.seed), options.json)
     commit = f"{machine.commit[:10]}{'+' if machine.dirty else ''}"
     missing = {name: why for name in options.subjects if (why := _missing(name))}
@@ -64,7 +66,7 @@ def run(options: Options) -> SystemResults:
         Cell(name, way)
         for name in options.subjects
         for way in options.ways
-        if name not in missing and not _has(results.cell(name, way), options.timed)
+        if name not in missing and not _has(results.cell(name, way), options)
     ]
     with progress("systems", len(left)) as advance:
         for blank in left:
@@ -97,13 +99,21 @@ def _begun(results: SystemResults, file: Path | None) -> SystemResults:
 
 def _settings(results: SystemResults) -> tuple[object, ...]:
     machine = results.machine
-    return machine.processor, machine.threads, machine.versions["torch"], results.device, results.seed
+    return machine.processor, machine.threads, machine.versions, results.device, results.seed
 
 
-def _has(cell: Cell | None, timed: bool) -> bool:
+def _has(cell: Cell | None, options: Options) -> bool:
     if cell is None or cell.failure:
         return False
-    return bool(cell.does_not_apply or cell.seconds or not timed)
+    return bool(cell.does_not_apply or not options.timed or len(cell.seconds) >= options.rounds)
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _with(found: Sequence[Cell], cell: Cell) -> list[Cell]:

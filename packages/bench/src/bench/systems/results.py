@@ -19,8 +19,8 @@ class Cell:
         what: the model in words.
         peak_bytes: the activation peak of a step: the most during forward and backward, less what was there before,
             with ``.grad`` unset, and less the gradients; ``None`` where it was not measured.
-        error: of the whole gradient, relative to a plain step's with the same random numbers; the first step's, or the
-            fourth's where a level adapts in the second.
+        error: of the whole gradient, relative to a plain step's with the same random numbers, after a few steps, in
+            which a level that adapts has done so.
         seconds, plain_seconds: of steps in this way, and of plain ones in turn.
         does_not_apply: why the way is none for this model; empty otherwise.
         failure: what went wrong; empty otherwise.

@@ -50,7 +50,7 @@ def _plain(subject: Subject) -> tuple[Forward, Surroundings]:
 def _compressed(level: str, subject: Subject, **options: Any) -> tuple[Forward, Surroundings]:
     try:
         return integrations.compress_model(subject.model, level, **options), nullcontext
-    except ValueError as error:
+    except ValueError as error:  # of the options: no forward has run
         raise DoesNotApply(str(error)) from error
 
 

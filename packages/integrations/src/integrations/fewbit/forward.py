@@ -41,5 +41,9 @@ class FewBitForward(ForwardStandIn):
             return forward(*args, **kwargs)
         return mode.run(forward, args, kwargs)
 
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Another function of the model, its calls in few bits as those of the forward are."""
+        return self._mode.run(function, args, kwargs) if self._is_on(self.model) else function(*args, **kwargs)
+
     def _is_on(self, model: nn.Module) -> bool:
         return model.training and torch.is_grad_enabled() and not self.closed

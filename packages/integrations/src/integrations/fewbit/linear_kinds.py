@@ -54,6 +54,8 @@ def with_sketch(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     else:
         return convert_linear(module, RandomizedLinear, **options)
     take_over(layer, module)
+    if hasattr(module, "reset_parameters"):  # as the module draws them, whose very parameters these are
+        layer.__dict__["reset_parameters"] = found.reset_parameters
     return layer
 
 

@@ -84,7 +84,7 @@ class Report:
     @property
     def caption(self) -> str:
         """What else there is to say, in lines."""
-        if self.off:
+        if self.off and not self.exchanged:
             return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:
             return f"No forward has been compressed yet: {IT_TAKES}."

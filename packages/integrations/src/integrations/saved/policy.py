@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Protocol
 
 import torch
@@ -64,8 +63,8 @@ class FixedBits:
             return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
         if self.level.bits is None:
             return Decision(Raw(), "the level quantises nothing")
-        if any(fnmatchcase(saved.module, path) for path in self.level.keep):
-            return Decision(Raw(), "its module is one to keep")
+        if saved.module in self.level.keep:
+            return Decision(Raw(), "its module is one to keep exactly")
         if saved.dtype is torch.bool:
             return Decision(BitMask(), Need.MASK.value)
         indices = saved.dtype in INTEGERS

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from integrations.compression import Compression
-from integrations.ecosystem import library, require_one_checkpointing
+from integrations.ecosystem import library
 from integrations.trainers.training import CompressedTraining, Reported
 
 transformers: Any = library("transformers", "hf")
@@ -85,9 +85,6 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
         stored = state.stateful_callbacks.get(name)
         if isinstance(stored, list):
             raise ValueError(f"the Trainer must have one {name}, got {len(stored)}: remove the others from callbacks")
-        checkpoint = self._training.arguments.get("checkpoint")
-        way_out = "TrainingArguments(gradient_checkpointing=False)"
-        require_one_checkpointing(model, checkpoint, "gradient_checkpointing", way_out)
         # The Trainer's state has the callback's own where nothing is resumed.
         resumed = stored["attributes"]["compression"] if stored and state.global_step else None
         self._training.begin(model, resumed)
@@ -106,6 +103,6 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
 def _is_plain(value: Any) -> bool:
     """Whether JSON holds the value as it is."""
     try:
-        return bool(json.loads(json.dumps(value)) == value)
+        return bool(json.loads(json.dumps(value)) == (list(value) if isinstance(value, tuple) else value))
     except (TypeError, ValueError):
         return False

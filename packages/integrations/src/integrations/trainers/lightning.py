@@ -10,6 +10,7 @@ from torch import nn
 
 from integrations.compression import Compression
 from integrations.ecosystem import library
+from integrations.fewbit.forward import FewBitForward
 from integrations.trainers.training import CompressedTraining, Reported
 
 lightning: Any = library("lightning.pytorch", "lightning")
@@ -153,7 +154,11 @@ class CompressedStep:
         self.handle, self.step, self.replaced = handle, step, replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.handle.run(self.step, args, kwargs)
+        step = self.step
+        converted = FewBitForward.of(self.handle.model)
+        if converted is not None:  # whose calls are exchanged in the model's own forward, which Lightning does not call
+            step = functools.partial(converted.run, step)
+        return self.handle.run(step, args, kwargs)
 
     @classmethod
     def put(cls, handle: Compression, module: nn.Module) -> None:
