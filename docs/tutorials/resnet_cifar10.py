@@ -20,8 +20,7 @@ Run it:
     python docs/tutorials/resnet_cifar10.py --quick      # seconds, two steps: what CI runs
 
 The report lists the parts of the model. Look at "before" to see where the memory goes: layer1, whose images are still
-large. With Q-layers, which already keep little, the report has nothing left to do and shows their bytes in both
-columns; what the untouched model would keep is told by `integrations.forecast`, without running it.
+large. And at "times smaller": a ReLU's signs take a 32nd, a norm's input a quarter, and with Q-layers a good deal less.
 """
 
 import argparse
@@ -36,7 +35,6 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-import integrations
 from integrations.timm import compress_model, compression
 
 BATCH = 128  # images
@@ -54,8 +52,6 @@ def main() -> None:
     steps = 2 if options.quick else options.steps
 
     training, test = load(options.quick)
-    # What autograd will keep of a batch, told before any training: on tensors without elements, in a second.
-    before = integrations.forecast(new_model(), training[0][:BATCH]).original_bytes
     plain, plain_seconds = train(new_model(), training, steps)
 
     model = new_model()
@@ -65,7 +61,7 @@ def main() -> None:
 
     rich.print(report.table(depth=1))
     for name, net, kept, spent in (
-        ("as it is:  ", plain, before, plain_seconds),
+        ("as it is:  ", plain, report.original_bytes, plain_seconds),
         ("compressed:", model, report.stored_bytes, seconds),
     ):
         print(f"{name}  accuracy {accuracy(net, test):.1%}, {kept:,} bytes kept for backward, {spent:.0f} s")

@@ -8,10 +8,11 @@ from torch import nn
 
 import integrations
 
+from .libraries import library_or_skip
 from .nets import gradients, normal
 from .regions import compiled, trained
 
-timm = pytest.importorskip("timm")
+timm = library_or_skip("timm")
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 

@@ -14,6 +14,7 @@ import integrations
 from integrations import fewbit
 from integrations.ecosystem import library
 
+from .libraries import library_or_skip
 from .nets import assert_same, gradients, normal, relative_error
 
 IDS = torch.randint(100, (4, 64), generator=torch.Generator().manual_seed(0))
@@ -29,7 +30,7 @@ def hf():
 
 
 def timm():
-    pytest.importorskip("timm")
+    library_or_skip("timm")
     import integrations.timm
 
     return integrations.timm
@@ -237,7 +238,7 @@ def images(model):
 
 def vit():
     torch.manual_seed(0)
-    models = pytest.importorskip("timm")
+    models = library_or_skip("timm")
     return models.create_model("vit_tiny_patch16_224", img_size=64, depth=2).train()
 
 
@@ -269,7 +270,7 @@ def test_checkpoint_seq_is_stored_and_excludes_a_plan():
 
 
 def test_timms_own_activations():
-    models = pytest.importorskip("timm")
+    models = library_or_skip("timm")
     compress_model = timm().compress_model
     torch.manual_seed(0)
     model = compress_model(models.create_model("mobilenetv3_small_050").train(), activations="fewbit")

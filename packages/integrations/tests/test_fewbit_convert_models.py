@@ -9,6 +9,7 @@ from torch import nn
 from integrations import fewbit
 
 from .fewbit_nets import kept_bytes
+from .libraries import library_or_skip
 from .nets import normal
 
 IDS = torch.arange(32).view(2, 16) % 29
@@ -152,7 +153,7 @@ IMAGES = {
 
 @pytest.mark.parametrize(("name", "options", "expected"), [(name, *rest) for name, rest in IMAGES.items()])
 def test_timm(name, options, expected):
-    timm = pytest.importorskip("timm")
+    timm = library_or_skip("timm")
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=5, **options).train()
     x = normal(4, 3, 32, 32)
@@ -169,7 +170,7 @@ def test_timm(name, options, expected):
 
 
 def test_timms_own_formulas():
-    activations = pytest.importorskip("timm.layers.activations")
+    activations = library_or_skip("timm.layers.activations")
     for kind, function in (("Swish", "silu"), ("Mish", "mish"), ("HardSwish", "hardswish"), ("GELUTanh", "gelu_tanh")):
         model = nn.Sequential(nn.Linear(8, 8), getattr(activations, kind)())
         x = normal(40, 8)
@@ -186,7 +187,7 @@ def test_timms_own_formulas():
 
 
 def test_norms_of_timm():
-    norms = pytest.importorskip("timm.layers.norm")
+    norms = library_or_skip("timm.layers.norm")
     plain = nn.Sequential(norms.LayerNorm(16), norms.LayerNorm2d(8), norms.LayerNorm(16))
     plain[2]._fast_norm = True
     model = fewbit.convert(copy.deepcopy(plain), norms=True)

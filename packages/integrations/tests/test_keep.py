@@ -9,6 +9,7 @@ from torch import nn
 
 import integrations
 
+from .libraries import library_or_skip
 from .nets import gradients, normal
 
 X = normal(256, 64)
@@ -96,7 +97,7 @@ def test_wrong_paths(keep, kind):
 
 
 def test_linear_attention_of_timm():
-    models = pytest.importorskip("timm")
+    models = library_or_skip("timm")
     torch.manual_seed(0)
     plain = models.create_model("efficientvit_b0", num_classes=10).train()
     model = integrations.compress_model(copy.deepcopy(plain), keep="stem*")  # whoever's call it is

@@ -17,6 +17,7 @@ from integrations.cli import main
 from integrations.forecast.scaled import scaled
 from integrations.forecast.subject import Subject
 
+from .libraries import library_or_skip
 from .nets import Net, mlp, normal
 
 
@@ -194,7 +195,7 @@ def run(capsys, *arguments):
 
 
 def test_the_command_for_timm(capsys, tmp_path):
-    pytest.importorskip("timm", reason="timm is not installed")
+    library_or_skip("timm")
     pytest.importorskip("matplotlib")
     names = [tmp_path / f"memory.{kind}" for kind in ("json", "png", "html")]
     files = [
@@ -261,7 +262,7 @@ def test_the_command_for_pyg(capsys, name):
 )
 def test_what_is_wrong_is_said_in_a_line(capsys, arguments, message):
     library = {"--timm": "timm", "--hf": "transformers", "--pyg": "torch_geometric"}[arguments[0]]
-    pytest.importorskip(library, reason=f"{library} is not installed")
+    library_or_skip(library)
     code, told = run(capsys, *arguments)
     assert code == 1
     assert message in told.err
