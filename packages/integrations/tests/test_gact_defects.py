@@ -123,7 +123,7 @@ def test_g14_gradients_accumulate():
 
 def test_g15_the_library_never_ends_the_process():
     for file in Path(integrations.__file__).parent.rglob("*.py"):
-        if file.name == "cli.py":  # a command is the process
+        if file.name in ("cli.py", "command_line.py"):  # a command is the process
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
