@@ -305,3 +305,14 @@ def test_calls_in_the_step_are_in_few_bits(tmp_path):
     trained(tmp_path, callback, Calling())
     assert "few-bit gelu" in operators(callback)
     assert "gelu" not in operators(callback)
+
+
+def test_a_checkpoint_of_other_layers(tmp_path):
+    trained(tmp_path, CompressionCallback("L1", activations=3, min_bytes=0))
+    file = tmp_path / "step=2.ckpt"
+    with pytest.raises(ValueError, match="activations must be what it was in the run that the checkpoint is of"):
+        trained(tmp_path, CompressionCallback("L1", activations=2, min_bytes=0), resume=file)
+    with pytest.raises(ValueError, match="activations must be what it was"):
+        trained(tmp_path, CompressionCallback("L1", min_bytes=0), resume=file)
+    trained(tmp_path, CompressionCallback("L1", activations=3, min_bytes=0), resume=file)
+    trained(tmp_path, CompressionCallback("L1", activations=2, min_bytes=0, resume=False), resume=file)

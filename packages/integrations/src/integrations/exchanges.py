@@ -128,6 +128,13 @@ class Exchanges:
             "does, leave the option out"
         )
 
+    def plain(self) -> dict[str, list[str] | None]:
+        """What is asked for, of plain values only: two that differ exchange other layers."""
+        return {
+            name: None if given is None else sorted(f"{key}={value!r}" for key, value in given.items() if _plain(value))
+            for name, given in (("activations", self.activations), ("linear", self.linear), ("layers", self.layers))
+        }
+
     def in_words(self, model: nn.Module) -> str:
         """What was exchanged, for a report."""
         parts = []
@@ -227,6 +234,11 @@ def _layers(given: Any) -> Mapping[str, Any] | None:
     if given not in qmodules.LEVELS:
         raise ValueError(f"layers must be 'q' or a level of the Q-layers, {', '.join(qmodules.LEVELS)}; got {given!r}")
     return {"level": given}
+
+
+def _plain(value: object) -> bool:
+    """Whether a value looks the same in another process."""
+    return value is None or isinstance(value, bool | int | float | str | qmodules.QLevel)
 
 
 def _q_level(layers: Mapping[str, Any]) -> qmodules.QLevel:

@@ -20,6 +20,7 @@ from integrations.recomputing import require_asked, require_fixed
 Reported = bool | str | PathLike[str] | None
 
 _SUFFIXES = (".json", ".html")
+_EXCHANGED = "exchanged"  # in a checkpoint, beside the parts of the handle's state
 _KEYWORDS = [
     name
     for name, parameter in inspect.signature(compress_model).parameters.items()
@@ -94,8 +95,8 @@ class CompressedTraining:
         return handle
 
     def state(self) -> dict[str, Any] | None:
-        """The handle's state, of plain values only; ``None`` before training."""
-        return None if self.handle is None else self.handle.state_dict()
+        """The handle's state and what was exchanged, of plain values only; ``None`` before training."""
+        return None if self.handle is None else {**self.handle.state_dict(), _EXCHANGED: self.exchanges.plain()}
 
     def conclude(self, writes: bool) -> dict[str, float]:
         """Reports; returns the last forward's numbers, for logs.
@@ -145,6 +146,14 @@ class CompressedTraining:
 
     def _go_on(self, handle: Compression, state: Mapping[str, Any]) -> None:
         """Takes over the state of the run that is resumed."""
+        state = dict(state)
+        exchanged, ours = state.pop(_EXCHANGED, None), self.exchanges.plain()
+        if exchanged is not None and exchanged != ours:
+            other = next(name for name in ours if exchanged.get(name) != ours[name])
+            raise ValueError(
+                f"{other} must be what it was in the run that the checkpoint is of, got {ours[other]} in the place of "
+                f"{exchanged.get(other)}: give the callback that, or resume=False, which begins the rounding anew"
+            )
         known = {"level", "options"} <= state.keys()
         level = resolve_level(state["level"], state["options"]) if known else self.level
         raised = ((state.get("monitor") or {}).get("settings") or {}).get("raise_bits", False)
