@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench import records
 from bench.checkpoint.results import CheckpointResults, Entry, Peak, Planned, StepTimes
-from bench.errors import BenchError
+from bench.taken_up import commit_of, taken_up
 
 
 class Record:
@@ -28,18 +28,10 @@ class Record:
     """
 
     def __init__(self, results: CheckpointResults, file: Path | None) -> None:
-        self.results = results
+        named = "machine, device, seed, memory limit, number of threads, order of channels or version of torch"
+        self.results = taken_up(results, file, _settings, named)
         self._file = file
-        self._commit = f"{results.machine.commit[:10]}{'+' if results.machine.dirty else ''}"
-        if file is None or not file.exists():
-            return
-        found = records.load(file)
-        if not isinstance(found, CheckpointResults) or _settings(found) != _settings(results):
-            raise BenchError(
-                f"{file} holds other results, or those of another machine, device, seed, memory limit, number of "
-                "threads, order of channels or version of torch; name another file, or delete it"
-            )
-        self.results = replace(found, machine=results.machine)
+        self._commit = commit_of(results.machine)
 
     def add(self, entry: Entry) -> None:
         """Adds an entry, in the place of an older one of the same."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import records
-from bench.errors import BenchError
 from bench.sweep.results import SweepResults, Swept
 from bench.sweep.subjects import SUBJECTS
+from bench.taken_up import commit_of, taken_up
 
 
 class Record:
@@ -29,18 +29,10 @@ class Record:
     """
 
     def __init__(self, results: SweepResults, file: Path | None) -> None:
-        self.results = results
+        named = "machine, level, seed, number of steps or threads, or version of a library"
+        self.results = taken_up(results, file, _settings, named)
         self._file = file
-        self._commit = f"{results.machine.commit[:10]}{'+' if results.machine.dirty else ''}"
-        if file is None or not file.exists():
-            return
-        found = records.load(file)
-        if not isinstance(found, SweepResults) or _settings(found) != _settings(results):
-            raise BenchError(
-                f"{file} holds other results, or those of another machine, level, seed, number of steps or threads, or "
-                "version of a library; name another file, or delete it"
-            )
-        self.results = replace(found, machine=results.machine)
+        self._commit = commit_of(results.machine)
 
     def add(self, entry: Swept) -> None:
         """Adds a subject, in the place of an older entry of the same."""

@@ -18,6 +18,7 @@ from bench.systems import cell as cells
 from bench.systems.results import Cell, SystemResults
 from bench.systems.subjects import SUBJECTS
 from bench.systems.ways import WAYS
+from bench.taken_up import commit_of, taken_up
 
 ROUNDS, QUICK_ROUNDS = 7, 2
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
@@ -58,8 +59,9 @@ def run(options: Options) -> SystemResults:
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
     machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(_installed, _LIBRARIES)))
-    results = _begun(SystemResults(machine, options.device.type, options.seed), options.json)
-    commit = f"{machine.commit[:10]}{'+' if machine.dirty else ''}"
+    blank = SystemResults(machine, options.device.type, options.seed)
+    named = "machine, device, seed, number of threads or version of a library"
+    results = taken_up(blank, options.json, _settings, named)
     missing = {name: why for name in options.subjects if (why := _missing(name))}
     results = replace(results, skipped=[f"{name}: {why}" for name, why in missing.items()])
     left = [
@@ -69,32 +71,19 @@ def run(options: Options) -> SystemResults:
         if name not in missing and not _has(results.cell(name, way), options)
     ]
     with progress("systems", len(left)) as advance:
-        for blank in left:
+        for cell in left:
             start = time.perf_counter()
             rounds = options.rounds if options.timed else 0
-            found = cells.measure(blank, rounds, options.device.type, options.threads, options.seed)
+            found = cells.measure(cell, rounds, options.device.type, options.threads, options.seed)
             results = replace(
                 results,
-                cells=_with(results.cells, replace(found, commit=commit)),
+                cells=_with(results.cells, replace(found, commit=commit_of(machine))),
                 seconds=results.seconds + time.perf_counter() - start,
             )
             if options.json is not None:
                 records.save(results, options.json)
-            advance(f"{blank.subject}, {blank.way}")
+            advance(f"{cell.subject}, {cell.way}")
     return results
-
-
-def _begun(results: SystemResults, file: Path | None) -> SystemResults:
-    """What the file has of the same settings, taken up."""
-    if file is None or not file.exists():
-        return results
-    found = records.load(file)
-    if not isinstance(found, SystemResults) or _settings(found) != _settings(results):
-        raise BenchError(
-            f"{file} holds other results, or those of another machine, device, seed, number of threads or version of "
-            "torch; name another file, or delete it"
-        )
-    return replace(found, machine=results.machine)
 
 
 def _settings(results: SystemResults) -> tuple[object, ...]:
