@@ -1,0 +1,45 @@
+"""Models that are compressed with a plan, for the tests of both together."""
+
+import torch
+from torch import nn
+
+import integrations
+
+from .nets import normal
+from .recompute_nets import Transformer, net
+
+
+def compressed(model, level="L1", **options):
+    """The model, with the least peak as its plan unless something else is asked for."""
+    return integrations.compress_model(model, level, **{"checkpoint": "optimal", "min_bytes": 0, **options})
+
+
+def report(model):
+    return integrations.compression(model).report()
+
+
+def flat(found):
+    return torch.cat([value.flatten() for value in found.values()])
+
+
+def deep_net():
+    """Deep enough that something is worth making again at L1, too."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(64, 64), nn.GELU()))).train()
+
+
+def small_transformer():
+    torch.manual_seed(0)
+    return Transformer(width=64).train(), (torch.arange(96).reshape(4, 24) % 11,)
+
+
+def small_resnet():
+    model, _, _ = net("resnet")
+    return model, (normal(8, 3, 24, 24),)
+
+
+def deep():
+    return deep_net(), (normal(256, 64),)
+
+
+MODELS = {"resnet": small_resnet, "transformer": small_transformer, "deep": deep}
