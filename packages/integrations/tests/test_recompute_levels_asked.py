@@ -1,4 +1,4 @@
-"""``compress_model(checkpoint=...)``: what it may be asked, what it refuses, and plans beside levels in parts of a net."""
+"""``compress_model(checkpoint=...)``: what it may be asked, what it refuses, and plans beside levels in parts."""
 
 import pytest
 from torch import nn
