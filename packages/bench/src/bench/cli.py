@@ -24,6 +24,7 @@ from bench.finish import FOLDER
 from bench.kernels import measure
 from bench.kernels.cases import FLOATS
 from bench.models import MODELS
+from bench.search import command as search
 from bench.sensitivity import measure as sensitivity
 from bench.sweep import command as sweep
 from bench.systems import measure as systems
@@ -166,6 +167,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_systems(parsers.add_parser("systems", help="every way to train with less memory: peaks against time"))
 
     sweep.add_arguments(parsers.add_parser("sweep", help="one compressed training step of many models and layers"))
+
+    search.add_arguments(
+        parsers.add_parser("search", help="the largest batch, depth, width or size within a given memory")
+    )
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)

@@ -36,11 +36,13 @@ class Way:
             forward.
         ours: whether it is this project's.
         slow: whether it takes minutes to begin, as compilers do.
+        adapts: whether it measures in its first steps how it stores in later ones.
     """
 
     ready: Callable[[Subject], tuple[Forward, Surroundings]]
     ours: bool = True
     slow: bool = False
+    adapts: bool = False
 
 
 def _plain(subject: Subject) -> tuple[Forward, Surroundings]:
@@ -105,11 +107,12 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         PLAIN: Way(_plain, ours=False),
         "L1": Way(partial(_compressed, "L1")),
         "L1.1": Way(partial(_compressed, "L1.1")),
-        "L2": Way(partial(_compressed, "L2")),
+        "L2": Way(partial(_compressed, "L2"), adapts=True),
+        "L2.2": Way(partial(_compressed, "L2.2"), adapts=True),
         "few-bit activations": Way(partial(_compressed, "L0", activations="fewbit")),
         # With a seed of its own, so that dropout draws what it draws in a plain step.
         "randomized linear": Way(partial(_compressed, "L0", linear={"proj_dim_ratio": 0.2, "seed": 0})),
-        "Q-layers": Way(partial(_compressed, "L0", layers="q")),
+        "Q-layers": Way(partial(_compressed, "L0", layers="q"), adapts=True),
         "L1 + few-bit": Way(partial(_compressed, "L1", activations="fewbit")),
         "checkpoint, least": Way(partial(_planned, None)),
         "checkpoint, half": Way(partial(_planned, 0.5)),
