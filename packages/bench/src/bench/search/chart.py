@@ -53,8 +53,8 @@ def _draw(results: SearchResults, rows: dict[str, list[Search]]) -> Figure:
     for axes, searches in zip(grid.flat, rows.values(), strict=False):
         _draw_dimension(axes, results, searches)
     text = (
-        "The largest that trains within the memory, over plain's; blue: ours, orange: torch's; red line: published, on a "
-        "GPU of 16 GiB."
+        "The largest that trains within the memory, over plain's; blue: ours, orange: torch's; red line: published, "
+        "on a GPU of 16 GiB."
     )
     footer(figure, text, results.machine)
     figure.tight_layout(rect=(0, 0.42 / height, 1, 1))
@@ -77,6 +77,5 @@ def _draw_dimension(axes: Axes, results: SearchResults, searches: list[Search]) 
     axes.set_axisbelow(True)
     axes.set_xlim(left=0)
     axes.margins(x=0.12)
-    axes.set_title(
-        f"{searches[0].title}, within {size_name(searches[0].memory_limit)}", loc="left", fontsize=9, weight="bold"
-    )
+    title = f"{searches[0].title}, within {size_name(searches[0].memory_limit)}"
+    axes.set_title(title, loc="left", fontsize=9, weight="bold")

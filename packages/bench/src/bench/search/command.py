@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{', '.join(QUICK)}, {len(measure.QUICK_WAYS)} ways, in less memory, to {100 * measure.QUICK_RESOLUTION:g} %%: "
-        "shows that it works",
+        help=f"{', '.join(QUICK)}, {len(measure.QUICK_WAYS)} ways, in less memory, to "
+        f"{100 * measure.QUICK_RESOLUTION:g} %%: shows that it works",
     )
     add_shared(parser, threads=torch.get_num_threads(), place=", trial by trial; what the file has is not tried again")
     add_chart(parser)

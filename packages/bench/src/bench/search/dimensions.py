@@ -1,15 +1,14 @@
 """What is searched: one number of one model, at a device's sizes.
 
-On CUDA the sizes are those of GACT's and ActNN's searches, for 16 GiB. On the CPU everything is narrower and the images
-are smaller, so that a step within the limit takes a fraction of a second on one core. ResNets have a larger limit there:
-oneDNN reserves about 60 MiB for the code of a ResNet-50's kernels, which the kernel counts whether it is written or not.
+On CUDA the sizes are those of GACT's and ActNN's searches, for 16 GiB. On the CPU everything is narrower and the
+images are smaller, so that a step within the limit takes a fraction of a second on one core. ResNets have a larger
+limit there: oneDNN reserves some 60 MiB for the code of a ResNet-50's kernels, which Linux counts, written or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 
 from bench.search.graph_models import Graph, gcn
@@ -167,53 +166,31 @@ QUICK = ("resnet50-batch", "swin-tiny-batch", "bert-layers", "gcn-layers")
 
 def _images(sizes: Sizes) -> dict[str, Dimension]:
     images, deep, widest = sizes.images, sizes.deep, sizes.widest
-    sgd = partial(Dimension, first=0, items="images")
-    at = f"{images.size} x {images.size}"
-    depth = sum(widest) * 3 + 2
-    still = f"{deep.batch} images"
-    batch = {"least": 2, "most": 8192, "step": 1, "item_count": int}
-    whole = {"item_count": lambda value: deep.batch}
+
+    def batch(family: str, title: str, make: Callable[[int], Subject]) -> Dimension:
+        whole = f"{title}, {images.size} x {images.size}: batch"
+        # A batch of one leaves batch norm nothing to normalise where images have become single pixels.
+        return Dimension(family, whole, make, 0, 2, 8192, 1, "images", int)
+
+    def size(title: str, make: Callable[[int], Subject], least: int, most: int, step: int) -> Dimension:
+        return Dimension("resnet", title, make, 0, least, most, step, "images", lambda value: deep.batch)
+
+    name, still = f"ResNet-{sum(widest) * 3 + 2}", f"{deep.batch} images"
+    at = f"{still} at {deep.size} x {deep.size}"
+    # The width is of each 64 channels: a stage that has fewer changes by whole channels.
+    wider = max(4, 64 // deep.channels)
     return {
-        "resnet50-batch": sgd(
-            "resnet", f"ResNet-50, {at}: batch", lambda value: resnet(images, RESNET_50, batch=value), **batch
+        "resnet50-batch": batch("resnet", "ResNet-50", lambda value: resnet(images, RESNET_50, batch=value)),
+        "resnet152-batch": batch("resnet", "ResNet-152", lambda value: resnet(images, RESNET_152, batch=value)),
+        "resnet-depth": size(f"ResNet, {at}: depth", lambda value: resnet(deep, scaled_stages(value)), 14, 6002, 3),
+        "resnet-width": size(
+            f"{name}, {at}: width", lambda value: resnet(deep, widest, width=value), 4 * wider, 1024 * wider, wider
         ),
-        "resnet152-batch": sgd(
-            "resnet", f"ResNet-152, {at}: batch", lambda value: resnet(images, RESNET_152, batch=value), **batch
+        "resnet-resolution": size(
+            f"{name}, {still}: resolution", lambda value: resnet(deep, widest, size=value), 32, 4096, 4
         ),
-        "resnet-depth": sgd(
-            "resnet",
-            f"ResNet, {still} at {deep.size} x {deep.size}: depth",
-            lambda value: resnet(deep, scaled_stages(value)),
-            least=14,
-            most=6002,
-            step=3,
-            **whole,
-        ),
-        "resnet-width": sgd(
-            "resnet",
-            f"ResNet-{depth}, {still} at {deep.size} x {deep.size}: width",
-            lambda value: resnet(deep, widest, width=value),
-            least=16,
-            most=4096,
-            # Of each 64 channels; a stage that has fewer changes by whole channels.
-            step=max(4, 64 // deep.channels),
-            **whole,
-        ),
-        "resnet-resolution": sgd(
-            "resnet",
-            f"ResNet-{depth}, {still}: resolution",
-            lambda value: resnet(deep, widest, size=value),
-            least=32,
-            most=4096,
-            step=4,
-            **whole,
-        ),
-        "swin-tiny-batch": sgd(
-            "swin", f"Swin-tiny, {at}: batch", lambda value: swin(images, SWIN_TINY, batch=value), **batch
-        ),
-        "swin-small-batch": sgd(
-            "swin", f"Swin-small, {at}: batch", lambda value: swin(images, SWIN_SMALL, batch=value), **batch
-        ),
+        "swin-tiny-batch": batch("swin", "Swin-tiny", lambda value: swin(images, SWIN_TINY, batch=value)),
+        "swin-small-batch": batch("swin", "Swin-small", lambda value: swin(images, SWIN_SMALL, batch=value)),
     }
 
 

@@ -69,7 +69,8 @@ def resnet(
         stem_width=images.channels,
         channels=tuple(images.channels * factor for factor in (1, 2, 4, 8)),
         base_width=width,
-        zero_init_last=False,  # a branch that is multiplied by 0 has no gradient, and an adaptive level nothing to weigh
+        # A branch that is multiplied by 0, as timm begins, has no gradient, and an adaptive level nothing to weigh.
+        zero_init_last=False,
     )
     blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
     return _classifier(model, images, batch or images.batch, size or images.size, blocks)

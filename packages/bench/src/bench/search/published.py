@@ -1,9 +1,9 @@
 """What the searches of GACT's and ActNN's authors have found within a GPU of 16 GiB, by dimension.
 
-GACT: Liu et al., "GACT: Activation Compressed Training for Generic Network Architectures", ICML 2022: the recorded results
-in the history of its repository (``speed_results.json``, ``max_*_results.json``). ActNN: Chen et al., "ActNN: Reducing
-Training Memory Footprint via 2-Bit Activation Compressed Training", ICML 2021: ResNet-50 from the throughput figure of its
-repository, read to about 3 %, and ResNet-152 from a later recording (``speed_results_v1.json``).
+GACT: Liu et al., "GACT: Activation Compressed Training for Generic Network Architectures", ICML 2022: the recorded
+results in the history of its repository (``speed_results.json``, ``max_*_results.json``). ActNN: Chen et al., "ActNN:
+Reducing Training Memory Footprint via 2-Bit Activation Compressed Training", ICML 2021: ResNet-50 from the throughput
+figure of its repository, read to about 3 %, and ResNet-152 from a later recording (``speed_results_v1.json``).
 """
 
 from __future__ import annotations

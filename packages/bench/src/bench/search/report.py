@@ -113,8 +113,8 @@ def _notes(results: SearchResults) -> Iterator[str]:
         else "all writable memory of the process that it had not before the model was made, which the kernel refuses "
         "beyond the limit"
     )
-    within = {search.resolution for search in results.searches}
-    exact = f"to {100 * max(within):g} %" if within and max(within) else "exactly"
+    within = max((search.resolution for search in results.searches), default=0.0)
+    exact = f"to {100 * within:g} %" if within else "exactly"
     yield (
         f"largest: {exact}, that trains within that memory: weights, gradients, the optimizer's "
         f"state, activations and what kernels take; {counted}. ≥: no larger one was tried. "
