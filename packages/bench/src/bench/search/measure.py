@@ -120,6 +120,8 @@ class Searcher:
 
     def _largest(self, dimension: Dimension, name: str, way: str, first: int) -> Search:
         before = self.results.search(name, way) or Search(name, way)
+        if before.ended and before.resolution <= self._options.resolution:
+            return before
         search = replace(
             before,
             title=dimension.title,

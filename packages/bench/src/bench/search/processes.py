@@ -23,11 +23,17 @@ from typing import IO, Self
 import torch
 
 from bench.process_memory import ENVIRONMENT
+from bench.search.dimensions import dimensions
 from bench.search.results import Trial
 from bench.search.trial import Request, prepare, says_out_of_memory, take
 
 _MODULE = "bench.search.processes"  # of the child process; this file's name for itself is __main__ there
-_LIBRARIES = ("timm", "transformers.models.bert.modeling_bert", "torch_geometric.nn", "integrations.checkpoint")
+_MODULES = {  # that models are made of, by family
+    "resnet": "timm.models.resnet",
+    "swin": "timm.models.swin_transformer",
+    "bert": "transformers.models.bert.modeling_bert",
+    "gcn": "torch_geometric.nn",
+}
 
 
 class Trials:
@@ -107,12 +113,12 @@ def ended(value: int, code: int, errors: str) -> Trial:
 def _serve(device: str, requests: Iterator[str]) -> None:
     """Answers requests, one line each, with a line each."""
     torch.set_num_threads(1)  # what is forked has one: others would not survive it
-    for name in _LIBRARIES:
-        with contextlib.suppress(ImportError, RuntimeError):  # of torchvision beside another torch; a trial says so
-            importlib.import_module(name)
+    known = dimensions(device)
     prepared: set[str] = set()
     for line in requests:
         request = Request(**json.loads(line))
+        with contextlib.suppress(ImportError, RuntimeError):  # of torchvision beside another torch; the trial says so
+            importlib.import_module(_MODULES[known[request.dimension].family])
         if request.way not in prepared:
             prepare(request.way, device)
             prepared.add(request.way)
