@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("python -m bench: interrupted; of files that are written one by one, the last is whole", file=sys.stderr)
+        print("python -m bench: interrupted; nothing was written but what goes to --json one by one", file=sys.stderr)
         return 130
     return 0
 

@@ -102,11 +102,18 @@ def report(options: Namespace) -> None:
         except OSError as error:
             raise BenchError(f"{page} cannot be read ({error.strerror})") from error
         made = pages.rendered(text, options.results)
-        if options.check and made != text:
-            raise BenchError(f"{page} has tables that are not those of {options.results}; run it without --check")
-        if made != text:
-            page.write_text(made)
-        print(f"{page}: {'as it was' if made == text else 'tables made anew'}")
+        missing = [place for place in made.charts if not (page.parent / place).is_file()]
+        if options.check:
+            if made.text != text:
+                raise BenchError(f"{page} has tables that are not those of {options.results}; run it without --check")
+            if missing:
+                raise BenchError(f"{page} shows {', '.join(missing)}, which is not there; run it without --check")
+        for place, draw in made.charts.items():
+            if not options.check:
+                draw(page.parent / place)
+        if made.text != text:
+            page.write_text(made.text)
+        print(f"{page}: {'as it was' if made.text == text else 'tables made anew'}")
 
 
 def show(options: Namespace) -> None:
