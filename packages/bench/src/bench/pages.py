@@ -11,8 +11,9 @@ A page says which, and what is between is replaced::
     <!-- readme fewbit -->
     <!-- /readme -->
 
-A table's name is how the heading of its first column begins, as ``python -m bench show`` prints it. A chart has a place
-beside the page, and words for those who do not see it. A README's table is one of ``bench.readmes``.
+A table's name is how its headings begin, as ``python -m bench show`` prints them, with `` | `` between; most often a
+part of the first is enough. A chart has a place beside the page, and words for those who do not see it. A README's
+table is one of ``bench.readmes``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from bench import records
@@ -79,6 +80,7 @@ class _Maker:
         self.charts: dict[str, Callable[[Path], None]] = {}
         self._folder = folder
         self._found: dict[str, records.AnyResults] = {}
+        self._said: set[str] = set()
 
     def between(self, match: re.Match[str]) -> str:
         """A mark, what it asks for, and its end."""
@@ -92,7 +94,7 @@ class _Maker:
         heading = next((one for one in tables if one.startswith(name)), None)
         if heading is None:
             raise BenchError(f"{file} has no table {name!r}; it has {', '.join(map(repr, tables)) or 'none'}")
-        return f"{to_markdown(tables[heading])}\n\n{where(results)}"
+        return self._with_where(to_markdown(tables[heading]), results)
 
     def _chart(self, what: str) -> str:
         file, place, words = _parts(what, 3, "<!-- chart FILE: PLACE: WORDS -->")
@@ -104,7 +106,14 @@ class _Maker:
         if what not in TABLES:
             raise BenchError(f"there is no table {what!r} of a README; there are {', '.join(TABLES)}")
         made = TABLES[what](self._folder)
-        return "\n\n".join([to_markdown(made.table), *map(where, made.results)])
+        return self._with_where(to_markdown(made.table), *made.results)
+
+    def _with_where(self, made: str, *all_results: records.AnyResults) -> str:
+        """A table, and below it what made its numbers, which a page says of each file once."""
+        said = [where(results) for results in all_results]
+        new = [line for line in said if line not in self._said]
+        self._said.update(new)
+        return "\n\n".join([made, *new])
 
     def _results(self, file: str) -> records.AnyResults:
         if file not in self._found:
@@ -129,14 +138,12 @@ def to_markdown(table: Table) -> str:
 
 
 def _tables(results: records.AnyResults) -> dict[str, Table]:
-    """By the heading of the first column."""
+    """By the headings of their columns, with lines between."""
     text = shown(results)
     parts = text.renderables if isinstance(text, Group) else []
-    return {_cell(_first(part).header): part for part in parts if isinstance(part, Table)}
-
-
-def _first(table: Table) -> Column:
-    return table.columns[0]
+    return {
+        " | ".join(_cell(column.header) for column in part.columns): part for part in parts if isinstance(part, Table)
+    }
 
 
 def _cell(content: object) -> str:
