@@ -4,7 +4,7 @@ import pytest
 
 from bench import records
 from bench.checkpoint.architectures import ARCHITECTURES
-from bench.checkpoint.contenders import LEAST, PLAIN
+from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
 from bench.checkpoint.results import CheckpointResults, Peak
 from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
@@ -44,6 +44,16 @@ def test_checkpointing_takes_channels_last_first(tmp_path):
     [row] = [row for row in rows(tmp_path, "checkpointing") if row.startswith("| vgg11 ")]
     assert "| 2,000 | 1,500 | 25.0 ✓ |" in row
     assert row.endswith("| --model vgg11 --channels-last |")
+
+
+def test_one_bit_relus_have_a_row_of_their_own(tmp_path):
+    ways = ((PLAIN, 1000), (LEAST, 800), (LEAST_MASKS, 600))
+    peaks = [Peak("alexnet", way, 1024, 224, nbytes * MIB) for way, nbytes in ways]
+    records.save(CheckpointResults(MACHINE, "cpu", 1 << 34, peaks=peaks), tmp_path / checkpointing.CHANNELS_LAST)
+    first, second, *_ = rows(tmp_path, "checkpointing")
+    assert "| 1,000 | 800 | 20.0 ✗ |" in first
+    assert second.startswith("| the same, 1-bit ReLUs |")
+    assert "| 1,000 | 600 | 40.0 ✓ |" in second
 
 
 def test_fewbit_savings(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from bench.checkpoint.architectures import ARCHITECTURES, Architecture
-from bench.checkpoint.contenders import LEAST, PLAIN
+from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
 from bench.checkpoint.results import CheckpointResults, Peak
 from bench.checkpoint.targets import at_own_size, published_cut
 from bench.layout import columns
@@ -45,7 +45,10 @@ def table(folder: Path) -> Made:
     made.columns[-1].justify = "left"
     for architecture in ARCHITECTURES.values():
         if architecture.published is not None:
-            made.add_row(*_published(architecture), *_measured(architecture, last, usual))
+            made.add_row(*_published(architecture), *_measured(architecture, LEAST, last, usual))
+            with_masks = _measured(architecture, LEAST_MASKS, last, usual)
+            if with_masks[0] != NOT_MEASURED:
+                made.add_row("the same, 1-bit ReLUs", *[""] * 5, *with_masks)
     return Made(made, [found for found in (last, usual) if found is not None])
 
 
@@ -63,13 +66,13 @@ def _published(architecture: Architecture) -> list[str]:
 
 
 def _measured(
-    architecture: Architecture, last: CheckpointResults | None, usual: CheckpointResults | None
+    architecture: Architecture, way: str, last: CheckpointResults | None, usual: CheckpointResults | None
 ) -> list[Text | str]:
     """In channels last, where the model has been measured so; otherwise in torch's usual order."""
-    plan = at_own_size(usual, architecture.name) if usual is not None else None
+    plan = at_own_size(usual, architecture.name) if usual is not None and way == LEAST else None
     time = "" if plan is None else f"{100 * plan.overheads[0]:.0f}"
     for results, option in ((last, " --channels-last"), (usual, "")):
-        peaks = _peaks(results, architecture) if results is not None else None
+        peaks = _peaks(results, architecture, way) if results is not None else None
         if results is None or peaks is None:
             continue
         plain, least = peaks
@@ -84,10 +87,10 @@ def _measured(
     return [NOT_MEASURED, "", "", time, f"--model {architecture.name} --channels-last"]
 
 
-def _peaks(results: CheckpointResults, architecture: Architecture) -> tuple[Peak, Peak] | None:
-    """The plain one and the least, at the table's own size."""
+def _peaks(results: CheckpointResults, architecture: Architecture, way: str) -> tuple[Peak, Peak] | None:
+    """The plain one and that of a way, at the table's own size."""
     at = architecture.batch, architecture.size
-    plain, least = (results.peak(architecture.name, way, *at) for way in (PLAIN, LEAST))
+    plain, least = (results.peak(architecture.name, one, *at) for one in (PLAIN, way))
     if plain is None or least is None or plain.peak_bytes is None or least.peak_bytes is None:
         return None
     return plain, least
