@@ -7,7 +7,7 @@ import torch
 
 from bench import process_memory
 from bench.errors import BenchError
-from bench.gnn_memory import measure
+from bench.gnn.memory import measure
 from bench.memory import AGREEMENT
 from bench.process_memory import ENVIRONMENT, counters
 

@@ -10,20 +10,18 @@ from typing import NoReturn
 
 import torch
 
-from bench import commands, gnn
+from bench import commands
 from bench.activations import measure as activations
 from bench.activations.cases import MODELS as ANY_MODELS
 from bench.arguments import add_chart, add_shared, positive, size, two
 from bench.checkpoint import measure as checkpointing
 from bench.checkpoint.architectures import ARCHITECTURES, QUICK
-from bench.data import DATASETS
 from bench.errors import BenchError
 from bench.fewbit import measure as fewbit
 from bench.fewbit import memory, sentences, step_time
-from bench.finish import FOLDER
-from bench.kernels import measure
+from bench.gnn import command as gnn
+from bench.kernels import THREADS, measure
 from bench.kernels.cases import FLOATS
-from bench.models import MODELS
 from bench.sensitivity import measure as sensitivity
 from bench.sweep import command as sweep
 from bench.systems import measure as systems
@@ -53,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("python -m bench: interrupted; nothing was written", file=sys.stderr)
+        print(
+            "python -m bench: interrupted; a run with the same --json takes up what was written",
+            file=sys.stderr,
+        )
         return 130
     return 0
 
@@ -62,34 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m bench", description="What compressed activations save and cost, measured.")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    train = parsers.add_parser("gnn", help="train GNNs at full precision and compressed; accuracy, memory and time")
-    train.set_defaults(command=commands.run_gnn)
-    train.add_argument("--model", action="append", choices=MODELS, help="repeatable; default: all")
-    train.add_argument(
-        "--level",
-        action="append",
-        choices=LEVELS,
-        help=f"repeatable; default: {', '.join(commands.LEVELS)}; full precision, L0, is always run",
+    gnn.add_arguments(
+        parsers.add_parser("gnn", help="train GNNs at full precision and compressed; accuracy, memory and time")
     )
-    train.add_argument(
-        "--dataset", default="auto", choices=DATASETS, help="auto: Cora at hand or downloaded, otherwise digits"
-    )
-    train.add_argument(
-        "--data-root",
-        type=Path,
-        metavar="DIR",
-        help="folder with planetoid/Cora/raw/...; default: ACTCORE_DATA, then torch-geometric's cache (PYG_HOME)",
-    )
-    train.add_argument("--seeds", type=positive, help=f"paired runs; default: {commands.SEEDS}")
-    train.add_argument("--epochs", type=positive, help=f"of each run; default: {commands.EPOCHS}")
-    train.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{commands.QUICK_SEEDS} seed, {commands.QUICK_EPOCHS} epochs, no kernels: shows that it works, not how "
-        "accurate it is",
-    )
-    add_shared(train, threads=torch.get_num_threads(), place=f"; default: {FOLDER}/gnn-DEVICE.json")
-    add_chart(train, place=f"; default: {FOLDER}/gnn-DEVICE.png")
 
     time = parsers.add_parser("kernels", help="time codecs and operators beside copies, plain PyTorch and others")
     time.set_defaults(command=commands.run_kernels)
@@ -113,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"{' and '.join(map(size_name, measure.QUICK_SIZES))}, {measure.QUICK_ROUNDS} rounds: shows that it works",
     )
-    add_shared(time, threads=gnn.KERNEL_THREADS)
+    add_shared(time, threads=THREADS)
     add_chart(time)
 
     know = parsers.add_parser("sensitivity", help="how well adaptive levels know which tensors matter")
@@ -123,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     know.add_argument("--level", default="L2", choices=adaptive, help="default: %(default)s")
     know.add_argument("--pairs", type=positive, help=f"of seeds in the reference; default: {sensitivity.PAIRS}")
     know.add_argument("--steps", type=positive, help=f"of the gradient's error; default: {sensitivity.STEPS}")
-    know.add_argument("--threads", type=positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    know.add_argument("--threads", type=positive, default=THREADS, help="default: %(default)s")
     know.add_argument(
         "--quick",
         action="store_true",
@@ -149,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     any_model.add_argument("--steps", type=positive, help=f"of the gradient's error; default: {activations.STEPS}")
     any_model.add_argument("--rounds", type=positive, help=f"of timed steps; default: {activations.ROUNDS}")
-    any_model.add_argument("--threads", type=positive, default=gnn.KERNEL_THREADS, help="default: %(default)s")
+    any_model.add_argument("--threads", type=positive, default=THREADS, help="default: %(default)s")
     any_model.add_argument(
         "--quick",
         action="store_true",

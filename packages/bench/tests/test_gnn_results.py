@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from bench import records
-from bench.chart import save_chart
 from bench.errors import BenchError
+from bench.gnn.chart import save_chart
+from bench.gnn.report import render
 from bench.kernels import KernelTime
-from bench.table import console, render
+from bench.layout import console
 
 
 def text_of(results):
