@@ -95,7 +95,7 @@ def test_the_chart_is_an_image(results, tmp_path):
 
 
 def test_a_chart_needs_something_to_compare(results, tmp_path):
-    plain = dataclasses.replace(results, curves=results.curves[:2])
+    plain = dataclasses.replace(results, curves=results.curves[:2], memories=results.memories[:1])
     with pytest.raises(BenchError, match="compares levels with full precision"):
         save_chart(plain, tmp_path / "chart.png")
 

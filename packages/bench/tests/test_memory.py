@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bench import process_memory
-from bench.errors import BenchError
-from bench.gnn.memory import measure
+from bench.gnn.datasets import digits
+from bench.gnn.memory import measure, measure_here
 from bench.memory import AGREEMENT
 from bench.process_memory import ENVIRONMENT, counters
 
@@ -81,5 +81,12 @@ def test_at_l0_memory_is_that_of_the_untouched_model(memories):
 
 
 def test_a_child_that_fails_says_why():
-    with pytest.raises(BenchError, match=r"measures memory ended with code 1: .*level must be one of .*got 'L9'"):
-        measure(["gcn"], ["L9"], "digits", None, CPU, threads=1)
+    [failed] = measure(["gcn"], [None], "nowhere", None, CPU, threads=1)
+    assert "measures memory ended with code 1: " in failed.not_measured
+    assert "dataset must be one of" in failed.not_measured
+
+
+def test_a_level_that_fails_says_why():
+    found = measure_here("gcn", "L9", digits())
+    assert "level must be one of" in found.not_measured
+    assert found.live_bytes is None

@@ -58,7 +58,14 @@ def measure(
 
 
 def measure_here(model: str, level: str | None, graph: Graph, recipe: Recipe = DEFAULT) -> Memory:
-    """Measures one model at one level in this process, on the graph's device."""
+    """Measures one model at one level in this process, on the graph's device. What fails is said in the answer."""
+    try:
+        return _measured(model, level, graph, recipe)
+    except Exception as error:  # whatever one cell fails with, others are to be measured
+        return Memory(model, level or "L0", None, None, not_measured=reason(error))
+
+
+def _measured(model: str, level: str | None, graph: Graph, recipe: Recipe) -> Memory:
     torch.manual_seed(0)
     network = MODELS[model](graph.x.shape[1], graph.classes, recipe).to(graph.x.device)
     part = graph if recipe.sample is None else Walks(graph, recipe.sample).draw()
@@ -88,20 +95,13 @@ def _request(
     }
 
 
-def _measured(model: str, level: str | None, graph: Graph, recipe: Recipe) -> Memory:
-    try:
-        return measure_here(model, level, graph, recipe)
-    except Exception as error:  # whatever one cell fails with, others are to be measured
-        return Memory(model, level or "L0", None, None, not_measured=reason(error))
-
-
 def _child(request: str) -> None:
     """What the child process does: reads the request, says what it found."""
     wanted = json.loads(request)
     torch.set_num_threads(wanted["threads"])
     root = None if wanted["data_root"] is None else Path(wanted["data_root"])
     graph = datasets.load(wanted["dataset"], root).to(torch.device(wanted["device"]))
-    answer([_measured(model, level, graph, Recipe(**wanted["recipe"])) for model, level in wanted["cells"]])
+    answer([measure_here(model, level, graph, Recipe(**wanted["recipe"])) for model, level in wanted["cells"]])
 
 
 if __name__ == "__main__":

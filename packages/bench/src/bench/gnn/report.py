@@ -148,20 +148,22 @@ def _notes(results: Results) -> Iterator[str]:
     if results.memories:
         yield (
             "activations: what autograd alone keeps after the forward, by the report; on Cora, those of GCN and "
-            "GraphSAGE should be 5 times smaller at L1, 8 at L1.2. measured / reported: live bytes of the process after the "
-            f"forward, over what the report says is stored, within {AGREEMENT:.0%}."
+            "GraphSAGE should be 5 times smaller at L1, 8 at L1.2. measured / reported: live bytes of the process "
+            f"after the forward, over what the report says is stored, within {AGREEMENT:.0%}."
         )
         yield (
-            "peak: the most memory during forward and backward, less what was there before and the gradients, measured; it "
-            "includes what message passing holds for a moment, which compression does not touch."
+            "peak: the most memory during forward and backward, less what was there before and the gradients, "
+            "measured; it includes what message passing holds for a moment, which compression does not touch."
         )
     levels = {entry.level for entries in (results.curves, results.memories) for entry in entries}
     moved = [level for level in LEVELS if level in levels and LEVELS[level].offload]
     if moved and results.device == "cpu":
         yield f"{', '.join(moved)}: only tensors on a GPU go to host memory; on a CPU, L3 stores what L2 does."
-    for memory in results.memories:
-        if memory.not_measured:
-            yield f"memory of {memory.model} at {memory.level} not measured: {memory.not_measured}"
+    reasons = {memory.not_measured for memory in results.memories if memory.not_measured}
+    for reason in sorted(reasons):
+        cells = [f"{found.model} {found.level}" for found in results.memories if found.not_measured == reason]
+        which = "" if len(cells) == len(results.memories) else f" of {', '.join(cells)}"
+        yield f"memory{which} not measured: {reason}"
 
 
 def kernel_table(times: Sequence[KernelTime]) -> Table:

@@ -39,8 +39,8 @@ class Walks:
     def __init__(self, graph: Graph, nodes: int) -> None:
         if not LENGTH < nodes < len(graph.x):
             raise BenchError(
-                f"--sample must be from {LENGTH + 1} nodes to fewer than {graph.name}'s {len(graph.x):,}, got {nodes:,}; "
-                "leave it out to train on the whole graph"
+                f"--sample must be from {LENGTH + 1} nodes to fewer than {graph.name}'s {len(graph.x):,}, got {nodes:,}"
+                "; leave it out to train on the whole graph"
             )
         self._graph = graph
         self._count = nodes // (LENGTH + 1)
