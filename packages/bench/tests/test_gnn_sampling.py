@@ -17,9 +17,8 @@ SAMPLE = Recipe(sample=600, hidden=32)
 
 @pytest.fixture(scope="module")
 def several(graph):
-    """The digits with two classes each: the digit, and whether it is even."""
-    digit = torch.nn.functional.one_hot(graph.y, 10)
-    return dataclasses.replace(graph, y=torch.cat([digit, (graph.y % 2 == 0)[:, None]], 1).float())
+    """The digits with one to two of three classes: even, odd, below five."""
+    return dataclasses.replace(graph, y=torch.stack([graph.y % 2 == 0, graph.y % 2 == 1, graph.y < 5], 1).float())
 
 
 # ---- subgraphs ----
@@ -120,7 +119,7 @@ def test_micro_f1_by_hand(several):
 
 
 def test_the_loss_is_that_of_each_class(several):
-    logits = torch.randn(len(several.x), 11, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(len(several.x), 3, generator=torch.Generator().manual_seed(0))
     chance = logits.sigmoid()
     each = -(several.y * chance.log() + (1 - several.y) * (1 - chance).log())[several.train].mean()
     torch.testing.assert_close(several.loss(logits), each)  # torch's own bounds: both are float32
@@ -129,9 +128,9 @@ def test_the_loss_is_that_of_each_class(several):
 @pytest.mark.parametrize("recipe", [Recipe(hidden=64), Recipe(hidden=64, sample=600)], ids=["whole", "subgraphs"])
 def test_several_classes_can_be_learned(several, recipe):
     run = Run("sage", "L1", 0, several, recipe)
-    run.train(60 if recipe.sample is None else 20)
-    assert run.curve.losses[-1] < run.curve.losses[0] / 2
-    assert run.curve.test_accuracy > 60  # who says "even" of each has 40
+    run.train(30 if recipe.sample is None else 12)
+    assert run.curve.losses[-1] < 0.9 * run.curve.losses[0]
+    assert run.curve.test_accuracy > 75  # who says all of each has 67
 
 
 def test_a_part_of_a_graph_has_the_labels_of_its_nodes(several):

@@ -1,8 +1,8 @@
 """The large graphs of GACT's benchmark, through the loaders of the libraries that have them.
 
-Flickr, Reddit and Yelp (Zeng et al., ICLR 2020; Hamilton et al., NeurIPS 2017) come through torch-geometric, ogbn-arxiv
-(Hu et al., NeurIPS 2020) is downloaded by ``ogb``. Folders are laid out as these loaders have them, ``<data root>/Flickr/raw``
-and ``<data root>/ogbn_arxiv/raw``; beside ``raw``, they write ``processed``.
+Flickr, Reddit and Yelp (Zeng et al., ICLR 2020; Hamilton et al., NeurIPS 2017) come through torch-geometric; ``ogb``
+downloads ogbn-arxiv (Hu et al., NeurIPS 2020). Folders are laid out as they have them, ``<data root>/Flickr/raw`` and
+``<data root>/ogbn_arxiv/raw``; beside ``raw``, they write ``processed``.
 """
 
 from __future__ import annotations
