@@ -100,8 +100,9 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "run", interrupt)
     assert cli.main(["gnn"]) == 130
-    assert capsys.readouterr().err == (
-        "python -m bench: interrupted; a run with the same --json takes up what was written\n"
+    assert (
+        capsys.readouterr().err
+        == "python -m bench: interrupted; nothing was written but what goes to --json one by one\n"
     )
 
 

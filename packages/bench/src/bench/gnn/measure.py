@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench import records
+from bench.arguments import THREADS
 from bench.errors import BenchError
 from bench.gnn import datasets, memory, training
 from bench.gnn.graph import Graph
@@ -23,7 +24,7 @@ from bench.gnn.recipe import DEFAULT, Recipe
 from bench.gnn.results import CommittedMemory, Results
 from bench.gnn.sampling import Walks
 from bench.gnn.summary import REFERENCE
-from bench.kernels import THREADS, time_kernels
+from bench.kernels import time_kernels
 from bench.machine import Machine
 from bench.progress import progress
 from bench.taken_up import commit_of, taken_up

@@ -55,10 +55,12 @@ def _header(results: Results) -> Text:
 
 def _accuracy(results: Results) -> Table:
     measure = f"test\n{results.measure}, %"
-    headings = (measure, "difference\n95 % interval", "final loss\nrelative", "epoch\nrelative", "")
+    found = [row for row in rows(results) if row.trained]
+    failures = [""] if any(row.failures for row in found) else []
+    headings = (measure, "difference\n95 % interval", "final loss\nrelative", "epoch\nrelative", *failures)
     table = columns(f"accuracy on\n{results.dataset}", *headings)
-    for row in _by_model(table, [row for row in rows(results) if row.trained]):
-        table.add_row(*_accuracy_cells(row))
+    for row in _by_model(table, found):
+        table.add_row(*_accuracy_cells(row)[: len(table.columns)])
     return table
 
 

@@ -10,6 +10,6 @@ report.py, chart.py tables and the picture
 copies.py           the short form that ``python -m bench gnn`` adds to its results
 """
 
-from bench.kernels.copies import TARGET, THREADS, KernelTime, time_kernels
+from bench.kernels.copies import TARGET, KernelTime, time_kernels
 
-__all__ = ["TARGET", "THREADS", "KernelTime", "time_kernels"]
+__all__ = ["TARGET", "KernelTime", "time_kernels"]

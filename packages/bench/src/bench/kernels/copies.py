@@ -14,7 +14,6 @@ from bench.kernels.clock import in_turn, median_ratio, threads
 BITS = (4, 8, 2, 1)
 MEBIBYTES = 256
 ROUNDS = 9
-THREADS = 2
 TARGET = 2.0  # what 4 bits should reach
 
 
