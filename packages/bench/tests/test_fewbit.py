@@ -18,8 +18,8 @@ from bench.fewbit.results import FewBitResults, Peak, Times
 from bench.fewbit.roberta import WAYS, Shape
 from bench.fewbit.training import BertRun
 from bench.fewbit.unfinished import partial_file
+from bench.layout import console
 from bench.machine import Machine
-from bench.table import console
 from bench.vision.memory import graph_bytes
 from integrations.fewbit import RandomizedLinear
 

@@ -13,8 +13,8 @@ from bench.activations.results import ActivationResults
 from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
+from bench.gnn.results import Results
 from bench.kernels.results import KernelResults
-from bench.results import Results
 from bench.search.results import SearchResults
 from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
