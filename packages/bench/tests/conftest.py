@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import sentences
 from bench.data import Graph, digits, load
-from bench.fewbit import measure, sentences, training
+from bench.fewbit import measure, training
 from bench.fewbit.bert import Recipe
 from bench.machine import Machine
 from bench.memory import Memory

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import torch
 
-from bench import commands, gnn
+from bench import commands, gnn, sentences
 from bench.activations import measure as activations
 from bench.activations.cases import MODELS as ANY_MODELS
 from bench.arguments import add_chart, add_shared, positive, size, two
@@ -19,7 +19,7 @@ from bench.checkpoint.architectures import ARCHITECTURES, QUICK
 from bench.data import DATASETS
 from bench.errors import BenchError
 from bench.fewbit import measure as fewbit
-from bench.fewbit import memory, sentences, step_time
+from bench.fewbit import memory, step_time
 from bench.finish import FOLDER
 from bench.kernels import measure
 from bench.kernels.cases import FLOATS
@@ -30,6 +30,7 @@ from bench.systems import measure as systems
 from bench.systems.subjects import QUICK as QUICK_SUBJECTS
 from bench.systems.subjects import SUBJECTS
 from bench.systems.ways import WAYS
+from bench.text import command as text
 from bench.units import size_name
 from bench.vision import images
 from bench.vision import measure as vision
@@ -166,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_systems(parsers.add_parser("systems", help="every way to train with less memory: peaks against time"))
 
     sweep.add_arguments(parsers.add_parser("sweep", help="one compressed training step of many models and layers"))
+    text.add_arguments(parsers.add_parser("text", help="BERT on GLUE's tasks: accuracy, memory and time of every way"))
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)

@@ -18,6 +18,7 @@ from bench.results import Results
 from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
 from bench.systems.results import SystemResults
+from bench.text.results import TextResults
 from bench.vision.results import VisionResults
 
 AnyResults = (
@@ -30,6 +31,7 @@ AnyResults = (
     | CheckpointResults
     | SystemResults
     | SweepResults
+    | TextResults
 )
 
 _FORMAT = 1
@@ -43,6 +45,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "checkpoint": CheckpointResults,
     "systems": SystemResults,
     "sweep": SweepResults,
+    "text": TextResults,
 }
 
 
