@@ -109,6 +109,9 @@ def test_the_process_of_a_cell_counts_bytes():
     if not found.not_measured:
         # What the report says is stored lives, and besides it the result and the graph: less than as much again.
         assert found.stored_bytes <= found.live_bytes < 2 * found.stored_bytes
+        # A step that makes all gradients holds them at its end; one that finds them holds one at a time besides, of which
+        # the words' alone is three quarters of them all, and nothing else is as large.
+        assert 0 < found.peak_bytes < found.whole_bytes
 
 
 def test_a_process_that_ends_is_said(monkeypatch):
@@ -206,9 +209,9 @@ RESULTS = TextResults(
         Run("tiny", GENERATED, "L2", 0, failure="it ended"),
     ],
     cells=[
-        Cell("large", PLAIN, 16, 128, 2**30, None, 2**30, 2**30, [1.0], [1.0]),
-        Cell("large", "L2", 16, 128, None, 2**28, 2**28, 2**29, [1.25], [1.0]),
-        Cell("base", "linear 20 % dct", 8, 128, None, None, None, None, [3.0], [2.0]),
+        Cell("large", PLAIN, 16, 128, 2**30, None, 2**30, 2**30, 2**31, [1.0], [1.0]),
+        Cell("large", "L2", 16, 128, None, 2**28, 2**28, 2**29, 2**30, [1.25], [1.0]),
+        Cell("base", "linear 20 % dct", 8, 128, seconds=[3.0], plain_seconds=[2.0]),
         Cell("base", EACH_BLOCK, 8, 128, does_not_apply="no blocks"),
     ],
     skipped=["cola: no network"],
@@ -233,7 +236,7 @@ def test_the_report_has_differences_and_published_figures(tmp_path, capsys):
     assert "(one answer for all) 50.0 0.693" in text
     assert "losses tell runs whose gradients are zero from plain ones" in text
     assert "plain training reaches 85.0 % accuracy, +35.0 points" in text
-    assert "L2 256.0 4.0 256.0 512.0 50 2.00" in text
+    assert "L2 256.0 4.0 256.0 512.0 50 1,024.0 50" in text
     assert "large, 4 bits, automatic 16 15.41 0.87 L2 16 12.80 0.80" in text
     assert "linear 20 % dct 58.81 1.90 1.50" in text
     assert "Left out: cola: no network" in text

@@ -27,8 +27,9 @@ def notes(results: TextResults) -> Iterator[str]:
     if results.cells:
         yield (
             "kept: of plain what autograd keeps, otherwise what the report says is kept instead. live: after the "
-            "forward, less before. peak: the most during forward and backward, less before, and less the gradients. "
-            "time: forward and backward, in turn with plain ones. Weights are random in both."
+            "forward, less before. peak: the most during forward and backward, less before, with gradients that are "
+            "there already; with gradients: the same where the step makes them, which no way makes smaller. time: "
+            "forward and backward, in turn with plain ones. Weights are random in both."
         )
         yield (
             f"Published: GACT, {GACT}; what it calls L1 for BERT there is 4 bits on average, which is our L2. FewBit, "

@@ -111,24 +111,28 @@ def _interval(found: Difference | None, places: int) -> str:
 
 
 def _memory(heading: str, cells: Sequence[Cell]) -> Table:
-    table = columns(
-        heading, "kept\nMiB", "times\nsmaller", "live\nMiB", "peak\nMiB", "\nof plain's, %", "times\nsmaller", ""
-    )
+    peaks = ("peak\nMiB", "\nof plain's, %", "with gradients\nMiB", "\nof plain's, %")
+    table = columns(heading, "kept\nMiB", "times\nsmaller", "live\nMiB", *peaks, "")
     plain = next((cell for cell in cells if cell.way == PLAIN), None)
     for cell in cells:
         kept = cell.original_bytes if cell.way == PLAIN else cell.stored_bytes
-        original, peak = (plain.original_bytes, plain.peak_bytes) if plain else (None, None)
+        original = plain.original_bytes if plain else None
         table.add_row(
             cell.way,
             _mib(kept),
             "" if not (original and cell.stored_bytes) else f"{original / cell.stored_bytes:.1f}",
             _mib(cell.live_bytes),
             _mib(cell.peak_bytes),
-            "" if not (peak and cell.peak_bytes) else f"{100 * cell.peak_bytes / peak:.0f}",
-            "" if not (peak and cell.peak_bytes) else f"{peak / cell.peak_bytes:.2f}",
+            _percent(cell.peak_bytes, plain and plain.peak_bytes),
+            _mib(cell.whole_bytes),
+            _percent(cell.whole_bytes, plain and plain.whole_bytes),
             Text(_reason(cell), style="dim"),
         )
     return table
+
+
+def _percent(nbytes: int | None, plain: int | None) -> str:
+    return f"{100 * nbytes / plain:.0f}" if nbytes and plain else ""
 
 
 def _time(heading: str, cells: Sequence[Cell]) -> Table:

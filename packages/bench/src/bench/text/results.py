@@ -81,7 +81,8 @@ class Cell:
         original_bytes: of the plain network: what autograd keeps.
         stored_bytes: what is kept instead, as the report says; ``None`` where there is none.
         live_bytes: that live after the forward and did not before.
-        peak_bytes: the most during forward and backward, less what was there before, and less the gradients.
+        peak_bytes: the most during forward and backward, less what was there before, the gradients among it.
+        whole_bytes: the same of a step that makes the gradients: with them.
         seconds, plain_seconds: of steps in this way, and of plain ones in turn.
         not_measured: why bytes were not; empty otherwise.
         does_not_apply: why the way is none for this network; empty otherwise.
@@ -97,6 +98,7 @@ class Cell:
     stored_bytes: int | None = None
     live_bytes: int | None = None
     peak_bytes: int | None = None
+    whole_bytes: int | None = None
     seconds: list[float] = field(default_factory=list)
     plain_seconds: list[float] = field(default_factory=list)
     not_measured: str = ""
