@@ -70,8 +70,17 @@ def finish(results: records.AnyResults, json: Path | None, picture: Path | None)
         records.save(results, json)
     table.console().print(shown(results))
     if picture is not None:
-        _, draw = _SHOWN[type(results)]
         draw(results, picture)
+
+
+def draw(results: records.AnyResults, picture: Path) -> None:
+    """Draws the chart of results into a file of the type that its name says, such as PNG or SVG.
+
+    Raises:
+        BenchError: it cannot be written, or there is nothing to draw.
+    """
+    _, drawn = _SHOWN[type(results)]
+    drawn(results, picture)
 
 
 def shown(results: records.AnyResults) -> RenderableType:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -89,8 +90,25 @@ def by_torch(forward: Forward) -> Forward:
 
 
 def _by_remat(forward: Forward) -> Forward:
-    wrapped: Forward = needs("torch_remat").checkpoint()(forward)
+    """With torch's generators set back, which it leaves to its caller: a dropout that is computed again must draw what
+    it drew, as it does with ``torch.utils.checkpoint``."""
+    wrapped: Forward = needs("torch_remat").checkpoint(recompute_state_hooks=(_Generators(),))(forward)
     return wrapped
+
+
+class _Generators:
+    """What ``torch_remat`` asks for the states of torch's generators, in the form of its hooks."""
+
+    def snapshot(self) -> tuple[Tensor, list[Tensor]]:
+        """The states, of the CPU's and of each GPU that is in use."""
+        return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self, states: tuple[Tensor, list[Tensor]]) -> None:
+        """Sets the generators back."""
+        cpu, cuda = states
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
 
 
 def _on_cpu(subject: Subject) -> tuple[Forward, Surroundings]:
