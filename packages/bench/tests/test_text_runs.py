@@ -12,7 +12,7 @@ from bench.machine import Machine
 from bench.systems.ways import PLAIN, DoesNotApply
 from bench.table import console
 from bench.text import cell as cells
-from bench.text import encoding, measure, models, texts, training
+from bench.text import encoding, measure, models, texts, training, ways
 from bench.text.models import NETWORKS, Network
 from bench.text.report import render
 from bench.text.results import Cell, Facts, Run, TextResults
@@ -60,6 +60,23 @@ def test_runs_of_a_seed_are_pairs_bit_for_bit(train, plain):
     recomputed = train(EACH_BLOCK)
     assert recomputed.losses == plain.losses
     assert recomputed.held_out == plain.held_out
+
+
+def test_what_a_way_draws_changes_no_dropout(train, plain, monkeypatch):
+    ready = ways.ready
+
+    def drawing(*asked):
+        forward, surroundings = ready(*asked)
+
+        def forward_and_draw(**batch):
+            output = forward(**batch)
+            torch.rand(1)
+            return output
+
+        return forward_and_draw, surroundings
+
+    monkeypatch.setattr(ways, "ready", drawing)
+    assert train(PLAIN).losses == plain.losses
 
 
 def test_the_control_learns_nothing(train, plain):

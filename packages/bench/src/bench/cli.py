@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
     add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
     add("sweep", sweep.add_arguments, "one compressed training step of many models and layers")
-    text.add_arguments(parsers.add_parser("text", help="BERT on GLUE's tasks: accuracy, memory and time of every way"))
+    add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)

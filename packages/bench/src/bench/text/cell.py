@@ -86,8 +86,8 @@ def _memory(cell: Cell, device: torch.device) -> Cell:
 def _accumulating_peak(forward: Callable[[], Tensor], device: torch.device) -> int | None:
     """The most bytes of a step that adds to gradients that are there, less those before it.
 
-    A peak less the bytes of gradients that are made in the step would be too small here: the gradients of BERT's weights
-    take more than the activations of few sentences, and most of them are made when those are gone.
+    A peak less the bytes of gradients that are made in the step would be too small here: the gradients of BERT's
+    weights take more than the activations of few sentences, and most of them are made when those are gone.
     """
     found = counters(device)
     if isinstance(found, str):
