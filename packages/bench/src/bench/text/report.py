@@ -116,16 +116,16 @@ def _memory(heading: str, cells: Sequence[Cell]) -> Table:
     plain = next((cell for cell in cells if cell.way == PLAIN), None)
     for cell in cells:
         kept = cell.original_bytes if cell.way == PLAIN else cell.stored_bytes
-        original = plain.original_bytes if plain else None
+        original, peak, whole = (plain.original_bytes, plain.peak_bytes, plain.whole_bytes) if plain else (None,) * 3
         table.add_row(
             cell.way,
             _mib(kept),
             "" if not (original and cell.stored_bytes) else f"{original / cell.stored_bytes:.1f}",
             _mib(cell.live_bytes),
             _mib(cell.peak_bytes),
-            _percent(cell.peak_bytes, plain and plain.peak_bytes),
+            _percent(cell.peak_bytes, peak),
             _mib(cell.whole_bytes),
-            _percent(cell.whole_bytes, plain and plain.whole_bytes),
+            _percent(cell.whole_bytes, whole),
             Text(_reason(cell), style="dim"),
         )
     return table
