@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.fewbit import measure, sentences, training
+from bench import sentences
+from bench.fewbit import measure, training
 from bench.fewbit.bert import Recipe
 from bench.gnn.datasets import digits, load
 from bench.gnn.graph import Graph

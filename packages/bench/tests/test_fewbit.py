@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from bench import cli, records
-from bench.fewbit import measure, memory, roberta, sentences, step_time, training
+from bench import cli, records, sentences
+from bench.fewbit import measure, memory, roberta, step_time, training
 from bench.fewbit.notes import learned
 from bench.fewbit.report import render
 from bench.fewbit.results import FewBitResults, Peak, Times

@@ -10,19 +10,20 @@ from typing import NoReturn
 
 import torch
 
-from bench import commands
+from bench import commands, sentences
 from bench.activations import command as activations
 from bench.arguments import add_chart, add_shared, positive, two
 from bench.checkpoint import command as checkpointing
 from bench.errors import BenchError
 from bench.fewbit import measure as fewbit
-from bench.fewbit import memory, sentences, step_time
+from bench.fewbit import memory, step_time
 from bench.gnn import command as gnn
 from bench.kernels import command as kernels
 from bench.search import command as search
 from bench.sensitivity import command as sensitivity
 from bench.sweep import command as sweep
 from bench.systems import command as systems
+from bench.text import command as text
 from bench.vision import images
 from bench.vision import measure as vision
 
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")
     add("sweep", sweep.add_arguments, "one compressed training step of many models and layers")
+    add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
