@@ -13,7 +13,7 @@ import torch
 from bench import commands, gnn
 from bench.activations import measure as activations
 from bench.activations.cases import MODELS as ANY_MODELS
-from bench.arguments import add_chart, add_shared, positive, size, two
+from bench.arguments import add_chart, add_shared, positive, size
 from bench.checkpoint import measure as checkpointing
 from bench.checkpoint.architectures import ARCHITECTURES, QUICK
 from bench.data import DATASETS
@@ -31,8 +31,7 @@ from bench.systems.subjects import QUICK as QUICK_SUBJECTS
 from bench.systems.subjects import SUBJECTS
 from bench.systems.ways import WAYS
 from bench.units import size_name
-from bench.vision import images
-from bench.vision import measure as vision
+from bench.vision import command as vision
 from integrations import LEVELS
 
 
@@ -158,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     any_model.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
     add_chart(any_model)
 
-    _add_vision(parsers.add_parser("vision", help="Q-layers: bytes, accuracy, the gradient's variance and time"))
+    vision.add_arguments(parsers.add_parser("vision", help="image models: bytes, peaks, accuracy, variance, time"))
 
     _add_fewbit(parsers.add_parser("fewbit", help="few-bit activations and randomized linear layers"))
 
@@ -184,32 +183,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--check", action="store_true", help="change nothing; fail where a table is another one")
     return parser
-
-
-def _add_vision(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=commands.run_vision)
-    parser.add_argument(
-        "--part", action="append", choices=vision.PARTS, help="of the measurements, repeatable; default: all"
-    )
-    parser.add_argument(
-        "--dataset", default="auto", choices=images.DATASETS, help="auto: CIFAR-10's subset at hand, otherwise digits"
-    )
-    parser.add_argument(
-        "--data-root", type=Path, metavar="DIR", help=f"folder with {images.FILE}; default: ACTCORE_DATA"
-    )
-    parser.add_argument("--seeds", type=positive, help=f"of training, paired; default: {vision.SEEDS}")
-    parser.add_argument("--epochs", type=positive, help=f"of each training run; default: {vision.EPOCHS}")
-    parser.add_argument("--repeats", type=two, help=f"of a measured variance; default: {vision.REPEATS}")
-    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {vision.ROUNDS}")
-    parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="default: %(default)s")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{vision.QUICK_SEEDS} seeds, {vision.QUICK_EPOCHS} epoch, {vision.QUICK_REPEATS} repeats, "
-        f"{vision.QUICK_ROUNDS} rounds: shows that it works",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
-    add_chart(parser)
 
 
 def _add_fewbit(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,6 @@ from bench.systems import measure as systems
 from bench.systems.subjects import QUICK as QUICK_SUBJECTS
 from bench.systems.subjects import SUBJECTS
 from bench.systems.ways import PLAIN, WAYS
-from bench.vision import measure as vision
 
 LEVELS = ("L1", "L1.1", "L1.2")
 SEEDS, EPOCHS = 3, 100
@@ -108,27 +107,6 @@ def run_activations(options: Namespace) -> None:
             rounds=options.rounds or (activations.QUICK_ROUNDS if options.quick else activations.ROUNDS),
             threads=options.threads,
             parts=parts,
-        )
-    )
-    finish(results, options.json, options.chart)
-
-
-def run_vision(options: Namespace) -> None:
-    """``python -m bench vision``."""
-    parts = list(dict.fromkeys(options.part or vision.PARTS))
-    if options.chart is not None and "variance" not in parts:
-        raise BenchError("a chart shows the part variance; add --part variance, or leave --chart out")
-    require_writable(options.json, options.chart)
-    results = vision.run(
-        vision.Options(
-            parts=parts,
-            dataset=options.dataset,
-            data_root=options.data_root,
-            seeds=options.seeds or (vision.QUICK_SEEDS if options.quick else vision.SEEDS),
-            epochs=options.epochs or (vision.QUICK_EPOCHS if options.quick else vision.EPOCHS),
-            repeats=options.repeats or (vision.QUICK_REPEATS if options.quick else vision.REPEATS),
-            rounds=options.rounds or (vision.QUICK_ROUNDS if options.quick else vision.ROUNDS),
-            threads=options.threads,
         )
     )
     finish(results, options.json, options.chart)

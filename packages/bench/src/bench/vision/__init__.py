@@ -1,6 +1,10 @@
-"""``python -m bench vision``: convolutional networks with Q-layers, in parts that can be run alone.
+"""``python -m bench vision``: networks for images, compressed by hooks and by layers, in parts that can be run alone.
 
+command.py      the command line
 measure.py      a run: which parts, in which order
+models.py       the originals' models at full size
+compression/    part "compression": what they keep for backward, and their peaks, in every way
+published.py    what was published of them
 images.py       the images that are trained on
 resnet.py       ResNet-20, and a batch of images for it
 memory.py       part "memory": what ResNet-50 keeps for backward, in a process of its own

@@ -5,27 +5,38 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from bench.errors import MissingLibrary
+from bench import records
+from bench.errors import BenchError, MissingLibrary
 from bench.kernels.clock import threads
 from bench.machine import Machine
 from bench.networks import resnet50
 from bench.progress import progress
+from bench.taken_up import commit_of, taken_up
 from bench.vision import images, memory, step_time, training, variance
+from bench.vision.compression import measure as compressing
+from bench.vision.compression.cell import Settings
+from bench.vision.compression.measure import Asked
+from bench.vision.compression.results import Cell
 from bench.vision.images import Images
 from bench.vision.results import VisionResults
 from integrations import qmodules
 
-PARTS = ("memory", "training", "variance", "ablation", "time")
+PARTS = ("compression", "memory", "training", "variance", "ablation", "time")
 LEVELS = ("L1", "L2", "L3")  # of memory and time
 TRAINED = ("L3",)
 VARIANCES = ("L2", "L3")
 SEEDS, EPOCHS, REPEATS, ROUNDS = 10, 3, 10, 9
 QUICK_SEEDS, QUICK_EPOCHS, QUICK_REPEATS, QUICK_ROUNDS = 3, 1, 4, 3
+
+_WITHOUT_IMAGES = {"compression", "memory"}
+_PACKAGES = ("torch", "actcore", "actcore-integrations")
+_LIBRARIES = ("torchvision", "timm")  # that the models are of
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,10 @@ class Options:
         repeats: of each measurement of a variance.
         rounds: of timed steps that count.
         threads: of torch's operators.
+        compressed: which cells of the part compression.
+        device: of the part compression; the others are on the CPU.
+        seed: of the part compression.
+        json: the file that results are written to, and taken up from.
         steps: of training before variances are measured.
     """
 
@@ -51,44 +66,111 @@ class Options:
     repeats: int
     rounds: int
     threads: int
+    compressed: Asked
+    device: torch.device
+    seed: int
+    json: Path | None
     steps: int = variance.STEPS
 
 
 def run(options: Options) -> VisionResults:
-    """Runs the parts, with a progress bar on stderr.
+    """Runs the parts, with a progress bar on stderr, each written when it is done; compression cell by cell.
+
+    A file that is there is taken up: cells that it has are not measured again, parts without cells are.
 
     Raises:
-        BenchError: the images cannot be used, or the process that measures memory failed.
+        BenchError: there is no such device; the images cannot be used; the process that measures memory failed; the
+            file holds other results.
     """
-    start = time.perf_counter()
+    if options.device.type == "cuda" and not torch.cuda.is_available():
+        raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
+    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(_installed, _LIBRARIES)))
+    blank = VisionResults(machine, "", {}, device=options.device.type, seed=options.seed)
+    named = "machine, device, seed, number of threads or version of torch"
+    run = _Run(options, replace(taken_up(blank, options.json, _settings, named), skipped=[]))
     data: Images | None = None
-    if set(options.parts) - {"memory"}:
+    if set(options.parts) - _WITHOUT_IMAGES:
         data = images.load(options.dataset, options.data_root, tell=lambda line: print(line, file=sys.stderr))
-    found: dict[str, list[object]] = {}
-    skipped: list[str] = []
+        run.use(data)
     with threads(options.threads), progress("vision", _steps(options)) as advance:
+        if "compression" in options.parts:
+            _compression(run, advance)
         if "memory" in options.parts:
-            try:
-                resnet50(1)  # whether it can be made
-                found["memories"] = [*memory.measure(LEVELS, options.threads)]
-            except MissingLibrary as error:
-                skipped.append(f"memory: {error}")
+            _memory(run)
             advance("memory")
         if data is not None:
-            found |= _with_images(options, data, advance)
-    return VisionResults(
-        machine=Machine.here(torch.device("cpu"), options.threads, ("torch", "actcore", "actcore-integrations")),
-        data="" if data is None else str(data),
-        recipe=_recipe(options),
-        skipped=skipped,
-        seconds=time.perf_counter() - start,
-        **found,  # type: ignore[arg-type]
+            run.keep(**_with_images(options, data, advance))
+    return run.results
+
+
+class _Run:
+    """The results so far: in the file that they are written to.
+
+    Attributes:
+        options: what to run.
+        results: so far.
+    """
+
+    def __init__(self, options: Options, results: VisionResults) -> None:
+        self.options, self.results = options, results
+        self._start, self._earlier = time.perf_counter(), results.seconds
+
+    def use(self, data: Images) -> None:
+        """Says on which images what follows is.
+
+        Raises:
+            BenchError: what was taken up is on others.
+        """
+        if self.results.data not in ("", str(data)):
+            raise BenchError(
+                f"{self.options.json} holds results on the {self.results.data}, not on the {data}; name another file"
+            )
+        self.results = replace(self.results, data=str(data), recipe={**self.results.recipe, **_recipe(self.options)})
+
+    def skip(self, reason: str) -> None:
+        """Says what is left out."""
+        self.results = replace(self.results, skipped=[*self.results.skipped, reason])
+
+    def keep(self, **found: object) -> None:
+        """Adds to the results, and writes them."""
+        seconds = self._earlier + time.perf_counter() - self._start
+        self.results = replace(self.results, seconds=seconds, **found)  # type: ignore[arg-type]
+        if self.options.json is not None:
+            records.save(self.results, self.options.json)
+
+
+def _compression(run: _Run, advance: Callable[[str], None]) -> None:
+    options = run.options
+    lacking = compressing.missing(options.compressed.models)
+    for name, reason in lacking.items():
+        run.skip(f"compression of {name}: {reason}")
+    wanted = options.compressed.cells(options.device.type)
+    settings = Settings(options.device.type, options.threads, options.seed, options.compressed.memory_limit)
+
+    def keep(cells: list[Cell], what: str) -> None:
+        run.keep(compressions=cells)
+        advance(what)
+
+    compressing.measure(
+        [cell for cell in wanted if cell.model not in lacking],
+        settings,
+        run.results.compressions,
+        commit_of(run.results.machine),
+        keep,
     )
 
 
-def _with_images(options: Options, data: Images, advance: Callable[[str], None]) -> dict[str, list[object]]:
+def _memory(run: _Run) -> None:
+    try:
+        resnet50(1)  # whether it can be made
+        run.keep(memories=[*memory.measure(LEVELS, run.options.threads)])
+    except MissingLibrary as error:
+        run.skip(f"memory: {error}")
+
+
+def _with_images(options: Options, data: Images, advance: Callable[[str], None]) -> dict[str, object]:
     """The fields of the results that the parts with images fill."""
-    found: dict[str, list[object]] = {}
+    found: dict[str, object] = {}
     if "training" in options.parts:
         found["curves"] = [*training.train_in_pairs(TRAINED, options.seeds, data, options.epochs, advance)]
     if {"variance", "ablation"} & set(options.parts):
@@ -98,11 +180,25 @@ def _with_images(options: Options, data: Images, advance: Callable[[str], None])
         if "ablation" in options.parts:
             found["ablation"] = [*variance.ablate(model, data, options.repeats, advance)]
     if "time" in options.parts:
-        found["times"] = []
+        times = []
         for order in step_time.FORMATS:
-            found["times"].append(step_time.measure(order, LEVELS, data, options.rounds))
+            times.append(step_time.measure(order, LEVELS, data, options.rounds))
             advance(f"time, {order}")
+        found["times"] = times
     return found
+
+
+def _settings(results: VisionResults) -> tuple[object, ...]:
+    machine = results.machine
+    return machine.processor, machine.threads, machine.versions["torch"], results.device, results.seed
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _recipe(options: Options) -> dict[str, float]:
@@ -117,6 +213,7 @@ def _recipe(options: Options) -> dict[str, float]:
 def _steps(options: Options) -> int:
     """How often a run says that it is a step further."""
     steps = {
+        "compression": len(options.compressed.cells(options.device.type)),
         "memory": 1,
         "training": (1 + len(TRAINED)) * options.seeds * options.epochs,
         "variance": len(VARIANCES),

@@ -8,6 +8,8 @@ from itertools import pairwise
 from rich.text import Text
 
 from bench.memory import AGREEMENT
+from bench.vision.compression import report as compression
+from bench.vision.published import ABLATION_SOURCE
 from bench.vision.results import Comparison, Variance, VisionResults
 from bench.vision.variance import WITH_GRADIENTS
 
@@ -57,6 +59,8 @@ def _lines(results: VisionResults) -> Iterator[str]:
         yield f"Recipe: {', '.join(f'{name} {value:g}' for name, value in results.recipe.items())}."
     for reason in results.skipped:
         yield f"Left out: {reason}."
+    if results.compressions:
+        yield from compression.lines(results.compressions)
     if results.memories:
         yield (
             "memory: ResNet-50, batch 16 at 64 x 64, float32. graph: bytes that autograd keeps, without parameters, "
@@ -78,6 +82,8 @@ def _lines(results: VisionResults) -> Iterator[str]:
             "a little. share: of the whole gradient's squared norm; bias: the same, of its mean's squared distance "
             "from the exact gradient. predicted / measured: of each layer by itself."
         )
+    if results.ablation:
+        yield f"published: the gradient's variance, which is no share of anything: {ABLATION_SOURCE}."
     if any(step.name == WITH_GRADIENTS for step in results.ablation):
         yield f"{WITH_GRADIENTS}: the table has seen these very samples twice."
     if results.times:
@@ -89,6 +95,7 @@ def _lines(results: VisionResults) -> Iterator[str]:
 
 
 def _targets(results: VisionResults) -> Iterator[str]:
+    yield from compression.targets(results.compressions)
     if results.memories:
         ratios = ", ".join(f"{level} {least:g}" for level, least in RATIOS.items())
         yield f"times smaller at least {ratios}; the allocator's bytes those of the graph within {AGREEMENT:.0%}"

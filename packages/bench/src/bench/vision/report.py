@@ -12,7 +12,9 @@ from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
 from bench.statistics import spread
 from bench.units import MIB
+from bench.vision.compression import report as compression
 from bench.vision.notes import LOSS, POINTS, RATIOS, TIMES, below, enough, inside, judged, notes
+from bench.vision.published import ABLATION
 from bench.vision.results import Comparison, StepTimes, Variance, VisionResults
 
 
@@ -25,8 +27,11 @@ def render(results: VisionResults) -> RenderableType:
         (results.ablation, _ablation),
         (results.times, _times),
     )
-    top = header("Networks with Q-layers", results.machine, results.seconds)
-    return Group(top, *(table(results) for found, table in tables if found), notes(results))
+    top = header("Networks for images", results.machine, results.seconds)
+    parts = [table(results) for found, table in tables if found]
+    if results.compressions:
+        parts = [*compression.tables(results.compressions), *parts]
+    return Group(top, *parts, notes(results))
 
 
 def ratio_of(memory: Memory, plain: Memory) -> float | None:
@@ -116,10 +121,11 @@ def _variances(results: VisionResults) -> Table:
 
 
 def _ablation(results: VisionResults) -> Table:
-    table = columns("ablation, 2 bits", "share", "bias")
+    table = columns("ablation, 2 bits", "share", "bias", "published:\nCIFAR-10", "\nCIFAR-100")
     for step, reached in zip(results.ablation, below(results), strict=True):
         share, bias = _shares(step)
-        table.add_row(step.name, marked(share, reached), bias)
+        published = [f"{value:g}" for value in ABLATION.get(step.name, ())]
+        table.add_row(step.name, marked(share, reached), bias, *published)
     return table
 
 

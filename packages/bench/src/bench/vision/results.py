@@ -11,6 +11,7 @@ from bench.kernels.clock import median_ratio
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.statistics import Difference, paired_difference
+from bench.vision.compression.results import Cell
 from bench.vision.training import VisionCurve
 from integrations.qmodules import GradientVariance, LayerVariance
 
@@ -99,7 +100,10 @@ class VisionResults:
         ablation: the same at each step of ActNN's ablation.
         times: of steps of ResNet-20, by order of memory.
         skipped: what was left out, and why.
-        seconds: that it took.
+        seconds: that it took, what was taken up included.
+        compressions: of the originals' models, by model, inputs and way.
+        device: that compressions are of; the other parts are on the CPU.
+        seed: of compressions.
     """
 
     machine: Machine
@@ -112,6 +116,9 @@ class VisionResults:
     times: list[StepTimes] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    compressions: list[Cell] = field(default_factory=list)
+    device: str = "cpu"
+    seed: int = 0
 
     def comparisons(self) -> Iterator[Comparison]:
         """Full precision with itself, and each level with it."""
@@ -140,5 +147,6 @@ class VisionResults:
             variances=[Variance.of(entry) for entry in fields.pop("variances")],
             ablation=[Variance.of(entry) for entry in fields.pop("ablation")],
             times=[StepTimes(**entry) for entry in fields.pop("times")],
+            compressions=[Cell(**entry) for entry in fields.pop("compressions", [])],
             **fields,
         )
