@@ -41,7 +41,7 @@ def test_a_run_prints_writes_and_draws(few, monkeypatch, tmp_path, capsys):
     command = ["vision", *parts, "--dataset", "digits", "--quick", "--repeats", "2", "--threads", "1"]
     assert cli.main([*command, "--json", str(file), "--chart", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert "Networks with Q-layers" in printed
+    assert "Networks for images" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
     found = records.load(file)
     assert isinstance(found, VisionResults)

@@ -18,8 +18,7 @@ from bench.checkpoint import measure as checkpointing
 from bench.checkpoint.architectures import ARCHITECTURES, QUICK
 from bench.data import DATASETS
 from bench.errors import BenchError
-from bench.fewbit import measure as fewbit
-from bench.fewbit import memory, sentences, step_time
+from bench.fewbit import command as fewbit
 from bench.finish import FOLDER
 from bench.kernels import measure
 from bench.kernels.cases import FLOATS
@@ -159,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
     vision.add_arguments(parsers.add_parser("vision", help="image models: bytes, peaks, accuracy, variance, time"))
 
-    _add_fewbit(parsers.add_parser("fewbit", help="few-bit activations and randomized linear layers"))
+    fewbit.add_arguments(parsers.add_parser("fewbit", help="few-bit activations and randomized linear layers"))
 
     _add_checkpoint(parsers.add_parser("checkpoint", help="planned recomputation: peaks, time and gradients"))
     _add_systems(parsers.add_parser("systems", help="every way to train with less memory: peaks against time"))
@@ -183,31 +182,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--check", action="store_true", help="change nothing; fail where a table is another one")
     return parser
-
-
-def _add_fewbit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=commands.run_fewbit)
-    parser.add_argument(
-        "--part",
-        action="append",
-        choices=fewbit.PARTS,
-        help="of the measurements, repeatable; default: all; those that lack a library or data are left out",
-    )
-    parser.add_argument(
-        "--data-root", type=Path, metavar="DIR", help=f"folder with {sentences.FOLDER}/ in it; default: ACTCORE_DATA"
-    )
-    batches = ", ".join(f"{batch} on {device}" for device, batch in memory.BATCHES.items())
-    parser.add_argument("--batch", type=positive, help=f"of the part memory; default: {batches}")
-    parser.add_argument("--seeds", type=positive, help=f"of training, paired; default: {fewbit.SEEDS}")
-    parser.add_argument("--rounds", type=positive, help=f"that count, of what is timed; default: {step_time.ROUNDS}")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"small networks, {fewbit.QUICK_SEEDS} seed, {fewbit.QUICK_STEPS} steps, {step_time.QUICK_ROUNDS} rounds: "
-        "shows that it works",
-    )
-    add_shared(parser, threads=torch.get_num_threads(), place="; finished runs of training are kept beside it")
-    add_chart(parser)
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:

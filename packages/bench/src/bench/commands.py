@@ -13,9 +13,6 @@ from bench.activations import measure as activations
 from bench.checkpoint import architectures as checkpoint_models
 from bench.checkpoint import measure as checkpointing
 from bench.errors import BenchError
-from bench.fewbit import measure as fewbit
-from bench.fewbit import step_time
-from bench.fewbit.unfinished import partial_file
 from bench.finish import default, finish, require_writable
 from bench.kernels import measure as kernels
 from bench.models import MODELS
@@ -110,29 +107,6 @@ def run_activations(options: Namespace) -> None:
         )
     )
     finish(results, options.json, options.chart)
-
-
-def run_fewbit(options: Namespace) -> None:
-    """``python -m bench fewbit``."""
-    parts = list(dict.fromkeys(options.part or fewbit.PARTS))
-    require_writable(options.json, options.chart)
-    results = fewbit.run(
-        fewbit.Options(
-            parts=parts,
-            named=options.part is not None,
-            device=torch.device(options.device),
-            data_root=options.data_root,
-            batch=options.batch,
-            seeds=options.seeds or (fewbit.QUICK_SEEDS if options.quick else fewbit.SEEDS),
-            rounds=options.rounds or (step_time.QUICK_ROUNDS if options.quick else step_time.ROUNDS),
-            threads=options.threads,
-            quick=options.quick,
-            json=options.json,
-        )
-    )
-    finish(results, options.json, options.chart)
-    if options.json is not None:
-        partial_file(options.json).unlink(missing_ok=True)
 
 
 def run_checkpoint(options: Namespace) -> None:

@@ -62,7 +62,7 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
         "peak: of activations: the most during forward and backward, less what was there before and all gradients, "
         "some of which have not come into being by then. gradients there: with all of them before the step, which adds "
         "to them, so that nothing is to be subtracted. reached in: the last operator that makes the peak rise by more "
-        "than 1 %, and its largest tensor."
+        "than 1 %, and its largest tensor; in backward where it does not say forward."
     )
     for cell in cells:
         if cell.failure or cell.does_not_apply:
@@ -84,7 +84,7 @@ def targets(cells: Sequence[Cell]) -> Iterator[str]:
 def where(cell: Cell) -> str:
     """The model and its inputs in words."""
     order = ", channels last" if cell.channels_last else ""
-    return f"{MODELS[cell.model].title}, {cell.batch} at {cell.size} x {cell.size}{order}"
+    return f"{MODELS[cell.model].title}, {cell.batch} at {cell.size}{order}"
 
 
 def _with_models(
@@ -122,11 +122,15 @@ def _peaks(cell: Cell, plain: Cell | None) -> list[RenderableType]:
     found: list[RenderableType] = [_mib(cell.peak_bytes), _mib(cell.standing_peak_bytes)]
     ratios = None if plain is None or cell is plain else cell.peak_ratios(plain)
     if ratios is None or plain is None:
-        return [*found, "", "", "", cell.peak_in]
+        return [*found, "", "", "", _moment(cell)]
     reached = peaked_enough(cell, plain)
     marks = [marked(f"{ratio:.2f}", None if reached is None else ratio > PEAK) for ratio in ratios]
     published = ", ".join(f"{one.peak_ratio:.1f}" for one in _published(cell) if one.peak_ratio is not None)
-    return [*found, *marks, published, cell.peak_in]
+    return [*found, *marks, published, _moment(cell)]
+
+
+def _moment(cell: Cell) -> str:
+    return cell.peak_in.removeprefix("backward: ").replace("aten::", "")
 
 
 def _absent(cell: Cell) -> Text:
