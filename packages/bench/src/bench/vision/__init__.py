@@ -8,7 +8,9 @@ published.py    what was published of them
 images.py       the images that are trained on
 resnet.py       ResNet-20, and a batch of images for it
 memory.py       part "memory": what ResNet-50 keeps for backward, in a process of its own
-training.py     part "training": ResNet-20 in 2 bits beside full precision, seeds in pairs
+training.py     part "training": a model, compressed, beside full precision, seeds in pairs
+tasks.py        what is trained on what: ResNet-20 on those images, or a model of full size on a folder
+folder.py       a folder of images in the form of ImageNet
 variance.py     parts "variance" and "ablation": the gradient's variance, predicted and measured
 step_time.py    part "time": a step of ResNet-20 beside torch's own, in turn
 results.py      what comes out, as JSON

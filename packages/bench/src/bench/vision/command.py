@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,10 +13,12 @@ from bench.arguments import add_chart, add_shared, positive, size, two
 from bench.errors import BenchError
 from bench.finish import finish, require_writable
 from bench.units import size_name
-from bench.vision import images, measure
+from bench.vision import folder, images, measure
 from bench.vision.compression import measure as compressing
-from bench.vision.compression.ways import WAYS
+from bench.vision.compression.ways import PLAIN, WAYS
 from bench.vision.models import MODELS, ORIGINALS, SIZE
+
+TRAINED = "resnet50"  # on a folder, by default
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,10 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part", action="append", choices=measure.PARTS, help="of the measurements, repeatable; default: all"
     )
     parser.add_argument(
-        "--dataset", default="auto", choices=images.DATASETS, help="auto: CIFAR-10's subset at hand, otherwise digits"
+        "--dataset",
+        default="auto",
+        choices=(*images.DATASETS, folder.DATASET),
+        help="auto: CIFAR-10's subset at hand, otherwise digits; imagefolder: training of --model on train/ and val/ "
+        "of --data-root, as ImageNet has them",
     )
     parser.add_argument(
-        "--data-root", type=Path, metavar="DIR", help=f"folder with {images.FILE}; default: ACTCORE_DATA"
+        "--data-root",
+        type=Path,
+        metavar="DIR",
+        help=f"folder with {images.FILE}, default: ACTCORE_DATA; or with train/CLASS/ and val/CLASS/",
     )
     parser.add_argument("--seeds", type=positive, help=f"of training, paired; default: {measure.SEEDS}")
     parser.add_argument("--epochs", type=positive, help=f"of each training run; default: {measure.EPOCHS}")
@@ -47,13 +58,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_compression(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", action="append", choices=MODELS, help=f"of compression, repeatable; default: {', '.join(ORIGINALS)}"
+        "--model",
+        action="append",
+        choices=MODELS,
+        help=f"repeatable; of compression, default: {', '.join(ORIGINALS)}; of a folder's training, default: {TRAINED}",
     )
     parser.add_argument(
-        "--way", action="append", choices=WAYS, metavar="WAY", help=f"of compression, repeatable; of: {', '.join(WAYS)}"
+        "--way",
+        action="append",
+        choices=WAYS,
+        metavar="WAY",
+        help=f"of compression, repeatable; default: all of {', '.join(WAYS)}; of training; default: "
+        f"{', '.join(measure.TRAINED)}",
     )
-    parser.add_argument("--batch", type=positive, help="of compression; default: by model and device")
-    parser.add_argument("--size", type=positive, help=f"of compression's images; default: {SIZE}")
+    parser.add_argument(
+        "--batch", type=positive, help="of compression and of training on a folder; default: by model and device"
+    )
+    parser.add_argument("--size", type=positive, help=f"of images of compression and of a folder; default: {SIZE}")
     parser.add_argument(
         "--channels-last", action="store_true", help="compression in that order, in which CPU convolutions copy nothing"
     )
@@ -63,12 +84,20 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
         default=compressing.MEMORY_LIMIT,
         help=f"of compression's processes on the CPU; default: {size_name(compressing.MEMORY_LIMIT).replace(' ', '')}",
     )
+    parser.add_argument(
+        "--workers",
+        type=partial(positive, least=0),
+        default=0,
+        help="processes that read a folder's images; default: %(default)s, the process itself",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of compression's weights and images; default: %(default)s")
 
 
 def run_vision(options: argparse.Namespace) -> None:
     """The file is written part by part, and taken up if it is there."""
-    parts = list(dict.fromkeys(options.part or measure.PARTS))
+    on_folder = options.dataset == folder.DATASET
+    parts = list(dict.fromkeys(options.part or (("training",) if on_folder else measure.PARTS)))
+    _require_parts(parts, on_folder)
     if options.chart is not None and "variance" not in parts:
         raise BenchError("a chart shows the part variance; add --part variance, or leave --chart out")
     require_writable(options.json, options.chart)
@@ -86,6 +115,10 @@ def run_vision(options: argparse.Namespace) -> None:
             parts=parts,
             dataset=options.dataset,
             data_root=options.data_root,
+            trained=list(dict.fromkeys(options.model or (TRAINED,))) if on_folder else [],
+            ways=[way for way in dict.fromkeys(options.way or measure.TRAINED) if way != PLAIN],
+            batch=options.batch or (compressing.QUICK_BATCH if quick else None),
+            workers=options.workers,
             seeds=options.seeds or (measure.QUICK_SEEDS if quick else measure.SEEDS),
             epochs=options.epochs or (measure.QUICK_EPOCHS if quick else measure.EPOCHS),
             repeats=options.repeats or (measure.QUICK_REPEATS if quick else measure.REPEATS),
@@ -98,3 +131,13 @@ def run_vision(options: argparse.Namespace) -> None:
         )
     )
     finish(results, options.json, options.chart)
+
+
+def _require_parts(parts: Sequence[str], on_folder: bool) -> None:
+    others = [part for part in parts if part not in ("training", "compression", "memory")]
+    if on_folder and others:
+        raise BenchError(
+            f"--dataset {folder.DATASET} is for the part training, got {', '.join(others)}; use another --dataset"
+        )
+    if on_folder and "training" not in parts:
+        raise BenchError(f"--dataset {folder.DATASET} is for the part training; add --part training, or leave it out")

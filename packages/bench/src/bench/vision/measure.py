@@ -18,18 +18,22 @@ from bench.machine import Machine
 from bench.networks import resnet50
 from bench.progress import progress
 from bench.taken_up import commit_of, taken_up
-from bench.vision import images, memory, step_time, training, variance
+from bench.vision import folder, images, memory, step_time, training, variance
+from bench.vision import tasks as tasking
 from bench.vision.compression import measure as compressing
 from bench.vision.compression.cell import Settings
 from bench.vision.compression.measure import Asked
 from bench.vision.compression.results import Cell
 from bench.vision.images import Images
+from bench.vision.models import MODELS
 from bench.vision.results import VisionResults
+from bench.vision.tasks import Task
+from bench.vision.training import VisionCurve
 from integrations import qmodules
 
 PARTS = ("compression", "memory", "training", "variance", "ablation", "time")
 LEVELS = ("L1", "L2", "L3")  # of memory and time
-TRAINED = ("L3",)
+TRAINED = ("Q-layers L3",)
 VARIANCES = ("L2", "L3")
 SEEDS, EPOCHS, REPEATS, ROUNDS = 10, 3, 10, 9
 QUICK_SEEDS, QUICK_EPOCHS, QUICK_REPEATS, QUICK_ROUNDS = 3, 1, 4, 3
@@ -45,14 +49,18 @@ class Options:
 
     Attributes:
         parts: of ``PARTS``.
-        dataset, data_root: as for ``bench.vision.images.load``.
+        dataset, data_root: as for ``bench.vision.images.load``, or of ``bench.vision.folder.load``.
+        trained: models of ``MODELS`` that are trained on a folder.
+        ways: names in ``WAYS`` that training is compared in.
+        batch: images of a step of training on a folder; ``None``: by model and device.
+        workers: processes that read a folder's images.
         seeds: of training, in pairs; they are 0, 1, ...
         epochs: of each training run.
         repeats: of each measurement of a variance.
         rounds: of timed steps that count.
         threads: of torch's operators.
         compressed: which cells of the part compression.
-        device: of the part compression; the others are on the CPU.
+        device: of the part compression, and of training on a folder; all else is on the CPU.
         seed: of the part compression.
         json: the file that results are written to, and taken up from.
         steps: of training before variances are measured.
@@ -61,6 +69,10 @@ class Options:
     parts: Sequence[str]
     dataset: str
     data_root: Path | None
+    trained: Sequence[str]
+    ways: Sequence[str]
+    batch: int | None
+    workers: int
     seeds: int
     epochs: int
     repeats: int
@@ -89,15 +101,21 @@ def run(options: Options) -> VisionResults:
     named = "machine, device, seed, number of threads or version of torch"
     run = _Run(options, replace(taken_up(blank, options.json, _settings, named), skipped=[]))
     data: Images | None = None
-    if set(options.parts) - _WITHOUT_IMAGES:
+    tasks: list[Task] = []
+    if options.dataset == folder.DATASET:
+        tasks = _on_folder(run)
+    elif set(options.parts) - _WITHOUT_IMAGES:
         data = images.load(options.dataset, options.data_root, tell=lambda line: print(line, file=sys.stderr))
-        run.use(data)
+        tasks = [tasking.on_images(data)] if "training" in options.parts else []
+        run.use(str(data), tasks)
     with threads(options.threads), progress("vision", _steps(options)) as advance:
         if "compression" in options.parts:
             _compression(run, advance)
         if "memory" in options.parts:
             _memory(run)
             advance("memory")
+        for task in tasks:
+            _training(run, task, advance)
         if data is not None:
             run.keep(**_with_images(options, data, advance))
     return run.results
@@ -115,17 +133,25 @@ class _Run:
         self.options, self.results = options, results
         self._start, self._earlier = time.perf_counter(), results.seconds
 
-    def use(self, data: Images) -> None:
-        """Says on which images what follows is.
+    def use(self, data: str, tasks: Sequence[Task]) -> None:
+        """Says on which images what follows is, and how it is trained.
 
         Raises:
-            BenchError: what was taken up is on others.
+            BenchError: what was taken up is on others, or was trained in another way.
         """
-        if self.results.data not in ("", str(data)):
+        held = self.results
+        if held.data not in ("", data):
             raise BenchError(
-                f"{self.options.json} holds results on the {self.results.data}, not on the {data}; name another file"
+                f"{self.options.json} holds results on the {held.data}, not on the {data}; name another file"
             )
-        self.results = replace(self.results, data=str(data), recipe={**self.results.recipe, **_recipe(self.options)})
+        recipe = _recipe(self.options, tasks)
+        other = [name for name, value in recipe.items() if held.recipe.get(name, value) != value]
+        if other:
+            raise BenchError(
+                f"{self.options.json} holds results of another recipe ({', '.join(other)}); name another file, or "
+                "delete it"
+            )
+        self.results = replace(held, data=data, recipe={**held.recipe, **recipe})
 
     def skip(self, reason: str) -> None:
         """Says what is left out."""
@@ -160,6 +186,34 @@ def _compression(run: _Run, advance: Callable[[str], None]) -> None:
     )
 
 
+def _on_folder(run: _Run) -> list[Task]:
+    """What is trained on the folder's images.
+
+    Raises:
+        BenchError: the folder cannot be used.
+    """
+    options = run.options
+    found = folder.load(options.data_root, options.compressed.size, options.workers)
+    batches = {name: options.batch or MODELS[name].batches[options.device.type] for name in options.trained}
+    tasks = [tasking.on_folder(name, found, batch) for name, batch in batches.items()]
+    run.use(str(found), tasks)
+    return tasks
+
+
+def _training(run: _Run, task: Task, advance: Callable[[str], None]) -> None:
+    options = run.options
+    device = torch.device("cpu") if task.model == tasking.SMALL else options.device
+
+    def keep(curve: VisionCurve) -> None:
+        def which(one: VisionCurve) -> tuple[object, ...]:
+            return one.model, one.level, one.seed
+
+        run.keep(curves=[*(one for one in run.results.curves if which(one) != which(curve)), curve])
+
+    known = run.results.curves
+    training.train_in_pairs(task, options.ways, options.seeds, options.epochs, known, device, keep, advance)
+
+
 def _memory(run: _Run) -> None:
     try:
         resnet50(1)  # whether it can be made
@@ -171,8 +225,6 @@ def _memory(run: _Run) -> None:
 def _with_images(options: Options, data: Images, advance: Callable[[str], None]) -> dict[str, object]:
     """The fields of the results that the parts with images fill."""
     found: dict[str, object] = {}
-    if "training" in options.parts:
-        found["curves"] = [*training.train_in_pairs(TRAINED, options.seeds, data, options.epochs, advance)]
     if {"variance", "ablation"} & set(options.parts):
         model = variance.trained(data, options.steps)
         if "variance" in options.parts:
@@ -201,10 +253,11 @@ def _installed(package: str) -> bool:
     return True
 
 
-def _recipe(options: Options) -> dict[str, float]:
+def _recipe(options: Options, tasks: Sequence[Task]) -> dict[str, float]:
     recipe: dict[str, float] = {}
-    if "training" in options.parts:
-        recipe |= {**training.RECIPE, "epochs": options.epochs}
+    for task in tasks:
+        of = "" if task.model == tasking.SMALL else f" of {task.model}"
+        recipe |= {"epochs": options.epochs, **{f"{name}{of}": value for name, value in task.recipe.items()}}
     if {"variance", "ablation"} & set(options.parts):
         recipe |= {"steps before variances": options.steps, "batch of variances": variance.BATCH}
     return recipe
@@ -215,7 +268,7 @@ def _steps(options: Options) -> int:
     steps = {
         "compression": len(options.compressed.cells(options.device.type)),
         "memory": 1,
-        "training": (1 + len(TRAINED)) * options.seeds * options.epochs,
+        "training": (1 + len(options.ways)) * options.seeds * options.epochs * max(1, len(options.trained)),
         "variance": len(VARIANCES),
         "ablation": len(qmodules.ablation_levels()) + 1,
         "time": len(step_time.FORMATS),

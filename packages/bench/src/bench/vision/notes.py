@@ -15,6 +15,7 @@ from bench.vision.variance import WITH_GRADIENTS
 
 RATIOS = {"L2": 6.0, "L3": 10.0}  # at least
 POINTS, LOSS = 1.5, 0.03  # of accuracy, which the interval overlaps; relative, at most
+TRAINED = ("resnet20", "Q-layers L3")  # the model and the way that training is judged of
 SEEDS = 10  # from which on training is judged
 DATA = "CIFAR-10"  # on which networks are; the digits are too small to say anything
 FACTOR = 2.0  # between predicted and measured, at most, either way
@@ -28,7 +29,8 @@ def judged(results: VisionResults) -> bool:
 
 def enough(results: VisionResults, comparison: Comparison) -> bool:
     """Whether a level's training is judged."""
-    return judged(results) and comparison.level != "L0" and len(comparison.accuracies) >= SEEDS
+    asked = (comparison.model, comparison.level) == TRAINED
+    return judged(results) and asked and len(comparison.accuracies) >= SEEDS
 
 
 def inside(variance: Variance) -> int:
@@ -71,11 +73,14 @@ def _lines(results: VisionResults) -> Iterator[str]:
         yield from sorted({f"Not measured: {one.not_measured}." for one in results.memories if one.not_measured})
     if results.curves:
         yield (
-            "training: ResNet-20; runs of a seed share initial weights and batches. accuracy: of the test images after "
-            "the last epoch, mean and standard deviation; difference: from full precision with the same seed, with "
+            "training: runs of a seed share initial weights and batches. accuracy: of the test images after the last "
+            "epoch, top-1, mean and standard deviation; difference: from full precision with the same seed, with "
             "Student's 95 % interval. final loss: training loss of the last epoch, over full precision's with the same "
-            "seed, the mean."
+            "seed, the mean. images/s: of training without the test, and over full precision's."
         )
+        for curve in results.curves:
+            if curve.failure:
+                yield f"{curve.model}, {curve.level}, seed {curve.seed}: failed: {curve.failure}."
     if some := (results.variances or results.ablation):
         yield (
             f"variance: of the gradient of one batch, {some[0].found.repeats} repeats, of a ResNet-20 that was trained "

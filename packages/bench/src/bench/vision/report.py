@@ -6,6 +6,7 @@ from statistics import fmean, median
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from bench.layout import columns, header
 from bench.marks import marked
@@ -65,11 +66,17 @@ def _memories(results: VisionResults) -> Table:
 
 
 def _training(results: VisionResults) -> Table:
-    table = columns("training", "seeds", "accuracy, %", "difference, points", "final loss", "final loss,\nrelative")
+    table = columns(
+        "training", "seeds", "accuracy, %", "difference, points", "final loss", "\nrelative", "images/s", "\nrelative"
+    )
+    above = ""
     for row in results.comparisons():
+        if row.model != above:
+            above = row.model
+            table.add_row(Text(above, style="bold"))
         deviation = spread(row.accuracies)
         table.add_row(
-            "full precision" if row.level == "L0" else row.level,
+            "  full precision" if row.level == "L0" else f"  {row.level}",
             str(len(row.accuracies)),
             f"{fmean(row.accuracies):.1f}" + ("" if deviation is None else f" ± {deviation:.1f}"),
             ""
@@ -79,6 +86,8 @@ def _training(results: VisionResults) -> Table:
             ""
             if row.level == "L0"
             else marked(f"{row.loss_ratio:.3f}", abs(row.loss_ratio - 1) <= LOSS if enough(results, row) else None),
+            "" if row.images_per_second is None else f"{row.images_per_second:,.1f}",
+            "" if row.speed is None or row.level == "L0" else f"{row.speed:.2f}",
         )
     return table
 
