@@ -121,10 +121,9 @@ def _peaks(cell: Cell, plain: Cell | None) -> list[RenderableType]:
         return [_absent(cell)]
     found: list[RenderableType] = [_mib(cell.peak_bytes), _mib(cell.standing_peak_bytes)]
     ratios = None if plain is None or cell is plain else cell.peak_ratios(plain)
-    if ratios is None or plain is None:
+    if ratios is None:
         return [*found, "", "", "", _moment(cell)]
-    reached = peaked_enough(cell, plain)
-    marks = [marked(f"{ratio:.2f}", None if reached is None else ratio > PEAK) for ratio in ratios]
+    marks = [marked(f"{ratio:.2f}", peaked_enough(cell, ratio)) for ratio in ratios]
     published = ", ".join(f"{one.peak_ratio:.1f}" for one in _published(cell) if one.peak_ratio is not None)
     return [*found, *marks, published, _moment(cell)]
 

@@ -30,7 +30,6 @@ def kept_enough(cell: Cell, plain: Cell) -> bool | None:
     return None if ratio is None or least is None or not judged(cell) else ratio >= least
 
 
-def peaked_enough(cell: Cell, plain: Cell) -> bool | None:
-    """Whether both peaks are as small as was asked; ``None``: nothing was, or they are unknown."""
-    ratios = cell.peak_ratios(plain)
-    return None if ratios is None or cell.way not in PEAKED or not judged(cell) else min(ratios) > PEAK
+def peaked_enough(cell: Cell, ratio: float) -> bool | None:
+    """Whether one of a cell's ``peak_ratios`` is what was asked; ``None``: nothing was."""
+    return ratio > PEAK if cell.way in PEAKED and judged(cell) else None
