@@ -183,6 +183,12 @@ def bench_systems(session: nox.Session) -> None:
 
 
 @shared_session(tags=["bench"])
+def bench_search(session: nox.Session) -> None:
+    """Search the largest models within a given memory. What follows `--` goes to `python -m bench search`."""
+    run_python(session, "-m", "bench", "search", *session.posargs)
+
+
+@shared_session(tags=["bench"])
 def bench_sweep(session: nox.Session) -> None:
     """Take a compressed step of many models and layers. What follows `--` goes to `python -m bench sweep`."""
     run_python(session, "-m", "bench", "sweep", *session.posargs)

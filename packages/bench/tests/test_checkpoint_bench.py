@@ -14,7 +14,7 @@ from torch import nn
 from bench import cli, records
 from bench.checkpoint import architectures, measure, memory, sizes, step_time
 from bench.checkpoint.architectures import Architecture, Published
-from bench.checkpoint.contenders import LEAST, PLAIN, Way, ready
+from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN, Way, ready
 from bench.checkpoint.memory import Job, Settings
 from bench.checkpoint.planning import Planner
 from bench.checkpoint.record import Record
@@ -124,6 +124,17 @@ def test_a_run_prints_writes_and_draws(tiny, tmp_path, capsys):
     assert {entry.commit for entry in found.entries} != {""}
     assert cli.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_where_checkpoints_do_not_suffice_masks_are_measured_too(tiny, tmp_path, monkeypatch):
+    asked = replace(TINY, published=Published(100, 1, 0.3))
+    monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", asked)
+    file = tmp_path / "out.json"
+    assert command("--part", "memory", "--json", file) == 0
+    peaks = {peak.way: peak for peak in records.load(file).peaks}
+    assert set(peaks) == {PLAIN, LEAST, "ours, 1 %", LEAST_MASKS}
+    assert "budget must be at least" in peaks["ours, 1 %"].failure
+    assert peaks[LEAST_MASKS].planned_bytes not in (None, peaks[LEAST].planned_bytes)
 
 
 def test_what_the_file_has_is_not_measured_again(tiny, tmp_path, monkeypatch, capsys):
@@ -296,11 +307,15 @@ def test_a_batch_that_does_not_fit_is_halved():
 def test_each_way_trains_the_same():
     """Dropout and BatchNorm included; per-block checkpointing updates the statistics twice, and that shows."""
     planner = Planner(TINY, Setup(CPU))
-    ways = {way: planner.of(way, 4, 16) for way in (Way("planned"), Way("planned", 0.8), Way("blocks"))}
-    plain, least, budget, blocks = step_time.measure(TINY, 4, 16, ways, 1, Setup(CPU))
+    ways = {
+        way: planner.of(way, 4, 16)
+        for way in (Way("planned"), Way("planned", 0.8), Way("planned", masks=True), Way("blocks"))
+    }
+    plain, least, budget, masks, blocks = step_time.measure(TINY, 4, 16, ways, 1, Setup(CPU))
     assert plain.way == PLAIN
     assert plain.ratio == 1.0
     assert least.gradients == least.buffers == budget.gradients == budget.buffers == 0
+    assert masks.gradients == masks.buffers == 0
     assert blocks.gradients == 0
     assert blocks.buffers > 0
     assert least.plain_seconds == plain.seconds

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bench.checkpoint import architectures, sizes, targets
-from bench.checkpoint.contenders import LEAST, PLAIN
+from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
 from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
 
 from .checkpoint_results import MACHINE, text_of, words
@@ -52,6 +52,8 @@ def test_what_is_judged():
     assert found_for(results, "in the budget") == ("35.0 36.0 40.0 MiB", True)
     # AlexNet's 30 % are less than the published 34, at half the batch.
     assert found_for(results, "each model") == ("1 of 2; not alexnet", False)
+    masks = replace(results, peaks=[*results.peaks, Peak("alexnet", LEAST_MASKS, 512, 224, 650 * MIB, 650 * MIB)])
+    assert found_for(masks, "each model") == ("2 of 2; alexnet with ReLUs that keep one bit", True)
     text = text_of(results)
     for shown in ("70.0 ✓", "30.0 ✗", "1.167 ✗", "0.10 ✓", "1.50 ✗", "1.20 [1.20, 1.20]"):
         assert shown in text, shown

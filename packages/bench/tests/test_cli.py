@@ -97,7 +97,10 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gnn, "run", interrupt)
     assert cli.main(["gnn"]) == 130
-    assert capsys.readouterr().err == "python -m bench: interrupted; nothing was written\n"
+    assert (
+        capsys.readouterr().err
+        == "python -m bench: interrupted; nothing was written but what goes to --json one by one\n"
+    )
 
 
 def test_quick_gives_way_to_what_is_said(asked):

@@ -117,7 +117,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     assert all(one.commit for one in found.grid)
     assert isinstance(found.grid[0].peak, Peak)
     page = "<!-- table out.json: grid -->\n<!-- /table -->\n"
-    assert "| 3 bits | exact |" in rendered(page, tmp_path)
+    assert "| 3 bits | exact |" in rendered(page, tmp_path).text
     capsys.readouterr()
     # Another part goes into the same file, and takes nothing from it; another number of threads does not.
     monkeypatch.setattr(measure, "_RUN", {**measure._RUN, "time": lambda options, results, advance: timed(results)})

@@ -5,13 +5,13 @@ import argparse
 import pytest
 import torch
 
-from bench import cli, training
+from bench import cli, gnn, training
 from bench.activations import measure as activations
 from bench.kernels import clock, measure
 from bench.sensitivity import measure as sensitivity
 from bench.training import Run
 
-RUNS = {"gnn": cli.gnn, "kernels": measure, "sensitivity": sensitivity, "activations": activations}
+RUNS = {"gnn": gnn, "kernels": measure, "sensitivity": sensitivity, "activations": activations}
 
 
 class Stopped(Exception):

@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 def test_a_table_takes_the_place_of_what_was_there(folder):
-    made = pages.rendered(PAGE, folder)
+    made = pages.rendered(PAGE, folder).text
     assert made.startswith(
         "# Numbers\n\nBefore.\n\n<!-- table systems.json: an MLP -->\n| an MLP, of 3 \\| 4 layers | peak MiB |"
     )
@@ -41,7 +41,7 @@ def test_a_table_takes_the_place_of_what_was_there(folder):
     assert "what was there" not in made
     assert "`python -m bench`; a processor, 2 threads, Linux; torch 2.15.0; commit 0123456789; today." in made
     assert made.endswith("<!-- /table -->\n\nAfter.\n")
-    assert pages.rendered(made, folder) == made
+    assert pages.rendered(made, folder).text == made
 
 
 def test_the_command_checks_and_writes(folder, capsys):
@@ -53,7 +53,7 @@ def test_the_command_checks_and_writes(folder, capsys):
     assert page.read_text() == PAGE
     assert cli.main(command) == 0
     assert cli.main([*command, "--check"]) == 0
-    assert page.read_text() == pages.rendered(PAGE, folder)
+    assert page.read_text() == pages.rendered(PAGE, folder).text
 
 
 def test_what_is_wrong_with_a_page(folder):
@@ -61,7 +61,7 @@ def test_what_is_wrong_with_a_page(folder):
         pages.rendered(PAGE.replace("an MLP", "an LSTM"), folder)
     with pytest.raises(BenchError, match="cannot be read"):
         pages.rendered(PAGE.replace("systems.json", "other.json"), folder)
-    with pytest.raises(BenchError, match="1 tables begin"):
+    with pytest.raises(BenchError, match="1 tables and charts begin"):
         pages.rendered(PAGE.replace("<!-- /table -->", ""), folder)
     assert cli.main(["report", str(folder / "missing.md")]) == 1
 
@@ -71,3 +71,32 @@ def test_cells():
     table.add_row(Text("a group", style="bold"))
     table.add_row("one", Text.assemble("1.5", " ", Text("✓", style="green")))
     assert pages.to_markdown(table) == "| what | of this |\n| --- | ---: |\n| **a group** |  |\n| one | 1.5 ✓ |"
+
+
+CHART = """<!-- chart systems.json: images/systems.png: Peaks against times: an MLP -->
+<!-- /chart -->
+"""
+
+
+def test_a_chart_is_drawn_beside_the_page(folder, capsys):
+    (folder / "images").mkdir()
+    page = folder / "page.md"
+    page.write_text(CHART)
+    command = ["report", str(page), "--results", str(folder)]
+    assert cli.main(command) == 0
+    assert "![Peaks against times: an MLP](images/systems.png)\n<!-- /chart -->" in page.read_text()
+    picture = folder / "images" / "systems.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*command, "--check"]) == 0
+    picture.unlink()
+    assert cli.main([*command, "--check"]) == 1
+    assert "images/systems.png, which is not there" in capsys.readouterr().err
+
+
+def test_a_mark_of_another_form(folder):
+    with pytest.raises(BenchError, match="must have the form <!-- chart FILE: PLACE: WORDS -->"):
+        pages.rendered("<!-- chart systems.json: a -->\n<!-- /chart -->", folder)
+    with pytest.raises(BenchError, match="no table 'other' of a README"):
+        pages.rendered("<!-- readme other -->\n<!-- /readme -->", folder)
+    with pytest.raises(BenchError, match="1 tables and charts begin"):
+        pages.rendered("<!-- chart systems.json: a -->\n<!-- /table -->", folder)

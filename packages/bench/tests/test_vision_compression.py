@@ -262,7 +262,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     assert all(one.commit for one in found.compressions)
     capsys.readouterr()
     page = "<!-- table out.json: peak -->\n<!-- /table -->\n<!-- table out.json: compression -->\n<!-- /table -->\n"
-    assert rendered(page, tmp_path).count("**ResNet-50, 4 at 224**") == 2
+    assert rendered(page, tmp_path).text.count("**ResNet-50, 4 at 224**") == 2
     assert cli.main([*command, "--seed", "1"]) == 1
     assert "holds other results" in capsys.readouterr().err
     # Another part goes into the same file, and takes nothing from it.

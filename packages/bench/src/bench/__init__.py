@@ -8,5 +8,6 @@ python -m bench vision        networks with Q-layers: bytes, accuracy, the gradi
 python -m bench fewbit        few-bit activations and randomized linear layers
 python -m bench checkpoint    planned recomputation: planned and measured peaks, time, gradients
 python -m bench sweep         one compressed training step of many models and layers, each beside its plain one
+python -m bench search        the largest batch, depth, width or resolution that trains within a given memory
 python -m bench show FILE     print, and draw, results that were recorded before
 """

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from bench.units import GIB, KIB, MIB
 
+THREADS = 2
+"""Of torch's operators, where a command does not take as many as torch does by itself: what most figures here have."""
+
 
 def add_shared(parser: argparse.ArgumentParser, threads: int, place: str = "") -> None:
     """Adds the arguments that most commands have: device, threads, JSON."""

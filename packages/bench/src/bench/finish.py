@@ -24,6 +24,9 @@ from bench.kernels import chart as kernel_chart
 from bench.kernels import report as kernel_report
 from bench.kernels.results import KernelResults
 from bench.results import Results
+from bench.search import chart as search_chart
+from bench.search import report as search_report
+from bench.search.results import SearchResults
 from bench.sensitivity import chart as sensitivity_chart
 from bench.sensitivity import report as sensitivity_report
 from bench.sensitivity.results import SensitivityResults
@@ -52,6 +55,7 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
         SweepResults: (sweep_report.render, sweep_report.no_chart),
         SystemResults: (system_report.render, system_chart.save_chart),
+        SearchResults: (search_report.render, search_chart.save_chart),
     }
 )
 
@@ -66,8 +70,17 @@ def finish(results: records.AnyResults, json: Path | None, picture: Path | None)
         records.save(results, json)
     table.console().print(shown(results))
     if picture is not None:
-        _, draw = _SHOWN[type(results)]
         draw(results, picture)
+
+
+def draw(results: records.AnyResults, picture: Path) -> None:
+    """Draws the chart of results into a file of the type that its name says, such as PNG or SVG.
+
+    Raises:
+        BenchError: it cannot be written, or there is nothing to draw.
+    """
+    _, drawn = _SHOWN[type(results)]
+    drawn(results, picture)
 
 
 def shown(results: records.AnyResults) -> RenderableType:

@@ -1,31 +1,58 @@
-"""``python -m bench report``: the tables of a page, made of recorded results.
+"""``python -m bench report``: the tables and charts of a page, made of recorded results.
 
 A page says which, and what is between is replaced::
 
     <!-- table systems-cpu.json: BERT -->
     <!-- /table -->
 
-The name behind the colon is how the heading of the table's first column begins, as ``python -m bench show`` prints it.
+    <!-- chart systems-cpu.json: images/systems.png: Peaks and times of eight models -->
+    <!-- /chart -->
+
+    <!-- readme fewbit -->
+    <!-- /readme -->
+
+A table's name is how its headings begin, as ``python -m bench show`` prints them, with `` | `` between; most often a
+part of the first is enough. A chart has a place beside the page, and words for those who do not see it. A README's
+table is one of ``bench.readmes``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from bench import records
 from bench.errors import BenchError
-from bench.finish import shown
+from bench.finish import draw, shown
 from bench.machine import Machine
+from bench.readmes.tables import TABLES
 
-_MARKED = re.compile(r"(<!-- table (?P<file>[\w.-]+): (?P<name>[^\n]+?) -->\n).*?(<!-- /table -->)", re.DOTALL)
+_MARKED = re.compile(
+    r"(?P<begin><!-- (?P<kind>table|chart|readme) (?P<what>[^\n]+?) -->\n).*?(?P<end><!-- /(?P=kind) -->)", re.DOTALL
+)
+_BEGUN = re.compile(r"<!-- (?:table|chart|readme) ")
 
 
-def rendered(page: str, folder: Path) -> str:
+@dataclass
+class Page:
+    """A page with its tables made anew.
+
+    Attributes:
+        text: of the page.
+        charts: what draws each of its charts, by place beside the page; nothing has been drawn.
+    """
+
+    text: str
+    charts: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+
+
+def rendered(page: str, folder: Path) -> Page:
     """A page with its tables made anew.
 
     Args:
@@ -35,25 +62,70 @@ def rendered(page: str, folder: Path) -> str:
     Raises:
         BenchError: results cannot be read, have no such table, or a mark has no end.
     """
-    found: dict[str, records.AnyResults] = {}
+    maker = _Maker(folder)
+    begun = len(_BEGUN.findall(page))
+    made, count = _MARKED.subn(maker.between, page)
+    if count != begun:
+        raise BenchError(
+            f"{begun} tables and charts begin in the page and {count} have a form that is known and an end, such as "
+            "<!-- /table -->"
+        )
+    return Page(made, maker.charts)
 
-    def table(match: re.Match[str]) -> str:
-        file, name = match["file"], match["name"]
-        if file not in found:
-            found[file] = records.load(folder / file)
-        tables = _tables(found[file])
+
+class _Maker:
+    """Makes what is between marks, and reads each file of results once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.charts: dict[str, Callable[[Path], None]] = {}
+        self._folder = folder
+        self._found: dict[str, records.AnyResults] = {}
+        self._said: set[str] = set()
+
+    def between(self, match: re.Match[str]) -> str:
+        """A mark, what it asks for, and its end."""
+        made = {"table": self._table, "chart": self._chart, "readme": self._readme}[match["kind"]](match["what"])
+        return f"{match['begin']}{made}\n{match['end']}"
+
+    def _table(self, what: str) -> str:
+        file, name = _parts(what, 2, "<!-- table FILE: HEADING -->")
+        results = self._results(file)
+        tables = _tables(results)
         heading = next((one for one in tables if one.startswith(name)), None)
         if heading is None:
             raise BenchError(f"{file} has no table {name!r}; it has {', '.join(map(repr, tables)) or 'none'}")
-        return f"{match[1]}{to_markdown(tables[heading])}\n\n{_where(found[file])}\n{match[4]}"
+        return self._with_where(to_markdown(tables[heading]), results)
 
-    begun = page.count("<!-- table ")
-    made, count = _MARKED.subn(table, page)
-    if count != begun:
-        raise BenchError(
-            f"{begun} tables begin in the page and {count} have a form that is known and an end, <!-- /table -->"
-        )
-    return made
+    def _chart(self, what: str) -> str:
+        file, place, words = _parts(what, 3, "<!-- chart FILE: PLACE: WORDS -->")
+        results = self._results(file)
+        self.charts[place] = lambda path: draw(results, path)
+        return f"![{words}]({place})"
+
+    def _readme(self, what: str) -> str:
+        if what not in TABLES:
+            raise BenchError(f"there is no table {what!r} of a README; there are {', '.join(TABLES)}")
+        made = TABLES[what](self._folder)
+        return self._with_where(to_markdown(made.table), *made.results)
+
+    def _with_where(self, made: str, *all_results: records.AnyResults) -> str:
+        """A table, and below it what made its numbers, which a page says of each file once."""
+        said = [where(results) for results in all_results]
+        new = [line for line in said if line not in self._said]
+        self._said.update(new)
+        return "\n\n".join([made, *new])
+
+    def _results(self, file: str) -> records.AnyResults:
+        if file not in self._found:
+            self._found[file] = records.load(self._folder / file)
+        return self._found[file]
+
+
+def _parts(what: str, count: int, form: str) -> Sequence[str]:
+    parts = [part.strip() for part in what.split(":", count - 1)]
+    if len(parts) != count or not all(parts):
+        raise BenchError(f"a mark must have the form {form}, got {what!r}")
+    return parts
 
 
 def to_markdown(table: Table) -> str:
@@ -66,14 +138,12 @@ def to_markdown(table: Table) -> str:
 
 
 def _tables(results: records.AnyResults) -> dict[str, Table]:
-    """By the heading of the first column."""
+    """By the headings of their columns, with lines between."""
     text = shown(results)
     parts = text.renderables if isinstance(text, Group) else []
-    return {_cell(_first(part).header): part for part in parts if isinstance(part, Table)}
-
-
-def _first(table: Table) -> Column:
-    return table.columns[0]
+    return {
+        " | ".join(_cell(column.header) for column in part.columns): part for part in parts if isinstance(part, Table)
+    }
 
 
 def _cell(content: object) -> str:
@@ -83,7 +153,7 @@ def _cell(content: object) -> str:
     return f"**{line}**" if line and isinstance(content, Text) and content.style == "bold" else line
 
 
-def _where(results: records.AnyResults) -> str:
+def where(results: records.AnyResults) -> str:
     """What made the numbers, in a line. Entries that were taken up say of which commit they are."""
     machine: Machine = results.machine
     lists = (entries for entries in vars(results).values() if isinstance(entries, list))

@@ -15,6 +15,7 @@ from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
 from bench.kernels.results import KernelResults
 from bench.results import Results
+from bench.search.results import SearchResults
 from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
 from bench.systems.results import SystemResults
@@ -30,6 +31,7 @@ AnyResults = (
     | CheckpointResults
     | SystemResults
     | SweepResults
+    | SearchResults
 )
 
 _FORMAT = 1
@@ -43,6 +45,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "checkpoint": CheckpointResults,
     "systems": SystemResults,
     "sweep": SweepResults,
+    "search": SearchResults,
 }
 
 

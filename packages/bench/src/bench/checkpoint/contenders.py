@@ -12,6 +12,7 @@ from torch import nn
 from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint
 
+from integrations import fewbit
 from integrations.checkpoint import Plan, apply
 
 Forward = Callable[..., Any]
@@ -26,16 +27,20 @@ class Way:
             around each block, as it is done by hand; ``"compiled"``: ``torch.compile`` with torch's own budget.
         part: of the plain peak, for ``"planned"`` (``None``: the least peak), and what torch calls
             ``activation_memory_budget`` for ``"compiled"``.
+        masks: whether ReLUs keep one bit an element, which is all that their gradient needs, as ``fewbit.convert``
+            makes them; for ``"planned"``.
     """
 
     kind: Literal["plain", "planned", "blocks", "compiled"]
     part: float | None = None
+    masks: bool = False
 
     @property
     def name(self) -> str:
         """In tables and files."""
         if self.kind == "planned":
-            return "ours, least" if self.part is None else f"ours, {100 * self.part:.3g} %"
+            within = "least" if self.part is None else f"{100 * self.part:.3g} %"
+            return f"ours, {within}{', 1-bit ReLUs' if self.masks else ''}"
         if self.kind == "compiled":
             return f"torch.compile, {self.part:g}"
         return "each block" if self.kind == "blocks" else self.kind
@@ -43,6 +48,9 @@ class Way:
 
 PLAIN = Way("plain").name
 LEAST = Way("planned").name
+LEAST_MASKS = Way("planned", masks=True).name
+
+_RELUS = ("relu", "relu6", "leaky_relu")
 
 
 def ready(way: Way, model: nn.Module, blocks: Sequence[nn.Module], plan: Plan | None) -> Forward:
@@ -52,18 +60,23 @@ def ready(way: Way, model: nn.Module, blocks: Sequence[nn.Module], plan: Plan | 
         way: how to train it.
         model: in training mode.
         blocks: of the model, those that are checkpointed one by one.
-        plan: of this model and its inputs, for ``"planned"``.
+        plan: of this model and its inputs, for ``"planned"``; of the model as ``exchanged`` makes it.
     """
     if way.kind == "planned":
         if plan is None:
             raise ValueError(f"plan must be given for {way.name}")
-        return apply(model, plan)
+        return apply(exchanged(way, model), plan)
     if way.kind == "blocks":
         for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if way.kind == "compiled":
         return _compiled(model, way.part)
     return model
+
+
+def exchanged(way: Way, model: nn.Module) -> nn.Module:
+    """The model with the layers that a way exchanges, in place; the gradient stays the same, bit for bit."""
+    return fewbit.convert(model, functions=_RELUS) if way.masks else model
 
 
 def _compiled(model: nn.Module, budget: float | None) -> Forward:

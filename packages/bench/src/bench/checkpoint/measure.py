@@ -161,6 +161,8 @@ def _memory(architecture: Architecture, planner: Planner, options: Options, reco
     ways = [Way("plain"), Way("planned")]
     if not heavy:
         ways.append(Way("planned", 0.5 if architecture.published is None else left(architecture.published)))
+    if architecture.published is not None and planner.numbers(batch, size).cut < architecture.published.cut:
+        ways.append(Way("planned", masks=True))  # what no choice of checkpoints saves, smaller masks may
     _record_peaks(architecture, planner, ways, batch, size, options, record)
 
 

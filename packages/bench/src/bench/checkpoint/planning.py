@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.checkpoint.architectures import Architecture
-from bench.checkpoint.contenders import Way
+from bench.checkpoint.contenders import Way, exchanged
 from bench.checkpoint.memory import LONG, reason
 from bench.checkpoint.results import Planned
 from bench.checkpoint.step import Setup, build, inputs_of
@@ -25,7 +25,7 @@ class Planner:
     def __init__(self, architecture: Architecture, setup: Setup) -> None:
         self._architecture = architecture
         self._setup = setup
-        self._made: dict[tuple[int, int, bool], Plan | Exception] = {}
+        self._made: dict[tuple[int, int, bool, bool], Plan | Exception] = {}
 
     def at(self, batch: int, size: int) -> Plan:
         """The plan with the least peak, for inputs of that size.
@@ -35,18 +35,23 @@ class Planner:
         """
         return self._found(batch, size, measure=False)
 
-    def with_workspaces(self, batch: int, size: int) -> Plan:
+    def with_workspaces(self, batch: int, size: int, masks: bool = False) -> Plan:
         """The same, with what kernels take beside their tensors measured, where a step does not take long.
+
+        Args:
+            batch, size: of the inputs.
+            masks: as a ``Way`` has it.
 
         Raises:
             Exception: as planning does, every time.
         """
-        return self._found(batch, size, measure=self.at(batch, size).plain_seconds <= LONG)
+        return self._found(batch, size, self.at(batch, size).plain_seconds <= LONG, masks)
 
-    def _found(self, batch: int, size: int, measure: bool) -> Plan:
-        if (batch, size, measure) not in self._made:
-            self._made[batch, size, measure] = self._plan(batch, size, measure)
-        found = self._made[batch, size, measure]
+    def _found(self, batch: int, size: int, measure: bool, masks: bool = False) -> Plan:
+        asked = batch, size, measure, masks
+        if asked not in self._made:
+            self._made[asked] = self._plan(*asked)
+        found = self._made[asked]
         if isinstance(found, Exception):
             raise found
         return found
@@ -68,12 +73,12 @@ class Planner:
         """
         if way.kind != "planned":
             return None
-        least = self.with_workspaces(batch, size)
+        least = self.with_workspaces(batch, size, way.masks)
         return least if way.part is None else least.within(way.part)
 
-    def _plan(self, batch: int, size: int, measure: bool) -> Plan | Exception:
+    def _plan(self, batch: int, size: int, measure: bool, masks: bool) -> Plan | Exception:
         try:
-            model = build(self._architecture, self._setup)
+            model = exchanged(Way("planned", masks=masks), build(self._architecture, self._setup))
             inputs = inputs_of(self._architecture, batch, size, self._setup)
             return checkpoint.plan(model, inputs, measure=measure)
         except Exception as error:  # kept: planning again would fail again

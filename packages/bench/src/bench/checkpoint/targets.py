@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bench.checkpoint.architectures import ARCHITECTURES, Published
-from bench.checkpoint.contenders import LEAST
+from bench.checkpoint.contenders import LEAST, LEAST_MASKS
 from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
 from bench.checkpoint.sizes import small
 from bench.units import MIB
@@ -94,7 +94,7 @@ def published_cut(results: CheckpointResults, peak: Peak) -> bool | None:
     """
     architecture = ARCHITECTURES.get(peak.model)
     cut = results.cut(peak)
-    if architecture is None or architecture.published is None or cut is None or peak.way != LEAST:
+    if architecture is None or architecture.published is None or cut is None or peak.way not in (LEAST, LEAST_MASKS):
         return None
     if peak.size != architecture.size or (peak.batch, peak.size) == small(architecture):
         return None
@@ -175,11 +175,14 @@ def _monotone(peaks: Sequence[Peak], where: str) -> Target:
 
 def _published(results: CheckpointResults) -> Iterator[Target]:
     what, asked = "measured cut of the least peak, each model", "the published one"
-    judged = [(peak.model, published_cut(results, peak)) for peak in results.peaks]
-    reached = [model for model, one in judged if one]
-    missed = [model for model, one in judged if one is False]
+    judged = [(peak.model, peak.way, published_cut(results, peak)) for peak in results.peaks]
+    reached = list(dict.fromkeys(model for model, _, one in judged if one))
+    missed = list(dict.fromkeys(model for model, _, one in judged if one is False and model not in reached))
+    with_masks = [model for model, way, one in judged if one and way == LEAST_MASKS]
     if not reached and not missed:
         yield Target(what, asked)
         return
     found = f"{len(reached)} of {len(reached) + len(missed)}" + (f"; not {', '.join(missed)}" if missed else "")
+    if with_masks:
+        found += f"; {', '.join(with_masks)} with ReLUs that keep one bit"
     yield Target(what, asked, found, not missed)

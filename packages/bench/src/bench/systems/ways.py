@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -36,11 +37,13 @@ class Way:
             forward.
         ours: whether it is this project's.
         slow: whether it takes minutes to begin, as compilers do.
+        adapts: whether it measures in its first steps how it stores in later ones.
     """
 
     ready: Callable[[Subject], tuple[Forward, Surroundings]]
     ours: bool = True
     slow: bool = False
+    adapts: bool = False
 
 
 def _plain(subject: Subject) -> tuple[Forward, Surroundings]:
@@ -77,8 +80,25 @@ def _by_torch(forward: Forward) -> Forward:
 
 
 def _by_remat(forward: Forward) -> Forward:
-    wrapped: Forward = needs("torch_remat").checkpoint()(forward)
+    """With torch's generators set back, which it leaves to its caller: a dropout that is computed again must draw what
+    it drew, as it does with ``torch.utils.checkpoint``."""
+    wrapped: Forward = needs("torch_remat").checkpoint(recompute_state_hooks=(_Generators(),))(forward)
     return wrapped
+
+
+class _Generators:
+    """What ``torch_remat`` asks for the states of torch's generators, in the form of its hooks."""
+
+    def snapshot(self) -> tuple[Tensor, list[Tensor]]:
+        """The states, of the CPU's and of each GPU that is in use."""
+        return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self, states: tuple[Tensor, list[Tensor]]) -> None:
+        """Sets the generators back."""
+        cpu, cuda = states
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
 
 
 def _on_cpu(subject: Subject) -> tuple[Forward, Surroundings]:
@@ -105,11 +125,12 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         PLAIN: Way(_plain, ours=False),
         "L1": Way(partial(_compressed, "L1")),
         "L1.1": Way(partial(_compressed, "L1.1")),
-        "L2": Way(partial(_compressed, "L2")),
+        "L2": Way(partial(_compressed, "L2"), adapts=True),
+        "L2.2": Way(partial(_compressed, "L2.2"), adapts=True),
         "few-bit activations": Way(partial(_compressed, "L0", activations="fewbit")),
         # With a seed of its own, so that dropout draws what it draws in a plain step.
         "randomized linear": Way(partial(_compressed, "L0", linear={"proj_dim_ratio": 0.2, "seed": 0})),
-        "Q-layers": Way(partial(_compressed, "L0", layers="q")),
+        "Q-layers": Way(partial(_compressed, "L0", layers="q"), adapts=True),
         "L1 + few-bit": Way(partial(_compressed, "L1", activations="fewbit")),
         "checkpoint, least": Way(partial(_planned, None)),
         "checkpoint, half": Way(partial(_planned, 0.5)),

@@ -1,0 +1,61 @@
+"""``python -m bench kernels``: its arguments, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from bench.arguments import THREADS, add_chart, add_shared, positive, size
+from bench.finish import finish, require_writable
+from bench.kernels import measure
+from bench.kernels.cases import FLOATS
+from bench.units import size_name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of this command."""
+    parser.set_defaults(command=run_kernels)
+    parser.add_argument(
+        "--case", action="append", metavar="TEXT", help="part of a case's name, repeatable; default: all"
+    )
+    parser.add_argument("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: all")
+    names = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
+    parser.add_argument("--dtype", action="append", choices=names, help="repeatable; default: all that a case takes")
+    parser.add_argument(
+        "--size",
+        action="append",
+        type=size,
+        help="of the tensor, such as 4KiB or 256MiB, repeatable; default: "
+        + "; ".join(f"{device}: {', '.join(map(size_name, sizes))}" for device, sizes in measure.SIZES.items()),
+    )
+    parser.add_argument("--rounds", type=positive, help=f"that count, of each case; default: {measure.ROUNDS}")
+    parser.add_argument(
+        "--alone", action="store_true", help="without plain PyTorch and other libraries: only copies beside"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{' and '.join(map(size_name, measure.QUICK_SIZES))}, {measure.QUICK_ROUNDS} rounds: shows that it works",
+    )
+    add_shared(parser, threads=THREADS)
+    add_chart(parser)
+
+
+def run_kernels(options: argparse.Namespace) -> None:
+    """``python -m bench kernels``."""
+    require_writable(options.json, options.chart)
+    sizes = options.size or (measure.QUICK_SIZES if options.quick else measure.SIZES[options.device])
+    results = measure.run(
+        measure.Options(
+            device=torch.device(options.device),
+            threads=options.threads,
+            sizes=sorted(set(sizes)),
+            rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
+            names=options.case or (),
+            bits=options.bits or (),
+            dtypes=options.dtype or (),
+            with_others=not options.alone,
+        )
+    )
+    finish(results, options.json, options.chart)

@@ -1,0 +1,43 @@
+"""A table of a README, made of recorded results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from rich.table import Table
+
+from bench import records
+from bench.errors import BenchError
+
+Results = TypeVar("Results", bound=records.AnyResults)
+
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A table, and what it was made of.
+
+    Attributes:
+        table: with columns marked "published" and "measured", and the command that makes each row.
+        results: that have the measured figures.
+    """
+
+    table: Table
+    results: list[records.AnyResults] = field(default_factory=list)
+
+
+def recorded(folder: Path, file: str, kind: type[Results]) -> Results | None:
+    """The results of a file; ``None`` where it is not there, so that its rows say that they are not measured.
+
+    Raises:
+        BenchError: the file holds something else.
+    """
+    if not (folder / file).exists():
+        return None
+    found = records.load(folder / file)
+    if not isinstance(found, kind):
+        raise BenchError(f"{folder / file} must hold {kind.__name__}, got {type(found).__name__}; name another folder")
+    return found

@@ -1,0 +1,14 @@
+"""All tables of READMEs, by the name that pages and the command line know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from bench.readmes import checkpointing, fewbit
+from bench.readmes.made import Made
+
+TABLES: Mapping[str, Callable[[Path], Made]] = MappingProxyType(
+    {"fewbit": fewbit.table, "checkpointing": checkpointing.table}
+)

@@ -1,0 +1,16 @@
+"""``python -m bench search``: the largest batch, depth, width, length or resolution that trains within a given memory.
+
+dimensions.py      what is searched, by the name that the command line knows, at a device's sizes
+image_models.py    ResNets and Swin transformers of any size
+text_models.py     BERTs
+graph_models.py    graph convolutions on a generated graph
+bisection.py       the search: growth, then bisection
+trial.py           some training steps within a limit, in this process
+processes.py       the processes that trials are made in
+measure.py         a run: search by search, each trial written as it is made
+results.py         what comes out, as JSON
+published.py       what the papers' authors have found
+report.py          the tables
+chart.py           the chart
+command.py         the command line
+"""

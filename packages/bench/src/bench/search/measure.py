@@ -1,0 +1,240 @@
+"""A run of ``python -m bench search``: search by search, each trial written as it is made."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from bench import records
+from bench.errors import BenchError, MissingLibrary
+from bench.machine import Machine
+from bench.networks import needs
+from bench.progress import progress
+from bench.search.bisection import Grid, largest
+from bench.search.dimensions import NAMES, Dimension, dimensions
+from bench.search.processes import Trials
+from bench.search.results import Search, SearchResults, Trial
+from bench.search.trial import Request
+from bench.systems.ways import PLAIN, WAYS
+from bench.taken_up import commit_of, taken_up
+from bench.units import size_name
+
+RESOLUTION, QUICK_RESOLUTION = 0.05, 0.25
+
+COMPRESSED = (PLAIN, "L1", "L2", "L2.2", "Q-layers", "checkpoint, least", "L1 + checkpoint", "each block (torch)")
+"""The ways that are searched by default; Q-layers where there are convolutions."""
+
+QUICK_WAYS = (PLAIN, "L1", "each block (torch)")
+
+_MORE = 4  # times the limit, to tell a crash for want of memory from others
+
+_PACKAGES = ("torch", "actcore", "actcore-integrations")
+_LIBRARIES = {"resnet": "timm", "swin": "timm", "bert": "transformers", "gcn": "torch_geometric"}  # to import
+_DISTRIBUTIONS = ("timm", "transformers", "torch-geometric")
+
+Take = Callable[[Request], Trial]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run.
+
+    Attributes:
+        names: of ``dimensions.NAMES``.
+        ways: of ``systems.ways.WAYS``; ``None``: those by default. Plain is always among them.
+        memory_limits: bytes that training may take, by family.
+        resolution: by how much, relatively, a largest number may be missed; 0: not at all.
+        device: of models and batches.
+        threads: of torch's operators.
+        seed: of weights and inputs.
+        json: the file that results are written to, and taken up from.
+    """
+
+    names: Sequence[str]
+    ways: Sequence[str] | None
+    memory_limits: Mapping[str, int]
+    resolution: float
+    device: torch.device
+    threads: int
+    seed: int
+    json: Path | None
+
+
+def run(options: Options) -> SearchResults:
+    """Makes the trials that the file does not have, with a progress bar on stderr.
+
+    Raises:
+        BenchError: there is no such device, or its memory cannot be limited so; the file holds other results.
+    """
+    _require_limit(options)
+    distributions = (*_PACKAGES, *filter(_installed, _DISTRIBUTIONS))
+    machine = Machine.here(options.device, options.threads, distributions)
+    blank = SearchResults(machine, options.device.type, dict(options.memory_limits), options.seed)
+    named = "machine, device, memory limit, seed, number of threads or version of a library"
+    results = taken_up(blank, options.json, _settings, named)
+    known = dimensions(options.device.type)
+    missing = {name: why for name in options.names if (why := _missing(known[name].family))}
+    results = replace(results, skipped=[f"{name}: {why}" for name, why in missing.items()])
+    wanted = {name: ways_of(known[name], options.ways) for name in options.names if name not in missing}
+    with Trials() as trials, progress("search", sum(map(len, wanted.values()))) as advance:
+        searcher = Searcher(results, options, trials.take)
+        for name, ways in wanted.items():
+            searcher.search(known[name], name, ways, advance)
+    return searcher.results
+
+
+class Searcher:
+    """Searches, and holds what is found; ``results`` are written after each trial.
+
+    Args:
+        results: taken up so far.
+        options: of the run.
+        take: makes a trial.
+    """
+
+    def __init__(self, results: SearchResults, options: Options, take: Take) -> None:
+        self.results = results
+        self._options = options
+        self._take = take
+
+    def search(self, dimension: Dimension, name: str, ways: Sequence[str], advance: Callable[[str], None]) -> None:
+        """Searches a dimension in each way, and proves each that goes beyond the plain one: plain must fail there.
+
+        A way begins where the one before it ended: that is closer than any number that is known beforehand.
+        """
+        first = dimension.first
+        for way in ways:
+            found = self._largest(dimension, name, way, first)
+            plain = self.results.search(name, PLAIN)
+            if found.largest is not None:
+                first = found.largest
+                if way != PLAIN and plain is not None and plain.ended and found.largest > (plain.largest or 0):
+                    self._trial(plain, found.largest)
+            advance(f"{name}, {way}: {'none' if found.largest is None else found.largest}")
+
+    def _largest(self, dimension: Dimension, name: str, way: str, first: int) -> Search:
+        before = self.results.search(name, way) or Search(name, way)
+        if before.ended and before.resolution <= self._options.resolution:
+            return before
+        search = replace(
+            before,
+            title=dimension.title,
+            items=dimension.items,
+            memory_limit=self._options.memory_limits[dimension.family],
+            resolution=self._options.resolution,
+            ended=False,
+            # What crashed is tried again.
+            trials=[trial for trial in before.trials if not trial.crashed],
+        )
+        self._keep(search)
+
+        def fits(value: int) -> bool:
+            current = self.results.search(name, way)
+            assert current is not None
+            trial = self._trial(current, value)
+            if trial.crashed or trial.does_not_apply:
+                raise _NoAnswer
+            return trial.fits
+
+        grid = Grid(dimension.least, dimension.most, dimension.step)
+        try:
+            found = largest(fits, grid, first, self._options.resolution)
+        except _NoAnswer:
+            return self._found(name, way)
+        self._keep(replace(self._found(name, way), largest=found.largest, capped=found.capped, ended=True))
+        return self._found(name, way)
+
+    def _trial(self, search: Search, value: int) -> Trial:
+        """The trial that is known, or a new one."""
+        known = search.trial(value)
+        if known is not None and not known.crashed:
+            return known
+        start = time.perf_counter()
+        options = self._options
+        limit, threads = search.memory_limit, options.threads
+        request = Request(search.dimension, search.way, value, options.device.type, limit, threads, options.seed)
+        trial = self._take(request)
+        if trial.crashed and self._take(replace(request, memory_limit=_MORE * limit)).fits:
+            # Not every library asks whether it was given the memory: some write to where it would have been.
+            trial = replace(trial, crashed=False, failure=f"{trial.failure}; with {_MORE} times the memory it finished")
+        trial = replace(trial, commit=commit_of(self.results.machine))
+        current = self._found(search.dimension, search.way)
+        self._keep(replace(current, trials=[*current.trials, trial]), time.perf_counter() - start)
+        return trial
+
+    def _found(self, name: str, way: str) -> Search:
+        found = self.results.search(name, way)
+        assert found is not None
+        return found
+
+    def _keep(self, search: Search, seconds: float = 0.0) -> None:
+        """The searches with another one, in the order of the command line's names, written."""
+        key = search.dimension, search.way
+        others = [one for one in self.results.searches if (one.dimension, one.way) != key]
+        names, ways = list(NAMES), list(WAYS)
+        searches = sorted([*others, search], key=lambda one: (names.index(one.dimension), ways.index(one.way)))
+        self.results = replace(self.results, searches=searches, seconds=self.results.seconds + seconds)
+        if self._options.json is not None:
+            records.save(self.results, self._options.json)
+
+
+class _NoAnswer(Exception):
+    """A trial says neither that a number fits nor that it does not."""
+
+
+def ways_of(dimension: Dimension, ways: Sequence[str] | None) -> list[str]:
+    """Those that a dimension is searched in, plain first.
+
+    Args:
+        dimension: which.
+        ways: asked for; ``None``: those by default.
+    """
+    convolutions = dimension.family == "resnet"
+    asked = ways if ways is not None else [way for way in COMPRESSED if convolutions or way != "Q-layers"]
+    return list(dict.fromkeys([PLAIN, *asked]))
+
+
+def _require_limit(options: Options) -> None:
+    if options.device.type == "cpu":
+        if platform.system() != "Linux":
+            raise BenchError(
+                f"a process's memory can be limited on Linux alone, this is {platform.system()}; use --device cuda"
+            )
+        return
+    if not torch.cuda.is_available():
+        raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
+    total = torch.cuda.get_device_properties(options.device).total_memory
+    most = max(options.memory_limits.values())
+    if most > total:
+        raise BenchError(
+            f"--memory-limit must be at most the GPU's memory, {size_name(total >> 20 << 20)}, got "
+            f"{size_name(most)}; name a smaller one"
+        )
+
+
+def _settings(results: SearchResults) -> tuple[object, ...]:
+    machine = results.machine
+    return machine.processor, machine.threads, machine.versions, results.device, results.memory_limits, results.seed
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _missing(family: str) -> str:
+    """Which library a family lacks; empty if none."""
+    try:
+        needs(_LIBRARIES[family])
+    except MissingLibrary as error:
+        return str(error)
+    return ""

@@ -1,0 +1,160 @@
+"""Some whole training steps of one model in one way, within a limit of memory, in this process."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from bench.checkpoint.memory import reason
+from bench.process_memory import limit_allocation
+from bench.search.dimensions import dimensions
+from bench.search.results import Trial
+from bench.systems.cell import WARM_UP
+from bench.systems.subjects import Subject
+from bench.systems.ways import WAYS, DoesNotApply
+
+TIMED = 3  # steps, of which the median is taken
+
+_TEXTS = (
+    "can't allocate memory",  # torch's allocator for the CPU
+    "std::bad_alloc",
+    "cannot allocate memory",  # the kernel
+    "could not create a primitive",  # oneDNN, whose scratch memory is allocated then
+    "could not create a memory object",
+    "out of memory",  # CUDA
+    "_status_alloc_failed",  # cuBLAS and cuDNN
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to try.
+
+    Attributes:
+        dimension, way: names in ``dimensions.NAMES`` and ``systems.ways.WAYS``.
+        value: the dimension's.
+        device: ``"cpu"`` or ``"cuda"``.
+        memory_limit: bytes that training may take: weights, gradients, the optimizer's state and activations.
+        threads: of torch's operators.
+        seed: of weights and inputs.
+    """
+
+    dimension: str
+    way: str
+    value: int
+    device: str
+    memory_limit: int
+    threads: int
+    seed: int
+
+
+def prepare(way: str, device: str) -> None:
+    """Takes two steps of a tiny network in a way: what libraries load and keep then is not the model's."""
+    with torch.device(device):
+        subject = _tiny()
+        try:
+            for _ in _steps(subject, way, "sgd", 2):
+                pass
+        except Exception:  # a way that fails says so where it is tried
+            return
+
+
+def take(request: Request) -> Trial:
+    """Makes the model and takes the steps, within the limit from here on. What fails is said in the answer.
+
+    The limit cannot be lifted: use it in a process that ends thereafter.
+    """
+    start = time.perf_counter()
+    trial = Trial(request.value)
+    try:
+        trial = _taken(request, trial)
+    except DoesNotApply as error:
+        trial = replace(trial, does_not_apply=str(error))
+    except Exception as error:  # whatever one trial fails with, others are to be made
+        trial = replace(trial, failure=reason(error), crashed=not out_of_memory(error))
+    return replace(trial, seconds=time.perf_counter() - start)
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, says that memory could not be had."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or says_out_of_memory(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def says_out_of_memory(text: str) -> bool:
+    """The same of an error's text."""
+    return any(one in text.lower() for one in _TEXTS)
+
+
+def _taken(request: Request, trial: Trial) -> Trial:
+    dimension = dimensions(request.device)[request.dimension]
+    device = torch.device(request.device)
+    torch.set_num_threads(request.threads)
+    if request.threads > 1:
+        torch.ones(1 << 20).sum()  # the threads begin before there is a limit: their stacks are not the model's
+    gc.collect()
+    limit(device, request.memory_limit)
+    torch.manual_seed(request.seed)
+    with device:
+        subject = dimension.make(request.value)
+    subject.model.train()
+    warm_up = WARM_UP if WAYS[request.way].adapts else 1
+    taken = list(_steps(subject, request.way, dimension.optimizer, warm_up + TIMED))
+    return replace(
+        trial,
+        fits=True,
+        finite=all(math.isfinite(loss) for loss, _ in taken),
+        step_seconds=[seconds for _, seconds in taken[warm_up:]],
+        items=dimension.item_count(request.value),
+    )
+
+
+def limit(device: torch.device, nbytes: int) -> None:
+    """From here on this process may allocate so many bytes more, on CUDA: so many in all, of the device's."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(nbytes / torch.cuda.get_device_properties(device).total_memory)
+    else:
+        limit_allocation(nbytes)
+
+
+def _steps(subject: Subject, way: str, optimizer: str, count: int) -> Iterator[tuple[float, float]]:
+    """The loss of each step and its seconds: forward, backward and the optimizer's step."""
+    forward, surroundings = WAYS[way].ready(subject)
+    parameters = list(subject.model.parameters())
+    # Rates so small that random labels do no harm: what a step takes does not depend on them.
+    stepper: torch.optim.Optimizer = (
+        torch.optim.Adam(parameters, lr=1e-5)
+        if optimizer == "adam"
+        else torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+    )
+    for _ in range(count):
+        start = time.perf_counter()
+        stepper.zero_grad()
+        with surroundings():
+            loss: Tensor = subject.step(forward)
+            loss.backward()
+        stepper.step()
+        found = loss.item()  # waits for a GPU
+        del loss
+        yield found, time.perf_counter() - start
+
+
+def _tiny() -> Subject:
+    """A network of a few layers, in which each way has something to do."""
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    model = nn.Sequential(block, nn.Flatten(), nn.Linear(8 * 6 * 6, 16), nn.LayerNorm(16), nn.GELU())
+
+    def loss(output: object) -> Tensor:
+        assert isinstance(output, Tensor)
+        return output.square().mean()
+
+    return Subject(model, (torch.randn(8, 3, 8, 8),), loss, "a tiny network", [block])

@@ -1,0 +1,55 @@
+"""``python -m bench systems``: its arguments, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from bench.arguments import add_chart, add_shared, positive
+from bench.finish import finish, require_writable
+from bench.systems import measure
+from bench.systems.subjects import QUICK, SUBJECTS
+from bench.systems.ways import PLAIN, WAYS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of this command."""
+    parser.set_defaults(command=run_systems)
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=SUBJECTS,
+        help="repeatable; default: all; those whose library is not installed are left out",
+    )
+    parser.add_argument("--way", action="append", choices=WAYS, help="repeatable; default: all that need no compiler")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile, which takes minutes a model")
+    parser.add_argument("--no-time", action="store_true", help="peaks and gradients alone, for a machine that is busy")
+    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: %(default)s")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{', '.join(QUICK)}, {measure.QUICK_ROUNDS} rounds: shows that it works, in 2 minutes",
+    )
+    add_shared(parser, threads=torch.get_num_threads(), place=", cell by cell; what the file has is not measured again")
+    add_chart(parser)
+
+
+def run_systems(options: argparse.Namespace) -> None:
+    """``python -m bench systems``. The file is written from the first cell on, and taken up if it is there."""
+    require_writable(options.json, options.chart)
+    ways = options.way or [name for name, way in WAYS.items() if options.compile or not way.slow]
+    results = measure.run(
+        measure.Options(
+            subjects=list(dict.fromkeys(options.model or (QUICK if options.quick else SUBJECTS))),
+            ways=list(dict.fromkeys([PLAIN, *ways])),
+            timed=not options.no_time,
+            rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
+            device=torch.device(options.device),
+            threads=options.threads,
+            seed=options.seed,
+            json=options.json,
+        )
+    )
+    finish(results, options.json, options.chart)

@@ -1,0 +1,82 @@
+"""The tables of the four READMEs: every published row has one here, measured or said not to be."""
+
+import pytest
+
+from bench import records
+from bench.checkpoint.architectures import ARCHITECTURES
+from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
+from bench.checkpoint.results import CheckpointResults, Peak
+from bench.errors import BenchError
+from bench.fewbit.results import FewBitResults
+from bench.fewbit.results import Peak as RobertaPeak
+from bench.machine import Machine
+from bench.pages import rendered, to_markdown
+from bench.readmes import checkpointing, fewbit
+from bench.readmes.tables import TABLES
+
+MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
+MIB = 1 << 20
+
+
+def rows(folder, name):
+    return to_markdown(TABLES[name](folder).table).splitlines()[2:]
+
+
+def test_every_row_is_there_without_results(tmp_path):
+    assert [row.split(" | ")[0][2:] for row in rows(tmp_path, "fewbit")] == list(fewbit.PUBLISHED)
+    published = [name for name, one in ARCHITECTURES.items() if one.published is not None]
+    assert len(published) == 18
+    assert [row.split(" | ")[0][2:] for row in rows(tmp_path, "checkpointing")] == published
+    for name in TABLES:
+        assert all("not measured" in row for row in rows(tmp_path, name))
+
+
+def test_checkpointing_takes_channels_last_first(tmp_path):
+    def save(file, plain, least):
+        peaks = [Peak("vgg11", way, 64, 224, nbytes * MIB) for way, nbytes in ((PLAIN, plain), (LEAST, least))]
+        records.save(CheckpointResults(MACHINE, "cpu", 1 << 34, peaks=peaks), tmp_path / file)
+
+    save(checkpointing.USUAL, 1000, 900)
+    [row] = [row for row in rows(tmp_path, "checkpointing") if row.startswith("| vgg11 ")]
+    assert "| 3,577 | 2,781 | 22 | 34 | 1,000 | 900 | 10.0 ✗ |" in row
+    assert row.endswith("| --model vgg11 |")
+    save(checkpointing.CHANNELS_LAST, 2000, 1500)
+    [row] = [row for row in rows(tmp_path, "checkpointing") if row.startswith("| vgg11 ")]
+    assert "| 2,000 | 1,500 | 25.0 ✓ |" in row
+    assert row.endswith("| --model vgg11 --channels-last |")
+
+
+def test_one_bit_relus_have_a_row_of_their_own(tmp_path):
+    ways = ((PLAIN, 1000), (LEAST, 800), (LEAST_MASKS, 600))
+    peaks = [Peak("alexnet", way, 1024, 224, nbytes * MIB) for way, nbytes in ways]
+    records.save(CheckpointResults(MACHINE, "cpu", 1 << 34, peaks=peaks), tmp_path / checkpointing.CHANNELS_LAST)
+    first, second, *_ = rows(tmp_path, "checkpointing")
+    assert "| 1,000 | 800 | 20.0 ✗ |" in first
+    assert second.startswith("| the same, 1-bit ReLUs |")
+    assert "| 1,000 | 600 | 40.0 ✓ |" in second
+
+
+def test_fewbit_savings(tmp_path):
+    peaks = [
+        RobertaPeak(way, [MIB], [(nbytes + 5) * MIB], [1000 * MIB + nbytes * MIB], 5 * MIB)
+        for way, nbytes in (("vanilla", 1000), ("3-bit GELU", 860), ("both", 700))
+    ]
+    records.save(FewBitResults(MACHINE, "cpu", peaks=peaks), tmp_path / fewbit.FILE)
+    vanilla, gelu, linear, both = rows(tmp_path, "fewbit")
+    assert "| vanilla | 11.30 |  | 1,000.0 |" in vanilla
+    assert "| 9.75 | 13.8 | 860.0 | 14.0 ✓ | 1,860.0 | 7.0 |" in gelu
+    assert "not measured" in linear
+    assert "| 7.60 | 32.7 | 700.0 | 30.0 ✗ |" in both
+
+
+def test_a_page_has_a_readmes_table_with_its_machine(tmp_path):
+    records.save(FewBitResults(MACHINE, "cpu"), tmp_path / fewbit.FILE)
+    page = rendered("<!-- readme fewbit -->\n<!-- /readme -->\n", tmp_path).text
+    assert "| RoBERTa-base | peak, GiB published |" in page
+    assert "\n\n`python -m bench`; a processor, 2 threads" in page
+
+
+def test_a_file_that_holds_something_else(tmp_path):
+    records.save(FewBitResults(MACHINE, "cpu"), tmp_path / checkpointing.USUAL)
+    with pytest.raises(BenchError, match="must hold CheckpointResults, got FewBitResults"):
+        TABLES["checkpointing"](tmp_path)

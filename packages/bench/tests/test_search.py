@@ -1,0 +1,323 @@
+"""``python -m bench search``: the bisection, what is tried and taken up, and what is printed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench import cli, records
+from bench.machine import Machine
+from bench.search import measure
+from bench.search.bisection import Found, Grid, largest
+from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
+from bench.search.image_models import RESNET_152, scaled_stages
+from bench.search.published import PUBLISHED
+from bench.search.report import relative_throughput, render, times_plain
+from bench.search.results import Search, SearchResults, Trial
+from bench.systems.ways import PLAIN, WAYS
+from bench.table import console
+from bench.units import GIB, MIB
+
+MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
+
+
+class Border:
+    """Fits up to a number; remembers what it was asked."""
+
+    def __init__(self, most, noise=()):
+        self.most = most
+        self.noise = noise
+        self.asked = []
+
+    def __call__(self, value):
+        assert value not in self.asked  # a trial takes long
+        self.asked.append(value)
+        return (value <= self.most) is not (value in self.noise)
+
+
+@pytest.mark.parametrize("first", [1, 7, 100, 101, 102, 990, 5000])
+@pytest.mark.parametrize("most", [1, 2, 37, 100, 101, 999])
+def test_the_largest_is_found_from_wherever_it_begins(first, most):
+    assert largest(Border(most), Grid(1, 1000, 1), first, 0) == Found(most)
+    found = largest(Border(most), Grid(1, 1000, 1), first, 0.05).largest
+    assert found <= most
+    # The next number is always asked about: below 20 it is farther than 5 %.
+    assert found * 1.05 >= most or found == most
+
+
+def test_a_good_first_guess_is_a_short_search():
+    border = Border(104)
+    assert largest(border, Grid(1, 1000, 1), 100, 0.05) == Found(104)
+    assert border.asked[:3] == [100, 110, 104]
+    assert len(border.asked) <= 4
+
+
+def test_numbers_are_those_of_the_grid():
+    border = Border(100)
+    assert largest(border, Grid(14, 600, 3), 152, 0) == Found(98)  # 14 + 28 * 3
+    assert all((value - 14) % 3 == 0 for value in border.asked)
+
+
+def test_nothing_fits():
+    border = Border(3)
+    assert largest(border, Grid(4, 64, 4), 20, 0) == Found(None)
+    assert border.asked[-1] == 4  # the least was asked about
+
+
+@pytest.mark.parametrize("first", [4, 60, 62])
+def test_the_cap_is_reached(first):
+    assert largest(Border(1000), Grid(4, 62, 4), first, 0.05) == Found(60, capped=True)
+
+
+@pytest.mark.parametrize("noise", [(95,), (101, 103), (99, 100, 101, 102)])
+def test_noise_at_the_border_leaves_a_number_that_was_seen_to_fit(noise):
+    border = Border(100, noise)
+    found = largest(border, Grid(1, 1000, 1), 60, 0).largest
+    assert border(found) if found not in border.asked else (found <= 100) is not (found in noise)
+    above = min(value for value in border.asked if value > found and (value <= 100) is (value in noise))
+    assert above == found + 1
+
+
+def test_a_grid_has_numbers():
+    with pytest.raises(ValueError, match="0 < least <= most and 0 < step are needed, got 9, 4 and 1"):
+        Grid(9, 4, 1)
+
+
+def test_both_devices_have_the_same_searches():
+    for device in ("cpu", "cuda"):
+        known = dimensions(device)
+        assert tuple(known) == NAMES
+        assert set(PUBLISHED) <= set(NAMES)
+        for dimension in known.values():
+            assert dimension.least <= dimension.first <= dimension.most
+            assert dimension.family in FAMILIES
+        assert set(MEMORY_LIMITS[device]) == set(QUICK_LIMITS[device]) == set(FAMILIES)
+    assert set(DEFAULT) <= set(NAMES)
+    assert {known[name].family for name in QUICK} == set(FAMILIES)
+    assert {figure.way for figures in PUBLISHED.values() for figure in figures} <= {*WAYS, ""}
+
+
+def test_published_figures_are_those_of_the_papers():
+    ratios = {figure.system: figure.ratio for figure in PUBLISHED["resnet50-batch"]}
+    assert ratios["GACT, 4 bits, swap"] == 4.2  # the least of GACT's abstract
+    assert ratios["ActNN L5"] == 6.6  # of ActNN's
+    assert max(figure.ratio for figure in PUBLISHED["bert-large-batch"]) == pytest.approx(24.7, abs=0.05)  # as printed
+
+
+def test_depth_is_scaled_in_proportion():
+    assert scaled_stages(152) == RESNET_152
+    assert scaled_stages(302) == (6, 16, 72, 6)
+    for depth in range(14, 600, 3):
+        stages = scaled_stages(depth)
+        assert 3 * sum(stages) + 2 == depth
+        assert min(stages) >= 1
+
+
+def test_q_layers_are_searched_where_there_are_convolutions():
+    known = dimensions("cpu")
+    assert "Q-layers" in measure.ways_of(known["resnet50-batch"], None)
+    assert "Q-layers" not in measure.ways_of(known["bert-layers"], None)
+    assert measure.ways_of(known["bert-layers"], ["L1", "Q-layers", "L1"]) == [PLAIN, "L1", "Q-layers"]
+
+
+class Machinery:
+    """Stands for the processes: a way fits up to a number."""
+
+    def __init__(self, **most):
+        self.most = most
+        self.asked = []
+        self.broken = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *of):
+        pass
+
+    def take(self, request):
+        self.asked.append((request.way, request.value))
+        if request.way == "save_on_cpu":
+            return Trial(request.value, does_not_apply="the model is on the CPU already")
+        if self.broken == request.way:
+            return Trial(request.value, failure="ended with code -11", crashed=True)
+        if request.value > self.most[request.way] * request.memory_limit / MEMORY_LIMITS["cpu"]["gcn"]:
+            return Trial(request.value, failure="DefaultCPUAllocator: can't allocate memory")
+        return Trial(request.value, fits=True, step_seconds=[0.5, 0.1, 0.2], items=100)
+
+
+COMMAND = ["search", "--search", "gcn-layers", "--threads", "1", "--precise"]
+
+
+@pytest.fixture
+def machinery(monkeypatch):
+    made = Machinery(**{PLAIN: 20, "L1": 90, "L2": 10})
+    monkeypatch.setattr(measure, "Trials", lambda: made)
+    monkeypatch.setattr(measure.platform, "system", lambda: "Linux")
+    return made
+
+
+def test_what_a_way_reaches_is_proved_by_a_plain_trial(machinery, tmp_path):
+    file = tmp_path / "out.json"
+    command = [*COMMAND, "--way", "L1", "--way", "L2", "--way", "save_on_cpu", "--json", str(file)]
+    assert cli.main(command) == 0
+    results = records.load(file)
+    found = {search.way: search for search in results.searches}
+    assert {way: search.largest for way, search in found.items()} == {
+        PLAIN: 20, "L1": 90, "L2": 10, "save_on_cpu": None
+    }  # fmt: skip
+    assert found[PLAIN].trial(90).failure
+    assert (PLAIN, 10) not in machinery.asked  # L2 does not go beyond plain
+    assert "already" in found["save_on_cpu"].does_not_apply
+    assert len(machinery.asked) == sum(len(search.trials) for search in results.searches)
+    # A step more would not have fitted.
+    assert not found["L1"].trial(91).fits
+
+
+def test_a_run_is_taken_up_trial_by_trial(machinery, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    command = [*COMMAND, "--way", "L1", "--json", str(file)]
+    assert cli.main(command) == 0
+    whole, asked = records.load(file), list(machinery.asked)
+    machinery.asked.clear()
+    assert cli.main(command) == 0
+    assert machinery.asked == []
+    content = json.loads(file.read_text())
+    lost = content["searches"][1]["trials"][4:]
+    del content["searches"][1]["trials"][4:]
+    content["searches"][1]["ended"] = False
+    file.write_text(json.dumps(content))
+    assert cli.main(command) == 0
+    assert machinery.asked == [("L1", trial["value"]) for trial in lost]
+    assert records.load(file).searches == whole.searches
+    assert len(asked) == len(set(asked))
+    capsys.readouterr()
+    assert cli.main([*command, "--memory-limit", "8MiB"]) == 1
+    assert "another machine, device, memory limit" in capsys.readouterr().err
+
+
+def test_a_crash_ends_a_search_and_not_the_run(machinery, tmp_path):
+    file = tmp_path / "out.json"
+    machinery.broken = "L1"
+    command = [*COMMAND, "--way", "L1", "--way", "L2", "--json", str(file)]
+    assert cli.main(command) == 0
+    results = records.load(file)
+    assert results.search("gcn-layers", "L1").failure == "ended with code -11"
+    assert results.search("gcn-layers", "L1").largest is None
+    assert results.search("gcn-layers", "L2").largest == 10
+    machinery.broken = None
+    machinery.asked.clear()
+    assert cli.main(command) == 0
+    assert {way for way, _ in machinery.asked} == {"L1", PLAIN}  # tried again, and then proved
+    again = records.load(file)
+    assert again.search("gcn-layers", "L1").largest == 90
+    assert not again.search("gcn-layers", "L1").failure
+
+
+def test_a_crash_that_more_memory_prevents_is_for_want_of_memory(machinery, tmp_path, monkeypatch):
+    take, file = machinery.take, tmp_path / "out.json"
+
+    def crashing(request):
+        trial = take(request)
+        return replace(trial, crashed=True, failure="ended with code -11") if trial.failure else trial
+
+    monkeypatch.setattr(machinery, "take", crashing)
+    assert cli.main([*COMMAND, "--way", PLAIN, "--json", str(file)]) == 0
+    search = records.load(file).search("gcn-layers", PLAIN)
+    assert search.largest == 20
+    assert "with 4 times the memory it finished" in search.trial(21).failure
+
+
+def searches():
+    def trial(value, speed=None, **fields):
+        return Trial(value, fits=speed is not None, step_seconds=[1 / speed] if speed else [], items=value, **fields)
+
+    of = partial_search
+    return [
+        of(PLAIN, 10, [trial(10, 2.0), trial(40, failure="can't allocate memory"), trial(11), trial(60, 2.0)]),
+        of("L1", 40, [trial(40, 1.0)]),
+        of("L2", 60, [trial(60, 0.5)], capped=True),
+        of("L2.2", 70, [trial(70, 0.5, finite=False)]),
+        of("Q-layers", None, [trial(8, failure="ended with code -11", crashed=True)], ended=False),
+        of("each block (torch)", 5, [trial(5, 4.0)]),
+    ]
+
+
+def partial_search(way, found, trials, capped=False, ended=True):
+    title = "ResNet-50, 64 x 64: batch"
+    return Search("resnet50-batch", way, title, "images", 128 * MIB, found, capped, 0.05, ended, trials)
+
+
+RESULTS = SearchResults(MACHINE, "cpu", dict(MEMORY_LIMITS["cpu"]), searches=searches(), skipped=["swin: no timm"])
+
+
+def test_the_report_has_measured_beside_published(tmp_path):
+    file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    records.save(RESULTS, file)
+    assert records.load(file) == RESULTS
+    assert cli.main(["show", str(file), "--chart", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    output = console()
+    output.width = 200
+    with output.capture() as captured:
+        output.print(render(RESULTS))
+    rows = {line.split("  ")[0].strip(): " ".join(line.split()) for line in captured.get().splitlines()}
+    # 40 of 10; GACT's 448 of 160; 40 images in 1 s, and twice plain's 10 in 0.5 s.
+    assert rows["L1"] == "L1 40 4.00 2.80 40.0 2.00 failed GACT, 4 bits: 160 -> 448"
+    assert rows["L2"].startswith("L2 ≥ 60 ≥ 6.00")
+    assert "finished" in rows["L2"]
+    assert "its loss is not finite" in rows["L2.2"]
+    assert "crashed: ended with code -11" in rows["Q-layers"]
+    assert rows["each block (torch) *"].startswith("each block (torch) * 5 0.50")
+    text = " ".join(captured.get().split())
+    assert "6.60 ActNN L5: 160 -> 1,056" in text
+    assert "within 128 MiB" in text
+    assert "Left out: swin: no timm" in text
+    assert "plain finished at 60, the largest of L2, too" in text
+
+
+def test_what_is_not_known_is_not_compared():
+    alone = SearchResults(MACHINE, "cpu", {}, searches=[partial_search("L1", 40, [])])
+    assert times_plain(alone, alone.searches[0]) is None
+    assert relative_throughput(alone, alone.searches[0]) is None
+    output = console()
+    with output.capture() as captured:
+        output.print(render(alone))
+    assert "L1" in captured.get()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--search", "vgg-batch"), ("--search", "'vgg-batch'", "resnet50-batch")),
+        (("--way", "L9"), ("--way", "'L9'", "L2.2")),
+        (("--memory-limit", "16"), ("--memory-limit", "such as 4KiB, 16MiB or 1GiB")),
+        (("--family", "gcn", "--search", "bert-layers"), ("--family gcn has none of --search bert-layers",)),
+        (("--json", "/nowhere/out.json"), ("there is no folder /nowhere",)),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(capsys, arguments, parts):
+    try:
+        code = cli.main(["search", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2)
+    [line] = capsys.readouterr().err.splitlines()
+    for part in parts:
+        assert part in line
+
+
+def test_a_limit_that_cannot_be_kept_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(measure.platform, "system", lambda: "Darwin")
+    assert cli.main(["search"]) == 1
+    assert "can be limited on Linux alone, this is Darwin; use --device cuda" in capsys.readouterr().err
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["search", "--device", "cuda"]) == 1
+    assert "torch finds no usable GPU" in capsys.readouterr().err
+
+    class Properties:
+        total_memory = 8 * GIB
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: Properties)
+    assert cli.main(["search", "--device", "cuda"]) == 1
+    assert "must be at most the GPU's memory, 8 GiB, got 16 GiB" in capsys.readouterr().err
