@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
 from bench.systems import cell as cells
+from bench.systems import subjects
 from bench.systems.report import front, render
 from bench.systems.results import Cell, SystemResults
-from bench.systems.subjects import made
+from bench.systems.subjects import Subject, made
 from bench.systems.ways import PLAIN, WAYS
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
@@ -87,6 +89,24 @@ CELLS = [
 def test_the_front():
     found = front(SystemResults(MACHINE, "cpu", cells=CELLS), "mlp")
     assert [one.way for one in found] == [PLAIN, "checkpoint, least"]
+    # A plain step beside a plain step takes its own time; a way whose gradient is noise, or hardly less, wins nothing.
+    plain = replace(cell(PLAIN, 100, 1.0), seconds=[1.3])
+    noise = replace(cell("randomized linear", 20, 0.5), error=0.6)
+    found = front(SystemResults(MACHINE, "cpu", cells=[plain, noise, cell("L1", 99, 1.1), cell("L2", 60, 1.2)]), "mlp")
+    assert [one.way for one in found] == [PLAIN, "L2"]
+
+
+def test_q_layers_have_no_error_where_they_drop_elements_of_their_own(monkeypatch):
+    def dropping():
+        model = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 2))
+        return Subject(model, (torch.randn(64, 32),), lambda output: output.square().mean(), "with dropout")
+
+    monkeypatch.setattr(subjects, "SUBJECTS", {"dropping": dropping})
+    plain, ours = (cells.measure_here(Cell("dropping", way), 0, CPU, seed=0) for way in (PLAIN, "Q-layers"))
+    assert not plain.failure, plain.failure
+    assert not ours.failure, ours.failure
+    assert plain.error == 0
+    assert ours.error is None
 
 
 def test_the_report_says_who_wins_and_what_failed(tmp_path):

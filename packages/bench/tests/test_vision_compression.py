@@ -9,13 +9,14 @@ from torch import nn
 from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
+from bench.memory import standing_peak_bytes
 from bench.networks import Case
 from bench.pages import rendered
 from bench.vision import models
 from bench.vision.compression import cell as cells
 from bench.vision.compression import measure as compressing
 from bench.vision.compression.cell import Settings
-from bench.vision.compression.peaks import peak_operator, standing_peak_bytes
+from bench.vision.compression.peaks import peak_operator
 from bench.vision.compression.results import Cell
 from bench.vision.compression.targets import KEPT
 from bench.vision.compression.ways import PLAIN, WAYS

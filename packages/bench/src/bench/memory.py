@@ -192,6 +192,18 @@ def peak_bytes(network: nn.Module, loss: Callable[[], Tensor], count: Counters) 
     return count.peak() - before - gradients
 
 
+def standing_peak_bytes(loss: Callable[[], Tensor], count: Counters) -> int:
+    """The most bytes of one step more than before it. Every ``.grad`` must be there, from a step before.
+
+    ``peak_bytes`` takes off gradients that the step makes. Where they outweigh activations, the most is in use when
+    they are all there and activations are gone, so that what it leaves is too little: less than what is stored, even.
+    """
+    gc.collect()
+    before = count.start_peak()
+    loss().backward()
+    return count.peak() - before
+
+
 def live_bytes(forward: Callable[[], Tensor], count: Counters) -> int:
     """Bytes that one forward leaves allocated, see the module."""
     gc.collect()

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from bench.errors import BenchError
 from bench.style import BLUE, GREY, GRID, INK, STYLE, VERMILION, footer, require_drawable, write
-from bench.systems.report import front
+from bench.systems.report import front, time_of
 from bench.systems.results import SystemResults
 from bench.systems.ways import PLAIN, WAYS
 
@@ -60,7 +60,7 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
     best = sorted(front(results, subject), key=lambda cell: cell.peak_bytes or 0)
     axes.step(
         [place(cell.peak_bytes) for cell in best],
-        [cell.ratio or 0.0 for cell in best],
+        [time_of(cell) for cell in best],
         where="post",
         color=GREY,
         linewidth=3,
@@ -68,7 +68,7 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
     )
     for cell in cells:
         colour = INK if cell.way == PLAIN else BLUE if WAYS[cell.way].ours else VERMILION
-        at = place(cell.peak_bytes), cell.ratio or 0.0
+        at = place(cell.peak_bytes), time_of(cell)
         axes.plot(*at, "o", color=colour, markeredgecolor="white", zorder=3)
         axes.annotate(cell.way, at, (5, 3), textcoords="offset points", fontsize=6.5, color=colour)
     axes.grid(color=GRID, linewidth=0.8)

@@ -13,7 +13,10 @@ from bench.systems.results import Cell, SystemResults
 from bench.systems.ways import PLAIN, WAYS
 from bench.units import MIB
 
-_CLOSE = 0.02  # of the least peak or time: a difference that says nothing
+NOISE = 0.5
+"""The gradient's error above which a way is no rival to others: most of such a gradient's square may be noise."""
+
+_CLOSE = 0.02  # of a peak: a difference that says nothing
 
 
 def render(results: SystemResults) -> RenderableType:
@@ -25,12 +28,21 @@ def render(results: SystemResults) -> RenderableType:
 
 def front(results: SystemResults, subject: str) -> list[Cell]:
     """The cells of a model that no other beats in both memory and time, by falling peak."""
-    cells = [cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio]
+    cells = [
+        cell
+        for cell in results.cells
+        if cell.subject == subject and cell.peak_bytes and cell.ratio and (cell.error or 0.0) <= NOISE
+    ]
     best: list[Cell] = []
-    for cell in sorted(cells, key=lambda one: (one.ratio or 0.0, one.peak_bytes or 0)):
-        if not best or (cell.peak_bytes or 0) < (best[-1].peak_bytes or 0):
+    for cell in sorted(cells, key=lambda one: (time_of(one), one.peak_bytes or 0)):
+        if not best or (cell.peak_bytes or 0) < (1 - _CLOSE) * (best[-1].peak_bytes or 0):
             best.append(cell)
     return best
+
+
+def time_of(cell: Cell) -> float:
+    """A step's time over a plain one's, which a plain one's is not."""
+    return 1.0 if cell.way == PLAIN else cell.ratio or 0.0
 
 
 def _table(results: SystemResults, subject: str) -> Table:
@@ -46,7 +58,7 @@ def _table(results: SystemResults, subject: str) -> Table:
             cell.way if WAYS[cell.way].ours or cell.way == PLAIN else f"{cell.way} *",
             "" if cell.peak_bytes is None else f"{cell.peak_bytes / MIB:,.1f}",
             "" if part is None else f"{100 * part:.0f}",
-            "" if cell.ratio is None else f"{cell.ratio:.2f}",
+            "" if cell.ratio is None else f"{time_of(cell):.2f}",
             "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0",
             Text(_short(reason), style="dim") if reason else "on the front" if cell.way in winners else "",
         )
@@ -57,9 +69,10 @@ def _notes(results: SystemResults) -> Iterator[str]:
     for reason in results.skipped:
         yield f"Left out: {reason}."
     yield (
-        "peak: the most during forward and backward, less what was there before and the gradients. step time: forward "
-        "and backward, in turn with plain ones. gradient's error: of the whole gradient, with the same dropout. * not "
-        "ours. on the front: none takes less of both memory and time."
+        "peak: the most during forward and backward, less what was there before, the gradients among it, to which the "
+        "step adds. step time: forward and backward, in turn with plain ones. gradient's error: of the whole gradient, "
+        "with the same dropout; none for Q-layers where there is dropout, which draw their own. * not ours. on the "
+        f"front: none takes less of both memory and time; ways with errors above {NOISE:g} are left out of it."
     )
     for subject in results.subjects:
         found = [cell for cell in front(results, subject) if cell.way != PLAIN]

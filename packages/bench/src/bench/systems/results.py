@@ -18,9 +18,10 @@ class Cell:
         subject, way: names in ``SUBJECTS`` and ``WAYS``.
         what: the model in words.
         peak_bytes: the activation peak of a step: the most during forward and backward, less what was there before,
-            with ``.grad`` unset, and less the gradients; ``None`` where it was not measured.
+            the gradients among it, to which the step adds; ``None`` where it was not measured.
         error: of the whole gradient, relative to a plain step's with the same random numbers, after a few steps, in
-            which a level that adapts has done so.
+            which a level that adapts has done so; ``None`` where it was not measured, or the way drops other elements
+            than torch's layers do.
         seconds, plain_seconds: of steps in this way, and of plain ones in turn.
         does_not_apply: why the way is none for this model; empty otherwise.
         failure: what went wrong; empty otherwise.

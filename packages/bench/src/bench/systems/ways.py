@@ -38,12 +38,14 @@ class Way:
         ours: whether it is this project's.
         slow: whether it takes minutes to begin, as compilers do.
         adapts: whether it measures in its first steps how it stores in later ones.
+        draws: whether its layers drop other elements than torch's do with the same seed.
     """
 
     ready: Callable[[Subject], tuple[Forward, Surroundings]]
     ours: bool = True
     slow: bool = False
     adapts: bool = False
+    draws: bool = False
 
 
 def plain(subject: Subject) -> tuple[Forward, Surroundings]:
@@ -142,7 +144,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "few-bit activations": Way(partial(compressed, "L0", activations="fewbit")),
         # With a seed of its own, so that dropout draws what it draws in a plain step.
         "randomized linear": Way(partial(compressed, "L0", linear={"proj_dim_ratio": 0.2, "seed": 0})),
-        "Q-layers": Way(partial(compressed, "L0", layers="q"), adapts=True),
+        "Q-layers": Way(partial(compressed, "L0", layers="q"), adapts=True, draws=True),
         "L1 + few-bit": Way(partial(compressed, "L1", activations="fewbit")),
         "checkpoint, least": Way(partial(_planned, None)),
         "checkpoint, half": Way(partial(_planned, 0.5)),

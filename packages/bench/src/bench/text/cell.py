@@ -5,7 +5,6 @@ That is ``python -m bench.text.cell``. Weights are random: neither bytes nor tim
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 import integrations
 from bench.errors import BenchError, reason
 from bench.kernels.clock import in_turn
-from bench.memory import child_answer, saved_bytes, step_bytes
+from bench.memory import child_answer, saved_bytes, standing_peak_bytes, step_bytes
 from bench.process_memory import counters
 from bench.systems.subjects import Subject
 from bench.systems.ways import PLAIN, DoesNotApply, Surroundings
@@ -70,31 +69,17 @@ def _memory(cell: Cell, device: torch.device) -> Cell:
     elif cell.way == PLAIN:
         original = saved_bytes(model, forward)
     live, peak, why = step_bytes(model, forward, forward, device)
+    count = counters(device)
     gradients = sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None)
     return replace(
         cell,
         original_bytes=original,
         stored_bytes=stored,
         live_bytes=live,
-        peak_bytes=_accumulating_peak(forward, device),
+        peak_bytes=None if isinstance(count, str) else standing_peak_bytes(forward, count),
         whole_bytes=None if peak is None else peak + gradients,
         not_measured=why,
     )
-
-
-def _accumulating_peak(forward: Callable[[], Tensor], device: torch.device) -> int | None:
-    """The most bytes of a step that adds to gradients that are there, less those before it.
-
-    A peak less the bytes of gradients that are made in the step would be too small here: the gradients of BERT's
-    weights take more than the activations of few sentences, and most of them are made when those are gone.
-    """
-    found = counters(device)
-    if isinstance(found, str):
-        return None
-    gc.collect()
-    before = found.start_peak()
-    forward().backward()
-    return found.peak() - before
 
 
 def _time(cell: Cell, rounds: int, device: torch.device) -> Cell:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import integrations
 from bench.errors import BenchError, reason
-from bench.memory import child_answer, live_bytes, peak_bytes, saved_bytes
+from bench.memory import child_answer, live_bytes, peak_bytes, saved_bytes, standing_peak_bytes
 from bench.networks import Case
 from bench.process_memory import ENVIRONMENT, HEAP_ONLY, Counters, counters, limit_allocation
-from bench.vision.compression.peaks import peak_operator, standing_peak_bytes
+from bench.vision.compression.peaks import peak_operator
 from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import WAYS
 from bench.vision.memory import graph_bytes

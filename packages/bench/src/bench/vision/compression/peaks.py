@@ -1,4 +1,4 @@
-"""The peak of a step where gradients are there before it, and the operator in which it is reached."""
+"""The operator in which the peak of a step is reached."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ from bench.process_memory import Counters
 
 _NOTICED = 0.01
 """Part of the peak by which it must rise for an operator to be named: a page more says nothing."""
-
-
-def standing_peak_bytes(loss: Callable[[], Tensor], count: Counters) -> int:
-    """The most bytes of a step more than before it. Every ``.grad`` must be there, from a step before."""
-    gc.collect()
-    before = count.start_peak()
-    loss().backward()
-    return count.peak() - before
 
 
 def peak_operator(loss: Callable[[], Tensor], count: Counters) -> str:
