@@ -3,7 +3,6 @@
 measure.py      a run: which parts, in which order
 roberta.py      the network whose memory is measured, and FewBit's four ways to train it
 memory.py       part "memory": the activation peak of each way, in a process of its own
-sentences.py    the pairs of sentences that are trained on
 bert.py         a small BERT that fills in masked words
 training.py     part "training": that BERT with 3-bit GELU beside the exact one, seeds in pairs
 unfinished.py   runs of an interrupted training, which the next one takes up

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from bench import sentences
 from bench.errors import BenchError, MissingLibrary
-from bench.fewbit import memory, sentences, step_time, training
+from bench.fewbit import memory, step_time, training
 from bench.fewbit.bert import Recipe
 from bench.fewbit.results import FewBitResults, Peak, Times
 from bench.fewbit.roberta import ATTENTION, DROPOUT, WAYS, Shape
