@@ -160,7 +160,7 @@ def bench_activations(session: nox.Session) -> None:
 
 @shared_session(tags=["bench"])
 def bench_vision(session: nox.Session) -> None:
-    """Measure convolutional networks with Q-layers. What follows `--` goes to `python -m bench vision`."""
+    """Measure networks for images, compressed. What follows `--` goes to `python -m bench vision`."""
     run_python(session, "-m", "bench", "vision", *session.posargs)
 
 

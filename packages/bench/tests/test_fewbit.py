@@ -46,10 +46,10 @@ def test_what_each_way_exchanges():
     for name, way in WAYS.items():
         model = roberta.Case(TINY, way, 2, torch.device("cpu")).model
         sketched = [path for path, module in model.named_modules() if isinstance(module, RandomizedLinear)]
-        assert len(sketched) == (6 if way.randomized else 0), name
+        assert len(sketched) == (0 if way.ratio is None else 6), name
         assert all(path.startswith("roberta.encoder.layer.") for path in sketched)
         plain = [module for module in model.modules() if type(module) is nn.Linear]
-        assert len(plain) == (2 if way.randomized else 8)  # two of the head
+        assert len(plain) == (8 if way.ratio is None else 2)  # two of the head
 
 
 @needs_transformers
@@ -123,7 +123,9 @@ def test_memory_is_what_the_counters_say(monkeypatch, capsys):
         assert peak == Peak(peak.way, [500, 500], [4000, 4000], [5000, 5000], gradients)
         assert peak.activation_bytes == 4000 - gradients
     monkeypatch.setattr(memory, "counters", lambda device: "no Linux")
-    assert memory.measure_here("both", TINY, 2, 1, torch.device("cpu")) == Peak("both", not_measured="no Linux")
+    assert memory.measure_here("both", WAYS["both"], TINY, 2, 1, torch.device("cpu")) == Peak(
+        "both", not_measured="no Linux"
+    )
 
 
 # the command line

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench import cli, records
+from bench.layout import console
 from bench.machine import Machine
 from bench.search import measure
 from bench.search.bisection import Found, Grid, largest
@@ -15,7 +16,6 @@ from bench.search.published import PUBLISHED
 from bench.search.report import relative_throughput, render, times_plain
 from bench.search.results import Search, SearchResults, Trial
 from bench.systems.ways import PLAIN, WAYS
-from bench.table import console
 from bench.units import GIB, MIB
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")

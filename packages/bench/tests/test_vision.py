@@ -12,7 +12,7 @@ from bench.layout import console
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.networks import Case
-from bench.vision import images, measure, memory, resnet, training, variance
+from bench.vision import images, measure, memory, resnet, tasks, training, variance
 from bench.vision.notes import below
 from bench.vision.report import ratio_of, render
 from bench.vision.results import StepTimes, Variance, VisionResults
@@ -41,12 +41,12 @@ def test_a_run_prints_writes_and_draws(few, monkeypatch, tmp_path, capsys):
     command = ["vision", *parts, "--dataset", "digits", "--quick", "--repeats", "2", "--threads", "1"]
     assert cli.main([*command, "--json", str(file), "--chart", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert "Networks with Q-layers" in printed
+    assert "Networks for images" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
     found = records.load(file)
     assert isinstance(found, VisionResults)
     assert [(curve.seed, curve.level) for curve in found.curves] == [
-        (seed, level) for seed in range(measure.QUICK_SEEDS) for level in ("L0", "L3")
+        (seed, level) for seed in range(measure.QUICK_SEEDS) for level in ("L0", "Q-layers L3")
     ]
     assert [entry.name for entry in found.variances] == list(measure.VARIANCES)
     # 7 convolutions and 2 projections with a norm each, and the linear layer
@@ -67,23 +67,26 @@ def test_resnet20_is_the_papers():
 
 
 def test_pairs_share_weights_and_batches(few):
-    plain, same = (training.train("L0", 3, few, 2, lambda: None) for _ in range(2))
-    assert plain == same
-    other = training.train("L0", 4, few, 2, lambda: None)
+    plain, same = (training.train(tasks.on_images(few), "L0", 3, 2, lambda: None) for _ in range(2))
+    assert replace(plain, images_per_second=0.0) == replace(same, images_per_second=0.0)
+    other = training.train(tasks.on_images(few), "L0", 4, 2, lambda: None)
     assert other.losses != plain.losses
-    compressed = training.train("L3", 3, few, 2, lambda: None)
+    compressed = training.train(tasks.on_images(few), "Q-layers L3", 3, 2, lambda: None)
     assert len(compressed.losses) == 2
     assert compressed.losses != plain.losses
     # The first step has the same weights and the same batch, and the values of a forward are torch's own.
-    one = replace(few, x=few.x[: training.BATCH], y=few.y[: training.BATCH])
-    assert training.train("L0", 3, one, 1, int).losses == training.train("L3", 3, one, 1, int).losses
+    one = replace(few, x=few.x[: tasks.BATCH], y=few.y[: tasks.BATCH])
+    assert (
+        training.train(tasks.on_images(one), "L0", 3, 1, int).losses
+        == training.train(tasks.on_images(one), "Q-layers L3", 3, 1, int).losses
+    )
 
 
 def test_a_level_trains_in_q_layers(few, monkeypatch):
     seen = []
-    monkeypatch.setattr(training, "_accuracy", lambda model, images: seen.append(model) or 0.0)
-    training.train("L0", 0, few, 1, int)
-    training.train("L3", 0, few, 1, int)
+    monkeypatch.setattr(training, "_accuracy", lambda model, task, device: seen.append(model) or 0.0)
+    training.train(tasks.on_images(few), "L0", 0, 1, int)
+    training.train(tasks.on_images(few), "Q-layers L3", 0, 1, int)
     counts = [sum(isinstance(module, QLayer) for module in model.modules()) for model in seen]
     assert counts[0] == 0
     assert counts[1] >= 19
@@ -129,7 +132,7 @@ def test_what_is_judged():
     curves = [
         VisionCurve(level, seed, [2.0, loss], accuracy + seed)
         for seed in range(10)
-        for level, loss, accuracy in (("L0", 1.0, 40.0), ("L3", 1.02, 39.0 + seed % 2))
+        for level, loss, accuracy in (("L0", 1.0, 40.0), ("Q-layers L3", 1.02, 39.0 + seed % 2))
     ]
     results = VisionResults(
         MACHINE,

@@ -145,7 +145,7 @@ def step_bytes(
     found = counters(device)
     if isinstance(found, str):
         return None, None, found
-    live = int(statistics.median(_live_bytes(forward, found) for _ in range(REPEATS)))
+    live = int(statistics.median(live_bytes(forward, found) for _ in range(REPEATS)))
     peak = int(statistics.median(peak_bytes(network, loss, found) for _ in range(REPEATS)))
     return live, peak, ""
 
@@ -192,7 +192,8 @@ def peak_bytes(network: nn.Module, loss: Callable[[], Tensor], count: Counters) 
     return count.peak() - before - gradients
 
 
-def _live_bytes(forward: Callable[[], Tensor], count: Counters) -> int:
+def live_bytes(forward: Callable[[], Tensor], count: Counters) -> int:
+    """Bytes that one forward leaves allocated, see the module."""
     gc.collect()
     before = count.live()
     result = forward()  # held, so that what autograd saved is alive

@@ -97,7 +97,7 @@ def needs(name: str) -> Any:
     """
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # torchvision raises the latter beside a torch that is not its own
         raise MissingLibrary(
             f"{name} cannot be imported ({error}); pip install actcore-bench[models], or leave out what needs it"
         ) from error

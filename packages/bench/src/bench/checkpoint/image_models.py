@@ -10,19 +10,23 @@ from torch import nn
 from bench.networks import needs
 
 
-def torchvision_model(name: str) -> nn.Module:
+def torchvision_model(name: str, **options: Any) -> nn.Module:
     """A model of torchvision in training mode.
 
     Inception v3 comes without its auxiliary head. AlexNet and VGG have their convolutions in one sequence; here each
     stage, up to its pooling, is a sequence of its own, which changes the names of parameters and nothing else. The
     layers of DenseNet get a list to which their block appends later; here each gets a copy, so that it can run again.
 
+    Args:
+        name: torchvision's.
+        options: of the model, such as ``num_classes``.
+
     Raises:
         MissingLibrary: torchvision is not installed.
     """
     models = needs("torchvision").models
     extra = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
-    model: nn.Module = models.get_model(name, weights=None, **extra)
+    model: nn.Module = models.get_model(name, weights=None, **extra, **options)
     if name == "alexnet" or name.startswith("vgg"):
         model.features = _in_stages(model.get_submodule("features"))
     for layer in modules_called(model, "_DenseLayer"):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from bench import sentences
+from bench import records, sentences
 from bench.errors import BenchError, MissingLibrary
-from bench.fewbit import memory, step_time, training
+from bench.fewbit import grid, memory, step_time, training
 from bench.fewbit.bert import Recipe
-from bench.fewbit.results import FewBitResults, Peak, Times
+from bench.fewbit.results import FewBitResults, GridCell, Peak, Times
 from bench.fewbit.roberta import ATTENTION, DROPOUT, WAYS, Shape
 from bench.fewbit.training import BertRun
 from bench.fewbit.unfinished import Unfinished
@@ -23,13 +23,14 @@ from bench.kernels.clock import threads
 from bench.machine import Machine
 from bench.networks import needs
 from bench.progress import progress
+from bench.taken_up import commit_of, taken_up
 from integrations.fewbit import FUNCTIONS
 
-PARTS = ("memory", "training", "time")
+PARTS = ("memory", "grid", "training", "time")
 SEEDS, QUICK_SEEDS = 5, 1
 QUICK_STEPS = 100
 
-_LIBRARIES = {"memory": "transformers", "training": "transformers"}
+_LIBRARIES = {"memory": "transformers", "grid": "transformers", "training": "transformers"}
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
 
 
@@ -40,14 +41,16 @@ class Options:
     Attributes:
         parts: of ``PARTS``.
         named: whether the parts were asked for by name: then what they lack is an error, otherwise they are left out.
-        device: of memory and time. Training is on the CPU: its network is too small for more.
+        device: of memory, grid and time. Training is on the CPU: its network is too small for more.
         data_root: folder with the corpus in it; default: ``ACTCORE_DATA``.
         batch: sequences of the network whose memory is measured; ``None``: by device.
+        layers: of that network; ``None``: RoBERTa-base's.
         seeds: of training, in pairs; they are 0, 1, ...
         rounds: of timed passes that count.
         threads: of torch's operators.
         quick: whether everything is small, to show that it works.
-        json: the file that results will be written to: finished runs of training are kept beside it.
+        json: the file that results are written to, and taken up from: cells of the grid that it has are not measured
+            again, parts without cells are. Finished runs of training are kept beside it.
     """
 
     parts: Sequence[str]
@@ -55,6 +58,7 @@ class Options:
     device: torch.device
     data_root: Path | None
     batch: int | None
+    layers: int | None
     seeds: int
     rounds: int
     threads: int
@@ -66,18 +70,31 @@ class Options:
         """Of training."""
         return Recipe(steps=QUICK_STEPS) if self.quick else Recipe()
 
+    @property
+    def shape(self) -> Shape:
+        """Of the network whose memory is measured."""
+        shape = memory.QUICK_SHAPE if self.quick else Shape()
+        return shape if self.layers is None else replace(shape, layers=self.layers)
+
+    @property
+    def sequences(self) -> int:
+        """Of its input."""
+        return self.batch or (memory.QUICK_BATCH if self.quick else memory.BATCHES[self.device.type])
+
 
 def run(options: Options) -> FewBitResults:
     """Runs the parts, with a progress bar on stderr.
 
     Raises:
-        BenchError: there is no such device; a part that was named lacks a library or the corpus; a process failed.
+        BenchError: there is no such device; a part that was named lacks a library or the corpus; a process failed; the
+            file holds other results.
     """
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
     start = time.perf_counter()
     machine = Machine.here(options.device, options.threads, _PACKAGES)
-    results = FewBitResults(machine, options.device.type)
+    named = "machine, device, number of threads or version of torch"
+    results = taken_up(FewBitResults(machine, options.device.type), options.json, _settings, named)
     skipped = []
     with threads(options.threads), progress("fewbit", _steps(options)) as advance:
         for part in options.parts:
@@ -92,12 +109,32 @@ def run(options: Options) -> FewBitResults:
     return replace(results, skipped=skipped, seconds=results.seconds + time.perf_counter() - start)
 
 
+def _settings(results: FewBitResults) -> tuple[object, ...]:
+    machine = results.machine
+    return machine.processor, machine.threads, machine.versions["torch"], results.device
+
+
 def _memory(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
-    shape = memory.QUICK_SHAPE if options.quick else Shape()
-    batch = options.batch or (memory.QUICK_BATCH if options.quick else memory.BATCHES[options.device.type])
+    shape, batch = options.shape, options.sequences
     peaks: list[Peak] = memory.measure(shape, batch, memory.STEPS, options.threads, options.device, advance)
     network = f"RoBERTa, {shape}, {ATTENTION} attention, dropout {DROPOUT:g}, float32"
     return replace(results, network=network, batch=batch, peaks=peaks)
+
+
+def _grid(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
+    start = time.perf_counter()
+
+    def keep(found: list[GridCell], what: str) -> None:
+        nonlocal results
+        results = replace(results, grid=found)
+        if options.json is not None:
+            records.save(replace(results, seconds=results.seconds + time.perf_counter() - start), options.json)
+        advance(what)
+
+    wanted = grid.cells(options.shape, options.sequences, options.quick)
+    commit = commit_of(results.machine)
+    grid.measure(options.shape, wanted, options.threads, options.device, results.grid, commit, keep)
+    return results
 
 
 def _training(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
@@ -131,13 +168,14 @@ def _time(options: Options, results: FewBitResults, advance: Callable[[str], Non
     return replace(results, times=times)
 
 
-_RUN = {"memory": _memory, "training": _training, "time": _time}
+_RUN = {"memory": _memory, "grid": _grid, "training": _training, "time": _time}
 
 
 def _steps(options: Options) -> int:
     """How often a run says that it is a step further."""
     steps = {
         "memory": len(WAYS),
+        "grid": len(grid.cells(options.shape, options.sequences, options.quick)),
         "training": len(training.runs(options.seeds)) * training.strides(options.recipe),
         "time": len(FUNCTIONS) + 1,
     }

@@ -12,11 +12,12 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
 from bench.fewbit.results import Peak
-from bench.fewbit.roberta import WAYS, Case, Shape
+from bench.fewbit.roberta import WAYS, Case, Shape, Way
 from bench.memory import child_answer
 from bench.process_memory import Counters, counters
 
@@ -25,7 +26,7 @@ STEPS = 1  # that count: one is like another to a page or two
 QUICK_BATCH = 4
 QUICK_SHAPE = Shape(layers=2, vocabulary=1000)
 
-_MODULE = "bench.fewbit.memory"  # of the child process; this file's name for itself is __main__ there
+MODULE = "bench.fewbit.memory"  # of the child process; this file's name for itself is __main__ there
 
 
 def measure(
@@ -44,31 +45,38 @@ def measure(
         BenchError: a child process failed, as it does where transformers is missing.
     """
     found = []
-    for way in WAYS:
-        request = {
-            "way": way,
-            "shape": asdict(shape),
-            "batch": batch,
-            "steps": steps,
-            "threads": threads,
-            "device": device.type,
-        }
-        found.append(Peak(**child_answer(_MODULE, request)))
-        advance(f"memory, {way}")
+    for name, way in WAYS.items():
+        found.append(Peak(**child_answer(MODULE, request(name, way, shape, batch, steps, threads, device))))
+        advance(f"memory, {name}")
     return found
 
 
-def measure_here(way: str, shape: Shape, batch: int, steps: int, device: torch.device) -> Peak:
-    """Measures one of ``WAYS`` in this process."""
+def request(
+    name: str, way: Way, shape: Shape, batch: int, steps: int, threads: int, device: torch.device
+) -> dict[str, Any]:
+    """What ``MODULE`` is asked for, to measure one way to train; the answer is the fields of a ``Peak``."""
+    return {
+        "name": name,
+        "way": asdict(way),
+        "shape": asdict(shape),
+        "batch": batch,
+        "steps": steps,
+        "threads": threads,
+        "device": device.type,
+    }
+
+
+def measure_here(name: str, way: Way, shape: Shape, batch: int, steps: int, device: torch.device) -> Peak:
+    """Measures one way to train in this process."""
     torch.manual_seed(0)
-    case = Case(shape, WAYS[way], batch, device)
+    case = Case(shape, way, batch, device)
     found = counters(device)
     if isinstance(found, str):
-        return Peak(way, not_measured=found)
+        return Peak(name, not_measured=found)
     peaks = [_step(case, found) for _ in range(1 + steps)][1:]
     kept, above, whole = (list(values) for values in zip(*peaks, strict=True))
     gradients = sum(parameter.grad.nbytes for parameter in case.model.parameters() if parameter.grad is not None)
-    return Peak(way, kept, above, whole, gradients)
+    return Peak(name, kept, above, whole, gradients)
 
 
 def _step(case: Case, count: Counters) -> tuple[int, int, int]:
@@ -83,12 +91,13 @@ def _step(case: Case, count: Counters) -> tuple[int, int, int]:
     return kept, peak - before, peak
 
 
-def _child(request: str) -> None:
+def _child(text: str) -> None:
     """What the child process does: reads the request, says what it found."""
-    wanted = json.loads(request)
+    wanted = json.loads(text)
     torch.set_num_threads(wanted["threads"])
     shape, device = Shape(**wanted["shape"]), torch.device(wanted["device"])
-    print(json.dumps(asdict(measure_here(wanted["way"], shape, wanted["batch"], wanted["steps"], device))))
+    way = Way(**wanted["way"])
+    print(json.dumps(asdict(measure_here(wanted["name"], way, shape, wanted["batch"], wanted["steps"], device))))
 
 
 if __name__ == "__main__":

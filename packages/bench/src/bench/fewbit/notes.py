@@ -8,13 +8,16 @@ from types import MappingProxyType
 
 from rich.text import Text
 
+from bench.fewbit import published
 from bench.fewbit.measure import SEEDS
-from bench.fewbit.results import FewBitResults, Times
-from bench.fewbit.roberta import RATIO, WAYS, Shape
+from bench.fewbit.results import FewBitResults, GridCell, Times
+from bench.fewbit.roberta import ATTENTION, DROPOUT, RATIO, WAYS, Shape
 from bench.fewbit.step_time import ELEMENTS, FEATURES
 from bench.fewbit.training import BITS, COMPRESSED, CONTROL, FEW_BITS, STRIDE
 
-SAVINGS: Mapping[str, float] = MappingProxyType(dict(zip(WAYS, (0.0, 0.138, 0.186, 0.327), strict=True)))
+SAVINGS: Mapping[str, float] = MappingProxyType(
+    {name: published.ROWS[way.bits, way.ratio].saving for name, way in WAYS.items()}
+)
 """What FewBit's table has, of the peak."""
 
 LOSS = 0.01  # relative, at most
@@ -27,6 +30,12 @@ JUDGED = "gelu"
 def judged_memory(results: FewBitResults) -> bool:
     """Whether the network is the one that something was asked of."""
     return str(Shape()) in results.network
+
+
+def least_of(cell: GridCell) -> float | None:
+    """The saving that is asked of a cell of the grid: what FewBit's table has; ``None``: nothing is."""
+    row = published.ROWS.get((cell.bits, cell.ratio))
+    return row.saving if row is not None and row.saving and cell.network.startswith(str(Shape())) else None
 
 
 def judged_training(results: FewBitResults, kind: str) -> bool:
@@ -65,6 +74,17 @@ def _lines(results: FewBitResults) -> Iterator[str]:
             f"the most in all, {'the process and' if results.device == 'cpu' else 'with'} the weights."
         )
         yield from sorted({f"Not measured: {one.not_measured}." for one in results.peaks if one.not_measured})
+    if results.grid:
+        yield (
+            f"grid: RoBERTa, {'; '.join(dict.fromkeys(cell.network for cell in results.grid))}; {ATTENTION} attention, "
+            f"dropout {DROPOUT:g}, float32; measured as in the part memory. saving: of the activation peak, and of all "
+            "that is in memory, of the exact network's with the same batch."
+        )
+        yield from (
+            f"{cell.name}, batch {cell.batch}: failed: {cell.failure}." for cell in results.grid if cell.failure
+        )
+    if results.peaks or results.grid:
+        yield f"published: {published.SOURCE}; of all that is in memory."
     if results.runs:
         yield f"Data: {results.data}."
         yield f"Recipe: {', '.join(f'{name} {value:g}' for name, value in results.recipe.items())}."
@@ -94,7 +114,7 @@ def _sizes(results: FewBitResults) -> Iterator[str]:
 
 
 def _targets(results: FewBitResults) -> Iterator[str]:
-    if results.peaks and judged_memory(results):
+    if (results.peaks and judged_memory(results)) or any(map(least_of, results.grid)):
         savings = ", ".join(f"{100 * part:.1f} %" for part in SAVINGS.values() if part)
         yield f"activation peak smaller by at least {savings}"
     if results.runs and judged_training(results, FEW_BITS):

@@ -17,7 +17,7 @@ class Peak:
     """Memory of steps of RoBERTa, trained in one way.
 
     Attributes:
-        way: of ``bench.fewbit.roberta.WAYS``.
+        way: of ``bench.fewbit.roberta.WAYS``, or a cell of the grid.
         kept_bytes: that live after the forward and did not before, by step.
         peak_bytes: the most during forward and backward, more than before, by step. Gradients are among them.
         raw_bytes: the most in all, by step: with weights, and on the CPU with the process itself.
@@ -36,6 +36,47 @@ class Peak:
     def activation_bytes(self) -> float:
         """The activation peak: without the gradients; the median over steps."""
         return median(self.peak_bytes) - self.gradient_bytes
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """Memory of a step of RoBERTa with a number of bits and a ratio.
+
+    Attributes:
+        bits: of GELU; ``None``: exact.
+        ratio: of the rows that linear layers keep; ``None``: exact.
+        network: its shape in words.
+        batch: sequences of its input.
+        peak: what was measured; ``None`` where nothing was.
+        failure: what went wrong; empty otherwise.
+        commit: that this was measured with.
+    """
+
+    bits: int | None
+    ratio: float | None
+    network: str
+    batch: int
+    peak: Peak | None = None
+    failure: str = ""
+    commit: str = ""
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        gelu = "exact GELU" if self.bits is None else f"{self.bits}-bit GELU"
+        return f"{gelu}, {'exact linear' if self.ratio is None else f'{self.ratio:.0%} of the rows'}"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells it from other cells."""
+        return self.network, self.batch, self.ratio, self.bits
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> GridCell:
+        """From what ``dataclasses.asdict`` made of one."""
+        fields = dict(content)
+        peak = fields.pop("peak")
+        return cls(peak=None if peak is None else Peak(**peak), **fields)
 
 
 @dataclass(frozen=True)
@@ -99,7 +140,8 @@ class FewBitResults:
         runs: of every training run.
         times: of activations and linear layers.
         skipped: what was left out, and why.
-        seconds: that it took, the runs that were taken up included.
+        seconds: that it took, what was taken up included.
+        grid: RoBERTa's peaks by bits and ratio.
     """
 
     machine: Machine
@@ -114,6 +156,7 @@ class FewBitResults:
     times: list[Times] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    grid: list[GridCell] = field(default_factory=list)
 
     def held_out(self, kind: str = FEW_BITS) -> Comparison:
         """The losses of the pairs that were not trained on."""
@@ -138,5 +181,6 @@ class FewBitResults:
             peaks=[Peak(**entry) for entry in fields.pop("peaks")],
             runs=[BertRun(**entry) for entry in fields.pop("runs")],
             times=[Times(**entry) for entry in fields.pop("times")],
+            grid=[GridCell.of(entry) for entry in fields.pop("grid", [])],
             **fields,
         )

@@ -45,20 +45,21 @@ class Way:
     """What is exchanged in the network.
 
     Attributes:
-        few_bits: whether GELU keeps ``BITS`` bits an element for backward.
-        randomized: whether the linear layers of the encoder keep a sketch of ``RATIO`` times their inputs' rows.
+        bits: that GELU keeps of an element for backward; ``None``: the exact GELU.
+        ratio: of their inputs' rows, of which the linear layers of the encoder keep so many in a sketch; ``None``:
+            exact layers.
     """
 
-    few_bits: bool
-    randomized: bool
+    bits: int | None = None
+    ratio: float | None = None
 
 
 WAYS: Mapping[str, Way] = MappingProxyType(
     {
-        "vanilla": Way(few_bits=False, randomized=False),
-        f"{BITS}-bit GELU": Way(few_bits=True, randomized=False),
-        "randomized linear": Way(few_bits=False, randomized=True),
-        "both": Way(few_bits=True, randomized=True),
+        "vanilla": Way(),
+        f"{BITS}-bit GELU": Way(bits=BITS),
+        "randomized linear": Way(ratio=RATIO),
+        "both": Way(BITS, RATIO),
     }
 )
 """FewBit's rows, by the name that tables have."""
@@ -109,11 +110,11 @@ class Case:
 def exchange(model: nn.Module, way: Way) -> None:
     """Exchanges GELU everywhere, and every ``nn.Linear`` of the encoder: query, key, value and output of the attention,
     the inner and the outer one behind it."""
-    if way.few_bits:
-        fewbit.convert(model, bits=BITS)
-    if way.randomized:
+    if way.bits is not None:
+        fewbit.convert(model, bits=way.bits)
+    if way.ratio is not None:
         encoder = model.get_submodule("roberta.encoder")
-        map_module(encoder, lambda module, path: convert_linear(module, RandomizedLinear, proj_dim_ratio=RATIO))
+        map_module(encoder, lambda module, path: convert_linear(module, RandomizedLinear, proj_dim_ratio=way.ratio))
 
 
 def padded(batch: int, shape: Shape, padding: int) -> tuple[Tensor, Tensor]:

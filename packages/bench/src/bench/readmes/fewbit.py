@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 
+from bench.fewbit.published import ROWS
 from bench.fewbit.results import FewBitResults
+from bench.fewbit.roberta import WAYS
 from bench.layout import columns
 from bench.marks import marked
 from bench.readmes.made import NOT_MEASURED, Made, recorded
@@ -17,10 +19,8 @@ FILE = "fewbit-memory-cpu.json"
 
 PUBLISHED: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
-        "vanilla": (11.30, 0.0),
-        "3-bit GELU": (9.75, 13.8),
-        "randomized linear": (9.20, 18.6),
-        "both": (7.60, 32.7),
+        name: (ROWS[way.bits, way.ratio].gib, round(100 * ROWS[way.bits, way.ratio].saving, 1))
+        for name, way in WAYS.items()
     }
 )
 """Of the README (Bershatsky et al., 2022; Novikov et al., 2022): peak in GiB and saving in percent, MRPC, batch 128."""

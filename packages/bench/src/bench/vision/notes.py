@@ -8,11 +8,14 @@ from itertools import pairwise
 from rich.text import Text
 
 from bench.memory import AGREEMENT
+from bench.vision.compression import report as compression
+from bench.vision.published import ABLATION_SOURCE
 from bench.vision.results import Comparison, Variance, VisionResults
 from bench.vision.variance import WITH_GRADIENTS
 
 RATIOS = {"L2": 6.0, "L3": 10.0}  # at least
 POINTS, LOSS = 1.5, 0.03  # of accuracy, which the interval overlaps; relative, at most
+TRAINED = ("resnet20", "Q-layers L3")  # the model and the way that training is judged of
 SEEDS = 10  # from which on training is judged
 DATA = "CIFAR-10"  # on which networks are; the digits are too small to say anything
 FACTOR = 2.0  # between predicted and measured, at most, either way
@@ -26,7 +29,8 @@ def judged(results: VisionResults) -> bool:
 
 def enough(results: VisionResults, comparison: Comparison) -> bool:
     """Whether a level's training is judged."""
-    return judged(results) and comparison.level != "L0" and len(comparison.accuracies) >= SEEDS
+    asked = (comparison.model, comparison.level) == TRAINED
+    return judged(results) and asked and len(comparison.accuracies) >= SEEDS
 
 
 def inside(variance: Variance) -> int:
@@ -57,6 +61,8 @@ def _lines(results: VisionResults) -> Iterator[str]:
         yield f"Recipe: {', '.join(f'{name} {value:g}' for name, value in results.recipe.items())}."
     for reason in results.skipped:
         yield f"Left out: {reason}."
+    if results.compressions:
+        yield from compression.lines(results.compressions)
     if results.memories:
         yield (
             "memory: ResNet-50, batch 16 at 64 x 64, float32. graph: bytes that autograd keeps, without parameters, "
@@ -67,17 +73,22 @@ def _lines(results: VisionResults) -> Iterator[str]:
         yield from sorted({f"Not measured: {one.not_measured}." for one in results.memories if one.not_measured})
     if results.curves:
         yield (
-            "training: ResNet-20; runs of a seed share initial weights and batches. accuracy: of the test images after "
-            "the last epoch, mean and standard deviation; difference: from full precision with the same seed, with "
+            "training: runs of a seed share initial weights and batches. accuracy: of the test images after the last "
+            "epoch, top-1, mean and standard deviation; difference: from full precision with the same seed, with "
             "Student's 95 % interval. final loss: training loss of the last epoch, over full precision's with the same "
-            "seed, the mean."
+            "seed, the mean. images/s: of training without the test, and over full precision's."
         )
+        for curve in results.curves:
+            if curve.failure:
+                yield f"{curve.model}, {curve.level}, seed {curve.seed}: failed: {curve.failure}."
     if some := (results.variances or results.ablation):
         yield (
             f"variance: of the gradient of one batch, {some[0].found.repeats} repeats, of a ResNet-20 that was trained "
             "a little. share: of the whole gradient's squared norm; bias: the same, of its mean's squared distance "
             "from the exact gradient. predicted / measured: of each layer by itself."
         )
+    if results.ablation:
+        yield f"published: the gradient's variance, which is no share of anything: {ABLATION_SOURCE}."
     if any(step.name == WITH_GRADIENTS for step in results.ablation):
         yield f"{WITH_GRADIENTS}: the table has seen these very samples twice."
     if results.times:
@@ -89,6 +100,7 @@ def _lines(results: VisionResults) -> Iterator[str]:
 
 
 def _targets(results: VisionResults) -> Iterator[str]:
+    yield from compression.targets(results.compressions)
     if results.memories:
         ratios = ", ".join(f"{level} {least:g}" for level, least in RATIOS.items())
         yield f"times smaller at least {ratios}; the allocator's bytes those of the graph within {AGREEMENT:.0%}"

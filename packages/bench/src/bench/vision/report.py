@@ -6,13 +6,16 @@ from statistics import fmean, median
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from bench.layout import columns, header
 from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
 from bench.statistics import spread
 from bench.units import MIB
+from bench.vision.compression import report as compression
 from bench.vision.notes import LOSS, POINTS, RATIOS, TIMES, below, enough, inside, judged, notes
+from bench.vision.published import ABLATION
 from bench.vision.results import Comparison, StepTimes, Variance, VisionResults
 
 
@@ -25,8 +28,11 @@ def render(results: VisionResults) -> RenderableType:
         (results.ablation, _ablation),
         (results.times, _times),
     )
-    top = header("Networks with Q-layers", results.machine, results.seconds)
-    return Group(top, *(table(results) for found, table in tables if found), notes(results))
+    top = header("Networks for images", results.machine, results.seconds)
+    parts = [table(results) for found, table in tables if found]
+    if results.compressions:
+        parts = [*compression.tables(results.compressions), *parts]
+    return Group(top, *parts, notes(results))
 
 
 def ratio_of(memory: Memory, plain: Memory) -> float | None:
@@ -60,11 +66,17 @@ def _memories(results: VisionResults) -> Table:
 
 
 def _training(results: VisionResults) -> Table:
-    table = columns("training", "seeds", "accuracy, %", "difference, points", "final loss", "final loss,\nrelative")
+    table = columns(
+        "training", "seeds", "accuracy, %", "difference, points", "final loss", "\nrelative", "images/s", "\nrelative"
+    )
+    above = ""
     for row in results.comparisons():
+        if row.model != above:
+            above = row.model
+            table.add_row(Text(above, style="bold"))
         deviation = spread(row.accuracies)
         table.add_row(
-            "full precision" if row.level == "L0" else row.level,
+            "  full precision" if row.level == "L0" else f"  {row.level}",
             str(len(row.accuracies)),
             f"{fmean(row.accuracies):.1f}" + ("" if deviation is None else f" ± {deviation:.1f}"),
             ""
@@ -74,6 +86,8 @@ def _training(results: VisionResults) -> Table:
             ""
             if row.level == "L0"
             else marked(f"{row.loss_ratio:.3f}", abs(row.loss_ratio - 1) <= LOSS if enough(results, row) else None),
+            "" if row.images_per_second is None else f"{row.images_per_second:,.1f}",
+            "" if row.speed is None or row.level == "L0" else f"{row.speed:.2f}",
         )
     return table
 
@@ -116,10 +130,11 @@ def _variances(results: VisionResults) -> Table:
 
 
 def _ablation(results: VisionResults) -> Table:
-    table = columns("ablation, 2 bits", "share", "bias")
+    table = columns("ablation, 2 bits", "share", "bias", "published:\nCIFAR-10", "\nCIFAR-100")
     for step, reached in zip(results.ablation, below(results), strict=True):
         share, bias = _shares(step)
-        table.add_row(step.name, marked(share, reached), bias)
+        published = [f"{value:g}" for value in ABLATION.get(step.name, ())]
+        table.add_row(step.name, marked(share, reached), bias, *published)
     return table
 
 

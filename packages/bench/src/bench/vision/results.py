@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,8 @@ from bench.kernels.clock import median_ratio
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.statistics import Difference, paired_difference
-from bench.vision.training import VisionCurve
+from bench.vision.compression.results import Cell
+from bench.vision.training import FULL, VisionCurve
 from integrations.qmodules import GradientVariance, LayerVariance
 
 
@@ -68,21 +69,27 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One level's runs beside full precision's of the same seeds.
+    """One way's runs beside full precision's of the same seeds.
 
     Attributes:
-        level: its name.
+        model: that was trained.
+        level: the way's name; ``"L0"`` is full precision.
         accuracies: of the test images, in percent, by seed.
         losses: of the last epoch, by seed.
         difference: of the accuracies, in points.
         loss_ratio: the mean over seeds of the last epoch's training loss over full precision's.
+        images_per_second: of training, the mean over seeds; ``None`` where it was not measured.
+        speed: the mean over seeds of that over full precision's.
     """
 
+    model: str
     level: str
     accuracies: list[float]
     losses: list[float]
     difference: Difference
     loss_ratio: float
+    images_per_second: float | None
+    speed: float | None
 
 
 @dataclass(frozen=True)
@@ -94,12 +101,15 @@ class VisionResults:
         data: the images in words; empty where none were needed.
         recipe: how networks were trained, by name of the setting; empty where none was.
         memories: of ResNet-50, with torch's own layers (``"L0"``) and at levels.
-        curves: of every run of ResNet-20; level ``"L0"`` is full precision.
+        curves: of every run of training; level ``"L0"`` is full precision.
         variances: of the gradient of ResNet-20, at levels.
         ablation: the same at each step of ActNN's ablation.
         times: of steps of ResNet-20, by order of memory.
         skipped: what was left out, and why.
-        seconds: that it took.
+        seconds: that it took, what was taken up included.
+        compressions: of the originals' models, by model, inputs and way.
+        device: of compressions, and of training on a folder; the other parts are on the CPU.
+        seed: of compressions.
     """
 
     machine: Machine
@@ -112,22 +122,21 @@ class VisionResults:
     times: list[StepTimes] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    compressions: list[Cell] = field(default_factory=list)
+    device: str = "cpu"
+    seed: int = 0
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Full precision with itself, and each level with it."""
-        runs: dict[str, list[VisionCurve]] = {}
+        """Of each model, full precision with itself and each way with it: the seeds that both were trained with."""
+        runs: dict[tuple[str, str], dict[int, VisionCurve]] = {}
         for curve in self.curves:
-            runs.setdefault(curve.level, []).append(curve)
-        for level, curves in runs.items():
-            accuracies, references = ([curve.accuracy for curve in some] for some in (curves, runs["L0"]))
-            pairs = zip(curves, runs["L0"], strict=True)
-            yield Comparison(
-                level,
-                accuracies,
-                [curve.losses[-1] for curve in curves],
-                paired_difference(accuracies, references),
-                fmean(curve.losses[-1] / reference.losses[-1] for curve, reference in pairs),
-            )
+            if not curve.failure:
+                runs.setdefault((curve.model, curve.level), {})[curve.seed] = curve
+        for (model, level), curves in runs.items():
+            exact = runs.get((model, FULL), {})
+            pairs = [(curves[seed], exact[seed]) for seed in curves if seed in exact]
+            if pairs:
+                yield _compared(model, level, pairs)
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> VisionResults:
@@ -136,9 +145,33 @@ class VisionResults:
         return cls(
             machine=Machine(**fields.pop("machine")),
             memories=[Memory(**entry) for entry in fields.pop("memories")],
-            curves=[VisionCurve(**entry) for entry in fields.pop("curves")],
+            curves=[_curve(entry) for entry in fields.pop("curves")],
             variances=[Variance.of(entry) for entry in fields.pop("variances")],
             ablation=[Variance.of(entry) for entry in fields.pop("ablation")],
             times=[StepTimes(**entry) for entry in fields.pop("times")],
+            compressions=[Cell(**entry) for entry in fields.pop("compressions", [])],
             **fields,
         )
+
+
+def _compared(model: str, level: str, pairs: Sequence[tuple[VisionCurve, VisionCurve]]) -> Comparison:
+    accuracies, references = ([curve.accuracy for curve in some] for some in zip(*pairs, strict=True))
+    timed = [(curve, exact) for curve, exact in pairs if curve.images_per_second and exact.images_per_second]
+    return Comparison(
+        model,
+        level,
+        accuracies,
+        [curve.losses[-1] for curve, _ in pairs],
+        paired_difference(accuracies, references),
+        fmean(curve.losses[-1] / exact.losses[-1] for curve, exact in pairs),
+        fmean(curve.images_per_second for curve, _ in timed) if timed else None,
+        fmean(curve.images_per_second / exact.images_per_second for curve, exact in timed) if timed else None,
+    )
+
+
+def _curve(content: Mapping[str, Any]) -> VisionCurve:
+    """From what ``dataclasses.asdict`` made of one. Files of before hooks were trained with name Q-layers' level alone,
+    and no models."""
+    if "model" not in content and content["level"] != FULL:
+        return VisionCurve(**{**content, "level": f"Q-layers {content['level']}"})
+    return VisionCurve(**content)

@@ -1,0 +1,9 @@
+"""Part ``compression``: what the originals' models keep for backward, and their peaks, in every way of compressing.
+
+ways.py         the ways: plain, hooks at each level, Q-layers, with recomputation
+cell.py         one model in one way, in processes of its own
+peaks.py        the peak of a step, and the operator in which it is reached
+measure.py      cell by cell, each written as it is found
+results.py      what comes out
+report.py       the tables, beside what was published
+"""

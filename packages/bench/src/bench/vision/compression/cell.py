@@ -1,0 +1,153 @@
+"""One model in one way, measured in processes of its own (``python -m bench.vision.compression.cell``).
+
+What a forward leaves and what a step takes at most are counted in two processes on the CPU: the one counts bytes
+exactly, the other gives what is freed back at once. On CUDA both counters are in one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import integrations
+from bench.errors import BenchError, reason
+from bench.memory import child_answer, live_bytes, peak_bytes, saved_bytes
+from bench.networks import Case
+from bench.process_memory import ENVIRONMENT, HEAP_ONLY, Counters, counters, limit_allocation
+from bench.vision.compression.peaks import peak_operator, standing_peak_bytes
+from bench.vision.compression.results import Cell
+from bench.vision.compression.ways import WAYS
+from bench.vision.memory import graph_bytes
+from bench.vision.models import CLASSES, MODELS
+
+Counted = Literal["live", "peak", "both"]
+
+FEW = 2  # samples of the steps that warm up: what bits the tensors get does not depend on how many there are
+WARM_UP = 3  # steps; levels that adapt measure in the second
+
+_MODULE = "bench.vision.compression.cell"  # of the child process; this file's name for itself is __main__ there
+_PROCESSES: Mapping[str, Mapping[Counted, Mapping[str, str]]] = MappingProxyType(
+    {"cpu": {"live": HEAP_ONLY, "peak": ENVIRONMENT}, "cuda": {"both": ENVIRONMENT}}
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cells have in common.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        threads: of torch's operators.
+        seed: of weights, inputs and rounding.
+        memory_limit: bytes that a process may take on the CPU.
+    """
+
+    device: str
+    threads: int
+    seed: int
+    memory_limit: int
+
+
+def measure(cell: Cell, settings: Settings) -> Cell:
+    """Measures a cell in new processes; a crash of one is said in the answer.
+
+    Args:
+        cell: what it is of; what it has, is measured anew.
+        settings: common to all cells.
+    """
+    found = Cell(cell.model, cell.way, cell.batch, cell.size, cell.channels_last)
+    for counted, environment in _PROCESSES[settings.device].items():
+        request = {"cell": asdict(found), "settings": asdict(settings), "counted": counted}
+        try:
+            found = Cell(**child_answer(_MODULE, request, environment))
+        except BenchError as error:
+            found = replace(found, failure=str(error))
+        if found.failure or found.does_not_apply:
+            break
+    return found
+
+
+def measure_here(cell: Cell, settings: Settings, counted: Counted) -> Cell:
+    """Measures what ``counted`` says in this process, and adds it to the cell. What fails is said in the answer."""
+    device, way = torch.device(settings.device), WAYS[cell.way]
+    count = counters(device)
+    if isinstance(count, str):
+        return replace(cell, failure=count)
+    try:
+        model = build(cell, settings)
+        try:
+            way.convert(model, settings.seed)
+        except ValueError as error:
+            return replace(cell, does_not_apply=str(error))
+        for _ in range(WARM_UP):
+            batch_of(model, cell, settings, cell.batch if way.recomputed else min(FEW, cell.batch)).loss().backward()
+        case = batch_of(model, cell, settings, cell.batch)
+        if counted != "peak":
+            cell = _with_live(cell, case, count)
+        if counted != "live":
+            cell = _with_peaks(cell, case, count)
+    except Exception as error:  # whatever one cell fails with, others are to be measured
+        return replace(cell, failure=reason(error))
+    return cell
+
+
+def build(cell: Cell, settings: Settings) -> nn.Module:
+    """The model of a cell with random weights, untouched."""
+    torch.manual_seed(settings.seed)
+    model = MODELS[cell.model].build(CLASSES, cell.size).to(settings.device)
+    return model.to(memory_format=torch.channels_last) if cell.channels_last else model
+
+
+def batch_of(model: nn.Module, cell: Cell, settings: Settings, batch: int) -> Case:
+    """A model with random images and classes, the same at each call."""
+    torch.manual_seed(settings.seed)
+    x, y = torch.randn(batch, 3, cell.size, cell.size), torch.randint(CLASSES, (batch,))
+    order = torch.channels_last if cell.channels_last else torch.contiguous_format
+    x, y = x.to(settings.device, memory_format=order), y.to(settings.device)
+    return Case(model, partial(_loss, model, x, y), f"batch {batch} at {cell.size} x {cell.size}")
+
+
+def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def _with_live(cell: Cell, case: Case, count: Counters) -> Cell:
+    way = WAYS[cell.way]
+    live_bytes(case.loss, count)  # pays for the caches of this batch's shapes
+    cell = replace(cell, live_bytes=live_bytes(case.loss, count))
+    if way.kind == "plain":
+        return replace(cell, original_bytes=saved_bytes(case.model, case.loss))
+    if way.kind == "layers":
+        return replace(cell, stored_bytes=graph_bytes(case.model, case.loss))
+    report = integrations.compression(case.model).report()
+    return replace(cell, original_bytes=report.original_bytes, stored_bytes=report.stored_bytes)
+
+
+def _with_peaks(cell: Cell, case: Case, count: Counters) -> Cell:
+    peak = peak_bytes(case.model, case.loss, count)
+    standing = standing_peak_bytes(case.loss, count)
+    where = peak_operator(case.loss, count)
+    return replace(cell, peak_bytes=peak, standing_peak_bytes=standing, peak_in=where)
+
+
+def _child(text: str) -> None:
+    """What the child process does: reads the request, says what it found."""
+    wanted = json.loads(text)
+    settings = Settings(**wanted["settings"])
+    torch.set_num_threads(settings.threads)
+    if settings.device == "cpu":
+        limit_allocation(settings.memory_limit)
+    print(json.dumps(asdict(measure_here(Cell(**wanted["cell"]), settings, wanted["counted"]))))
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1])
