@@ -79,7 +79,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
             images=Images(batch=8, size=64, channels=16, embedding=16, heads=1, window=4, classes=10),
             deep=Images(batch=32, size=64, channels=8, embedding=16, heads=1, window=4, classes=10),
             base=Bert(4, 64, heads=4, intermediate=256, batch=8, length=32, vocabulary=1000),
-            large=Bert(8, 64, heads=4, intermediate=256, batch=4, length=32, vocabulary=1000),
+            large=Bert(8, 64, heads=4, intermediate=256, batch=8, length=32, vocabulary=1000),
             graph=Graph(layers=3, hidden=64, nodes=1000, edges=7000, features=64, classes=10),
             widest=RESNET_50,
         ),
@@ -94,7 +94,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
     }
 )
 
-_ON_CPU = {"resnet": 128 * MIB, "swin": 64 * MIB, "bert": 32 * MIB, "gcn": 32 * MIB}
+_ON_CPU = {"resnet": 128 * MIB, "swin": 64 * MIB, "bert": 48 * MIB, "gcn": 32 * MIB}
 
 MEMORY_LIMITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {"cpu": _ON_CPU, "cuda": dict.fromkeys(_ON_CPU, 16 * GIB)}
@@ -103,7 +103,7 @@ MEMORY_LIMITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 QUICK_LIMITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
-        "cpu": {"resnet": 112 * MIB, "swin": 32 * MIB, "bert": 16 * MIB, "gcn": 16 * MIB},
+        "cpu": {"resnet": 112 * MIB, "swin": 32 * MIB, "bert": 24 * MIB, "gcn": 16 * MIB},
         "cuda": dict.fromkeys(_ON_CPU, 2 * GIB),
     }
 )
@@ -132,12 +132,12 @@ _FIRST: Mapping[str, tuple[int, int]] = MappingProxyType(
         "resnet-resolution": (84, 232),
         "swin-tiny-batch": (20, 112),
         "swin-small-batch": (8, 64),
-        "bert-base-batch": (30, 104),
-        "bert-large-batch": (13, 24),
-        "bert-layers": (22, 32),
-        "bert-hidden": (136, 1280),
-        "bert-intermediate": (768, 8192),
-        "bert-length": (80, 192),
+        "bert-base-batch": (45, 104),
+        "bert-large-batch": (20, 24),
+        "bert-layers": (18, 32),
+        "bert-hidden": (144, 1280),
+        "bert-intermediate": (1024, 8192),
+        "bert-length": (64, 192),
         "gcn-layers": (28, 24),
         "gcn-hidden": (640, 2464),
     }
