@@ -192,3 +192,9 @@ def bench_search(session: nox.Session) -> None:
 def bench_sweep(session: nox.Session) -> None:
     """Take a compressed step of many models and layers. What follows `--` goes to `python -m bench sweep`."""
     run_python(session, "-m", "bench", "sweep", *session.posargs)
+
+
+@shared_session(tags=["bench"])
+def bench_text(session: nox.Session) -> None:
+    """Train BERT on GLUE's tasks in every way. What follows `--` goes to `python -m bench text`."""
+    run_python(session, "-m", "bench", "text", *session.posargs)

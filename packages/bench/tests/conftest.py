@@ -4,13 +4,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.data import Graph, digits, load
-from bench.fewbit import measure, sentences, training
+from bench import sentences
+from bench.fewbit import measure, training
 from bench.fewbit.bert import Recipe
+from bench.gnn.datasets import digits, load
+from bench.gnn.graph import Graph
+from bench.gnn.results import CommittedMemory, Results
+from bench.gnn.training import Curve
 from bench.machine import Machine
-from bench.memory import Memory
-from bench.results import Results
-from bench.training import Curve
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,8 +65,8 @@ def results() -> Results:
             curve("L1", 1, 82.0, 0.20, 3.0),
         ],
         memories=[
-            Memory("gcn", "L0", 17 * mib, 40 * mib),
-            Memory("gcn", "L1", 2 * mib, 20 * mib, original_bytes=16 * mib, stored_bytes=mib),
+            CommittedMemory("gcn", "L0", 17 * mib, 40 * mib),
+            CommittedMemory("gcn", "L1", 2 * mib, 20 * mib, original_bytes=16 * mib, stored_bytes=mib),
         ],
         seconds=90.0,
     )

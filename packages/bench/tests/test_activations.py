@@ -17,10 +17,10 @@ from bench.activations.results import (
     Overhead,
 )
 from bench.gradients import relative_error
+from bench.layout import console
 from bench.machine import Machine
 from bench.memory import AGREEMENT, Memory, saved_bytes
 from bench.networks import Case
-from bench.table import console
 
 
 def small():

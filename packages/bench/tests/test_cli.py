@@ -2,9 +2,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench import cli, gnn, records
-from bench.memory import Memory
+from bench import cli, records
+from bench.gnn import measure
+from bench.gnn.results import CommittedMemory
 
 
 def error_of(capsys, *arguments):
@@ -41,6 +43,10 @@ def error_of(capsys, *arguments):
         (("checkpoint", "--model", "mlp"), ("--model", "'mlp'", "resnet50", "gpt2")),
         (("checkpoint", "--memory-limit", "16"), ("--memory-limit", "such as 4KiB, 16MiB or 1GiB", "'16'")),
         (("checkpoint", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
+        (("text", "--task", "glue"), ("--task", "'glue'", "auto", "mrpc", "mnli-mm", "generated")),
+        (("text", "--way", "gelu 9 bits"), ("--way", "'gelu 3 bits' (1 to 4)", "got 'gelu 9 bits'")),
+        (("text", "--rate", "2"), ("--rate", "between 0 and 1 such as 2e-5", "'2'")),
+        (("text", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
         (("show", "/nowhere/out.json"), ("/nowhere/out.json", "No such file")),
         (("train",), ("'train'", "gnn", "kernels", "show")),
         ((), ("COMMAND",)),
@@ -76,17 +82,18 @@ def asked(monkeypatch, results, tmp_path):
     """The options of the run that was asked for, in place of the run."""
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr(gnn, "run", lambda options: seen.append(options) or results)
+    monkeypatch.setattr(measure, "run", lambda options: seen.append(options) or results)
     return seen
 
 
 def test_defaults(asked):
     assert cli.main(["gnn"]) == 0
     [options] = asked
-    assert options.models == ["gcn", "sage", "gat"]
+    assert options.models == ["gcn", "sage", "gat", "gcnii"]
     assert options.levels == ["L1", "L1.1", "L1.2"]
     assert (options.dataset, options.device.type, options.seeds, options.epochs) == ("auto", "cpu", 3, 100)
-    assert options.with_kernels
+    assert options.parts == ["train", "memory", "kernels"]
+    assert options.anew
     assert {file.name for file in Path("bench-results").iterdir()} == {"gnn-cpu.json", "gnn-cpu.png"}
 
 
@@ -95,7 +102,7 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gnn, "run", interrupt)
+    monkeypatch.setattr(measure, "run", interrupt)
     assert cli.main(["gnn"]) == 130
     assert (
         capsys.readouterr().err
@@ -107,7 +114,7 @@ def test_quick_gives_way_to_what_is_said(asked):
     assert cli.main(["gnn", "--quick", "--epochs", "7", "--model", "gat", "--model", "gcn", "--model", "gat"]) == 0
     [options] = asked
     assert (options.seeds, options.epochs, options.models) == (1, 7, ["gat", "gcn"])
-    assert not options.with_kernels
+    assert options.parts == ["train", "memory"]
 
 
 def test_a_run_from_end_to_end(capsys, tmp_path):
@@ -119,7 +126,7 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     assert chart.stat().st_size > 10_000
     results = records.load(json_file)
     assert [(curve.level, len(curve.losses)) for curve in results.curves] == [("L0", 6), ("L1", 6)]
-    assert [type(memory) for memory in results.memories] == [Memory, Memory]
+    assert [type(memory) for memory in results.memories] == [CommittedMemory, CommittedMemory]
     assert results.machine.threads == 1
 
     assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
@@ -136,4 +143,4 @@ def test_the_commit_is_the_repository_s():
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("the tests run outside of a git repository")
-    assert Machine.here(gnn.torch.device("cpu"), 1).commit == expected
+    assert Machine.here(torch.device("cpu"), 1).commit == expected

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from bench import cli, records
-from bench.fewbit import measure, memory, roberta, sentences, step_time, training
+from bench import cli, records, sentences
+from bench.fewbit import measure, memory, roberta, step_time, training
 from bench.fewbit.notes import learned
 from bench.fewbit.report import render
 from bench.fewbit.results import FewBitResults, Peak, Times
 from bench.fewbit.roberta import WAYS, Shape
 from bench.fewbit.training import BertRun
 from bench.fewbit.unfinished import partial_file
+from bench.layout import console
 from bench.machine import Machine
-from bench.table import console
 from bench.vision.memory import graph_bytes
 from integrations.fewbit import RandomizedLinear
 

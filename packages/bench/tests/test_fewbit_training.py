@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench import sentences
 from bench.errors import BenchError
-from bench.fewbit import bert, sentences, training
+from bench.fewbit import bert, training
 from bench.fewbit.bert import Masked
 from bench.fewbit.training import BertRun
 from bench.fewbit.unfinished import Unfinished, partial_file

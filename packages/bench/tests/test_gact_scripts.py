@@ -5,11 +5,13 @@ import argparse
 import pytest
 import torch
 
-from bench import cli, gnn, training
+from bench import cli
 from bench.activations import measure as activations
+from bench.gnn import measure as gnn
+from bench.gnn import training
+from bench.gnn.training import Run
 from bench.kernels import clock, measure
 from bench.sensitivity import measure as sensitivity
-from bench.training import Run
 
 RUNS = {"gnn": gnn, "kernels": measure, "sensitivity": sensitivity, "activations": activations}
 

@@ -57,7 +57,7 @@ def test_the_command_checks_and_writes(folder, capsys):
 
 
 def test_what_is_wrong_with_a_page(folder):
-    with pytest.raises(BenchError, match="has no table 'an LSTM'; it has 'an MLP"):
+    with pytest.raises(BenchError, match="has no table 'an LSTM'; it has \"an MLP, of 3"):
         pages.rendered(PAGE.replace("an MLP", "an LSTM"), folder)
     with pytest.raises(BenchError, match="cannot be read"):
         pages.rendered(PAGE.replace("systems.json", "other.json"), folder)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from bench import cli, records
+from bench.layout import console
 from bench.machine import Machine
 from bench.systems import cell as cells
 from bench.systems.report import front, render
 from bench.systems.results import Cell, SystemResults
 from bench.systems.subjects import made
 from bench.systems.ways import PLAIN, WAYS
-from bench.table import console
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from bench import cli, records
+from bench.layout import console
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.networks import Case
-from bench.table import console
 from bench.vision import images, measure, memory, resnet, tasks, training, variance
 from bench.vision.notes import below
 from bench.vision.report import ratio_of, render

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from bench import cli, records
+from bench.layout import console
 from bench.machine import Machine
 from bench.networks import Case
 from bench.pages import rendered
-from bench.table import console
 from bench.vision import models
 from bench.vision.compression import cell as cells
 from bench.vision.compression import measure as compressing

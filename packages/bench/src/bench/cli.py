@@ -8,24 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 from bench import commands
 from bench.activations import command as activations
-from bench.arguments import add_chart, add_shared, positive
+from bench.arguments import add_chart
 from bench.checkpoint import command as checkpointing
-from bench.data import DATASETS
 from bench.errors import BenchError
 from bench.fewbit import command as fewbit
-from bench.finish import FOLDER
+from bench.gnn import command as gnn
 from bench.kernels import command as kernels
-from bench.models import MODELS
 from bench.search import command as search
 from bench.sensitivity import command as sensitivity
 from bench.sweep import command as sweep
 from bench.systems import command as systems
+from bench.text import command as text
 from bench.vision import command as vision
-from integrations import LEVELS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,34 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, arguments: Callable[[argparse.ArgumentParser], None], what: str) -> None:
         arguments(parsers.add_parser(name, help=what))
 
-    train = parsers.add_parser("gnn", help="train GNNs at full precision and compressed; accuracy, memory and time")
-    train.set_defaults(command=commands.run_gnn)
-    train.add_argument("--model", action="append", choices=MODELS, help="repeatable; default: all")
-    train.add_argument(
-        "--level",
-        action="append",
-        choices=LEVELS,
-        help=f"repeatable; default: {', '.join(commands.LEVELS)}; full precision, L0, is always run",
-    )
-    train.add_argument(
-        "--dataset", default="auto", choices=DATASETS, help="auto: Cora at hand or downloaded, otherwise digits"
-    )
-    train.add_argument(
-        "--data-root",
-        type=Path,
-        metavar="DIR",
-        help="folder with planetoid/Cora/raw/...; default: ACTCORE_DATA, then torch-geometric's cache (PYG_HOME)",
-    )
-    train.add_argument("--seeds", type=positive, help=f"paired runs; default: {commands.SEEDS}")
-    train.add_argument("--epochs", type=positive, help=f"of each run; default: {commands.EPOCHS}")
-    train.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{commands.QUICK_SEEDS} seed, {commands.QUICK_EPOCHS} epochs, no kernels: shows that it works, not how "
-        "accurate it is",
-    )
-    add_shared(train, threads=torch.get_num_threads(), place=f"; default: {FOLDER}/gnn-DEVICE.json")
-    add_chart(train, place=f"; default: {FOLDER}/gnn-DEVICE.png")
+    add("gnn", gnn.add_arguments, "train GNNs at full precision and compressed; accuracy, memory and time")
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
     add("sensitivity", sensitivity.add_arguments, "how well adaptive levels know which tensors matter")
     add("activations", activations.add_arguments, "bytes, gradients and time of models of any kind")
@@ -94,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")
     add("sweep", sweep.add_arguments, "one compressed training step of many models and layers")
+    add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)

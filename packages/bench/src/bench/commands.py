@@ -2,48 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 
-import torch
-
-from bench import gnn, pages, records
+from bench import pages, records
 from bench.errors import BenchError
-from bench.finish import default, finish, require_writable
-from bench.models import MODELS
-from bench.style import require_drawable
-from bench.summary import REFERENCE
-
-LEVELS = ("L1", "L1.1", "L1.2")
-SEEDS, EPOCHS = 3, 100
-QUICK_SEEDS, QUICK_EPOCHS = 1, 10
-
-
-def run_gnn(options: Namespace) -> None:
-    """``python -m bench gnn``. The files have names of their own where none are given."""
-    levels = list(dict.fromkeys(options.level or LEVELS))
-    if options.chart is not None:
-        require_drawable(options.chart)
-        if levels == [REFERENCE]:
-            raise BenchError("a chart compares levels with full precision; name another level, such as --level L1")
-    json = options.json or default(f"gnn-{options.device}.json")
-    picture = options.chart or (None if levels == [REFERENCE] else default(f"gnn-{options.device}.png"))
-    require_writable(json, picture)
-    results = gnn.run(
-        gnn.Options(
-            models=list(dict.fromkeys(options.model or MODELS)),
-            levels=levels,
-            dataset=options.dataset,
-            data_root=options.data_root,
-            device=torch.device(options.device),
-            seeds=options.seeds or (QUICK_SEEDS if options.quick else SEEDS),
-            epochs=options.epochs or (QUICK_EPOCHS if options.quick else EPOCHS),
-            threads=options.threads,
-            with_kernels=not options.quick,
-        )
-    )
-    finish(results, json, picture)
-    print(f"written: {json}{f' and {picture}' if picture else ''}", file=sys.stderr)
+from bench.finish import finish
 
 
 def report(options: Namespace) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from bench import chart, records, table
+from bench import records
 from bench.activations import chart as activation_chart
 from bench.activations import report as activation_report
 from bench.activations.results import ActivationResults
@@ -20,10 +20,13 @@ from bench.errors import BenchError
 from bench.fewbit import chart as fewbit_chart
 from bench.fewbit import report as fewbit_report
 from bench.fewbit.results import FewBitResults
+from bench.gnn import chart as gnn_chart
+from bench.gnn import report as gnn_report
+from bench.gnn.results import Results
 from bench.kernels import chart as kernel_chart
 from bench.kernels import report as kernel_report
 from bench.kernels.results import KernelResults
-from bench.results import Results
+from bench.layout import console
 from bench.search import chart as search_chart
 from bench.search import report as search_report
 from bench.search.results import SearchResults
@@ -36,6 +39,9 @@ from bench.sweep.results import SweepResults
 from bench.systems import chart as system_chart
 from bench.systems import report as system_report
 from bench.systems.results import SystemResults
+from bench.text import chart as text_chart
+from bench.text import report as text_report
+from bench.text.results import TextResults
 from bench.vision import chart as vision_chart
 from bench.vision import report as vision_report
 from bench.vision.results import VisionResults
@@ -46,7 +52,7 @@ _Shown = tuple[Callable[[Any], RenderableType], Callable[[Any, Path], None]]
 
 _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
     {
-        Results: (table.render, chart.save_chart),
+        Results: (gnn_report.render, gnn_chart.save_chart),
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
         SensitivityResults: (sensitivity_report.render, sensitivity_chart.save_chart),
         ActivationResults: (activation_report.render, activation_chart.save_chart),
@@ -56,6 +62,7 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         SweepResults: (sweep_report.render, sweep_report.no_chart),
         SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),
+        TextResults: (text_report.render, text_chart.save_chart),
     }
 )
 
@@ -68,7 +75,7 @@ def finish(results: records.AnyResults, json: Path | None, picture: Path | None)
     """
     if json is not None:
         records.save(results, json)
-    table.console().print(shown(results))
+    console().print(shown(results))
     if picture is not None:
         draw(results, picture)
 

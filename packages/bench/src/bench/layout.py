@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from bench.machine import Machine
+
+WIDTH = 132  # what the tables take
+
+
+def console() -> Console:
+    """A console wide enough for the tables. A narrower terminal breaks its lines, but no number is cut short."""
+    return Console(width=max(WIDTH, Console().width))
 
 
 def header(title: str, machine: Machine, seconds: float) -> Text:

@@ -15,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -152,7 +152,9 @@ def step_bytes(
 
 def saved_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
     """Bytes of the storages that autograd alone keeps after a forward of a model without hooks of its own."""
-    others = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+    others = {
+        tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers(), *_kept(network))
+    }
     saved: dict[int, int] = {}  # bytes by address: all are alive until the forward is over
 
     def pack(tensor: Tensor) -> Tensor:
@@ -171,6 +173,13 @@ def saved_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
         result = forward()
     del result
     return sum(nbytes for address, nbytes in saved.items() if address not in others)
+
+
+def _kept(network: nn.Module) -> Iterator[Tensor]:
+    """Tensors that modules hold besides parameters and buffers, such as a graph's norm that PyG's layers cache."""
+    for module in network.modules():
+        for value in vars(module).values():
+            yield from (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Tensor))
 
 
 def peak_bytes(network: nn.Module, loss: Callable[[], Tensor], count: Counters) -> int:

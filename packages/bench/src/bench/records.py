@@ -13,12 +13,13 @@ from bench.activations.results import ActivationResults
 from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
+from bench.gnn.results import Results
 from bench.kernels.results import KernelResults
-from bench.results import Results
 from bench.search.results import SearchResults
 from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
 from bench.systems.results import SystemResults
+from bench.text.results import TextResults
 from bench.vision.results import VisionResults
 
 AnyResults = (
@@ -32,6 +33,7 @@ AnyResults = (
     | SystemResults
     | SweepResults
     | SearchResults
+    | TextResults
 )
 
 _FORMAT = 1
@@ -46,6 +48,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "systems": SystemResults,
     "sweep": SweepResults,
     "search": SearchResults,
+    "text": TextResults,
 }
 
 

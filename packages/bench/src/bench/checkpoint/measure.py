@@ -14,13 +14,13 @@ from torch import nn
 from bench.checkpoint import memory, step_time
 from bench.checkpoint.architectures import ARCHITECTURES, QUICK, Architecture
 from bench.checkpoint.contenders import PLAIN, Way
-from bench.checkpoint.memory import Job, Settings, reason
+from bench.checkpoint.memory import Job, Settings
 from bench.checkpoint.planning import Planner
 from bench.checkpoint.record import Record
 from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
 from bench.checkpoint.sizes import fitting, small
 from bench.checkpoint.targets import left
-from bench.errors import BenchError, MissingLibrary
+from bench.errors import BenchError, MissingLibrary, reason
 from bench.kernels.clock import threads
 from bench.machine import Machine
 from bench.networks import needs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from bench.checkpoint.architectures import ARCHITECTURES, Architecture
 from bench.checkpoint.contenders import Way, ready
 from bench.checkpoint.results import Peak
 from bench.checkpoint.step import Setup, build, inputs_of, loss
-from bench.errors import BenchError
+from bench.errors import BenchError, reason
 from bench.memory import child_answer, peak_bytes
 from bench.process_memory import Counters, counters, limit_allocation
 from integrations.checkpoint import Plan
@@ -120,11 +119,6 @@ def measure_here(architecture: Architecture, job: Job, settings: Settings) -> Pe
         return replace(peak, peak_bytes=_measured(architecture, job, settings.setup, count))
     except Exception as error:  # whatever one step fails with, others are to be measured
         return replace(peak, failure=reason(error))
-
-
-def reason(error: Exception) -> str:
-    """An error in one line."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
 
 
 def _unmeasured(architecture: Architecture, job: Job) -> Peak:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from bench.checkpoint.architectures import Architecture
 from bench.checkpoint.contenders import Way, exchanged
-from bench.checkpoint.memory import LONG, reason
+from bench.checkpoint.memory import LONG
 from bench.checkpoint.results import Planned
 from bench.checkpoint.step import Setup, build, inputs_of
+from bench.errors import reason
 from integrations import checkpoint
 from integrations.checkpoint import Plan, paper_segments
 

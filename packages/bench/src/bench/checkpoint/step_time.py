@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from bench.checkpoint.architectures import Architecture, Inputs
 from bench.checkpoint.contenders import PLAIN, Forward, Way, ready
-from bench.checkpoint.memory import reason
 from bench.checkpoint.results import StepTimes
 from bench.checkpoint.step import Setup, build, inputs_of, loss
+from bench.errors import reason
 from bench.kernels.clock import in_turn
 from integrations.checkpoint import Plan
 

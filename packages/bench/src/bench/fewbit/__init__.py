@@ -6,7 +6,6 @@ roberta.py      the network whose memory is measured, and FewBit's four ways to 
 memory.py       part "memory": the activation peak of each way, in a process of its own
 grid.py         part "grid": the same for every number of bits and every ratio
 published.py    what FewBit's README has
-sentences.py    the pairs of sentences that are trained on
 bert.py         a small BERT that fills in masked words
 training.py     part "training": that BERT with 3-bit GELU beside the exact one, seeds in pairs
 unfinished.py   runs of an interrupted training, which the next one takes up

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.fewbit.sentences import MARKS, MASK, PADDING, Pairs
 from bench.networks import needs
+from bench.sentences import MARKS, MASK, PADDING, Pairs
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from bench import sentences
 from bench.arguments import add_chart, add_shared, positive
-from bench.fewbit import measure, memory, sentences, step_time
+from bench.fewbit import measure, memory, step_time
 from bench.fewbit.unfinished import partial_file
 from bench.finish import finish, require_writable
 

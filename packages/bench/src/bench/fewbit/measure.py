@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from bench import records
+from bench import records, sentences
 from bench.errors import BenchError, MissingLibrary
-from bench.fewbit import grid, memory, sentences, step_time, training
+from bench.fewbit import grid, memory, step_time, training
 from bench.fewbit.bert import Recipe
 from bench.fewbit.results import FewBitResults, GridCell, Peak, Times
 from bench.fewbit.roberta import ATTENTION, DROPOUT, WAYS, Shape

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.fewbit.bert import Masked, Recipe, losses, make
-from bench.fewbit.sentences import MARKS, Pairs, Sentences
+from bench.sentences import MARKS, Pairs, Sentences
 from integrations import compress_model, fewbit
 
 BITS = 3

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from bench.checkpoint.memory import reason
+from bench.errors import reason
 from bench.process_memory import limit_allocation
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial

@@ -12,8 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bench.checkpoint.memory import reason
-from bench.errors import BenchError
+from bench.errors import BenchError, reason
 from bench.gradients import relative_error
 from bench.kernels.clock import in_turn
 from bench.memory import child_answer, peak_bytes

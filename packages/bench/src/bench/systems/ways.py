@@ -46,11 +46,17 @@ class Way:
     adapts: bool = False
 
 
-def _plain(subject: Subject) -> tuple[Forward, Surroundings]:
+def plain(subject: Subject) -> tuple[Forward, Surroundings]:
+    """The model as it is."""
     return subject.model, nullcontext
 
 
-def _compressed(level: str, subject: Subject, **options: Any) -> tuple[Forward, Surroundings]:
+def compressed(level: str, subject: Subject, **options: Any) -> tuple[Forward, Surroundings]:
+    """By ``compress_model``, with its options.
+
+    Raises:
+        DoesNotApply: it refuses them for this model.
+    """
     try:
         return integrations.compress_model(subject.model, level, **options), nullcontext
     except ValueError as error:  # of the options: no forward has run
@@ -67,7 +73,12 @@ def _planned(budget: float | None, subject: Subject) -> tuple[Forward, Surroundi
     return planning.apply(subject.model, plan), nullcontext
 
 
-def _each_block(wrap: Callable[[Forward], Forward], subject: Subject) -> tuple[Forward, Surroundings]:
+def each_block(wrap: Callable[[Forward], Forward], subject: Subject) -> tuple[Forward, Surroundings]:
+    """Every block computed again in backward.
+
+    Raises:
+        DoesNotApply: the model has none.
+    """
     if not subject.blocks:
         raise DoesNotApply("the model has no blocks")
     for block in subject.blocks:
@@ -75,7 +86,8 @@ def _each_block(wrap: Callable[[Forward], Forward], subject: Subject) -> tuple[F
     return subject.model, nullcontext
 
 
-def _by_torch(forward: Forward) -> Forward:
+def by_torch(forward: Forward) -> Forward:
+    """With ``torch.utils.checkpoint``."""
     return partial(checkpoint, forward, use_reentrant=False)
 
 
@@ -122,21 +134,21 @@ PLAIN = "plain"
 
 WAYS: Mapping[str, Way] = MappingProxyType(
     {
-        PLAIN: Way(_plain, ours=False),
-        "L1": Way(partial(_compressed, "L1")),
-        "L1.1": Way(partial(_compressed, "L1.1")),
-        "L2": Way(partial(_compressed, "L2"), adapts=True),
-        "L2.2": Way(partial(_compressed, "L2.2"), adapts=True),
-        "few-bit activations": Way(partial(_compressed, "L0", activations="fewbit")),
+        PLAIN: Way(plain, ours=False),
+        "L1": Way(partial(compressed, "L1")),
+        "L1.1": Way(partial(compressed, "L1.1")),
+        "L2": Way(partial(compressed, "L2"), adapts=True),
+        "L2.2": Way(partial(compressed, "L2.2"), adapts=True),
+        "few-bit activations": Way(partial(compressed, "L0", activations="fewbit")),
         # With a seed of its own, so that dropout draws what it draws in a plain step.
-        "randomized linear": Way(partial(_compressed, "L0", linear={"proj_dim_ratio": 0.2, "seed": 0})),
-        "Q-layers": Way(partial(_compressed, "L0", layers="q"), adapts=True),
-        "L1 + few-bit": Way(partial(_compressed, "L1", activations="fewbit")),
+        "randomized linear": Way(partial(compressed, "L0", linear={"proj_dim_ratio": 0.2, "seed": 0})),
+        "Q-layers": Way(partial(compressed, "L0", layers="q"), adapts=True),
+        "L1 + few-bit": Way(partial(compressed, "L1", activations="fewbit")),
         "checkpoint, least": Way(partial(_planned, None)),
         "checkpoint, half": Way(partial(_planned, 0.5)),
-        "L1 + checkpoint": Way(partial(_compressed, "L1", checkpoint="optimal")),
-        "each block (torch)": Way(partial(_each_block, _by_torch), ours=False),
-        "each block (torch_remat)": Way(partial(_each_block, _by_remat), ours=False),
+        "L1 + checkpoint": Way(partial(compressed, "L1", checkpoint="optimal")),
+        "each block (torch)": Way(partial(each_block, by_torch), ours=False),
+        "each block (torch_remat)": Way(partial(each_block, _by_remat), ours=False),
         "save_on_cpu": Way(_on_cpu, ours=False),
         "torch.compile, budget 0.5": Way(partial(_compiled, 0.5), ours=False, slow=True),
     }

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from bench.checkpoint.memory import reason
+from bench.errors import reason
 from bench.vision.compression.ways import WAYS
 from bench.vision.resnet import loss
 from bench.vision.tasks import MOMENTUM, RATE, Batches, Task

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import integrations
-from bench.checkpoint.memory import reason
-from bench.errors import BenchError
+from bench.errors import BenchError, reason
 from bench.memory import child_answer, live_bytes, peak_bytes, saved_bytes
 from bench.networks import Case
 from bench.process_memory import ENVIRONMENT, HEAP_ONLY, Counters, counters, limit_allocation

@@ -10,12 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.results import Results
+from bench.gnn.models import NAMES
+from bench.gnn.results import Results
+from bench.gnn.summary import MARGINS, REFERENCE, Row, rows
 from bench.style import BLUE, FAINT, GREEN, GREY, GRID, INK, PURPLE, STYLE, VERMILION, require_drawable, write
-from bench.summary import MARGINS, REFERENCE, Row, rows
+from bench.units import MIB
 
 _COLOURS = {"L1.1": BLUE, "L1": GREEN, "L1.2": VERMILION}
-_NAMES = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT"}
 
 
 def save_chart(results: Results, path: Path) -> None:
@@ -25,9 +26,12 @@ def save_chart(results: Results, path: Path) -> None:
         BenchError: no level was compared, the type is unknown, or the file cannot be written.
     """
     require_drawable(path)
-    compared = [row for row in rows(results) if row.level != REFERENCE]
-    if not compared:
+    levels = [row for row in rows(results) if row.level != REFERENCE]
+    if not levels:
         raise BenchError("a chart compares levels with full precision; run with --level L1")
+    compared = [row for row in levels if row.ratio is not None]
+    if not compared:
+        raise BenchError("there is nothing to draw: memory was measured of no level; add --part memory")
     with mpl.rc_context(STYLE):
         write(_draw(results, compared), path)
 
@@ -35,15 +39,21 @@ def save_chart(results: Results, path: Path) -> None:
 def _draw(results: Results, compared: list[Row]) -> Figure:
     places = _places(compared)
     height = 1.7 + 0.34 * (max(places) + 1)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, height), sharey=True, width_ratios=(1.15, 1))
+    trained = any(row.difference for row in compared)
+    panels = (1.15, 1) if trained else (1,)
+    figure, grid = plt.subplots(
+        1, len(panels), figsize=(11 if trained else 7, height), sharey=True, width_ratios=panels, squeeze=False
+    )
+    left = grid[0, 0]
     _draw_memory(left, compared, places)
-    _draw_accuracy(right, compared, places)
+    if trained:
+        _draw_accuracy(grid[0, 1], compared, places)
     left.set_yticks(places, [row.level for row in compared])
     left.set_ylim(max(places) + 0.7, -0.9)
     for model in dict.fromkeys(row.model for row in compared):
         own = [place for row, place in zip(compared, places, strict=True) if row.model == model]
         left.annotate(
-            _NAMES.get(model, model),
+            NAMES.get(model, model),
             (0, sum(own) / len(own)),
             xytext=(-48, 0),
             xycoords=("axes fraction", "data"),
@@ -52,20 +62,24 @@ def _draw(results: Results, compared: list[Row]) -> Figure:
             va="center",
             weight="bold",
         )
-    for axes in (left, right):
+    for axes in grid.flat:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
     seeds = len({curve.seed for curve in results.curves})
+    epochs = f"{results.recipe['epochs']} epochs, {seeds} {'seed' if seeds == 1 else 'paired seeds'}"
+    trained_for = epochs if trained else "one step"
     figure.text(
         0.01,
         0.02,
-        f"{results.dataset}, {results.recipe['epochs']:g} epochs, {seeds} {'seed' if seeds == 1 else 'paired seeds'}. "
+        f"{results.dataset}, {trained_for}. "
         f"{results.machine.processor}, torch {results.machine.versions['torch']}, {results.machine.date}.",
         color=FAINT,
         fontsize=8,
     )
-    figure.subplots_adjust(left=0.16, right=0.98, top=1 - 0.45 / height, bottom=0.9 / height, wspace=0.06)
+    figure.subplots_adjust(
+        left=0.16 if trained else 0.25, right=0.98, top=1 - 0.45 / height, bottom=0.9 / height, wspace=0.06
+    )
     return figure
 
 
@@ -80,7 +94,9 @@ def _places(compared: list[Row]) -> list[float]:
 
 def _draw_memory(axes: Axes, compared: list[Row], places: list[float]) -> None:
     for row, place in zip(compared, places, strict=True):
-        before, after = (row.memory.original_bytes or 0) / 2**20, (row.memory.stored_bytes or 0) / 2**20
+        memory = row.memory
+        assert memory is not None
+        before, after = (memory.original_bytes or 0) / MIB, (memory.stored_bytes or 0) / MIB
         axes.barh(place, before, height=0.62, color=GREY)
         axes.barh(place, after, height=0.62, color=_COLOURS.get(row.level, PURPLE))
         axes.annotate(
@@ -101,6 +117,8 @@ def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None
     reach = 1.5
     for row, place in zip(compared, places, strict=True):
         margin, difference = MARGINS.get(row.level), row.difference
+        if difference is None:
+            continue
         if margin is not None:
             axes.barh(place, 2 * margin, left=-margin, height=0.82, color="#EEF1F4")
         low = difference.mean if difference.low is None else difference.low

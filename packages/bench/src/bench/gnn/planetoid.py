@@ -64,7 +64,7 @@ def raw_folder(name: str, data_root: Path | None) -> Path:
         BenchError: the named folder does not exist, or a file is missing or not what was published.
         DownloadRefused: the files are nowhere, and the download failed.
     """
-    root = _named_root(data_root)
+    root = named_root(data_root)
     if root is not None and (folder := _raw(root, name)).is_dir():
         _check(folder, name)
         return folder
@@ -75,8 +75,12 @@ def raw_folder(name: str, data_root: Path | None) -> Path:
     return folder
 
 
-def _named_root(data_root: Path | None) -> Path | None:
-    """The folder that the user named, on the command line or in the environment."""
+def named_root(data_root: Path | None) -> Path | None:
+    """The folder that the user named, on the command line or in the environment.
+
+    Raises:
+        BenchError: there is no such folder.
+    """
     if data_root is not None:
         root, named_by = data_root, "--data-root"
     elif value := os.environ.get("ACTCORE_DATA"):

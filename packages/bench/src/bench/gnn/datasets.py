@@ -1,66 +1,27 @@
-"""The graphs that the benchmark trains on: Cora, CiteSeer, and one that is built in."""
+"""The graphs that the benchmark trains on, by name: published ones, one that is built in, and one that is generated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
 from sklearn.neighbors import kneighbors_graph
-from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.io import read_planetoid_data
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask
 
 from bench.errors import BenchError
-from bench.planetoid import DownloadRefused, raw_folder
+from bench.gnn import downloaded, generated
+from bench.gnn.graph import Graph
+from bench.gnn.planetoid import DownloadRefused, raw_folder
 
-DATASETS = ("auto", "cora", "citeseer", "digits")
+DATASETS = ("auto", "cora", "citeseer", "digits", *downloaded.NAMES, generated.NAME)
 
 _NEIGHBOURS = 8
 _TRAIN_PER_CLASS, _VALIDATION, _TEST = 20, 500, 1000  # Planetoid's sizes
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A graph for node classification.
-
-    Attributes:
-        name: what it is called in tables: ``"Cora"``, ``"CiteSeer"``, ``"digits"``.
-        origin: where the data came from, in words.
-        x: ``Float32[Tensor, "nodes features"]``, each row divided by its sum.
-        edge_index: ``Int64[Tensor, "2 edges"]``, both directions, no self-loops.
-        y: ``Int64[Tensor, "nodes"]``, the classes.
-        train, validation, test: ``Bool[Tensor, "nodes"]``.
-    """
-
-    name: str
-    origin: str
-    x: Tensor
-    edge_index: Tensor
-    y: Tensor
-    train: Tensor
-    validation: Tensor
-    test: Tensor
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return int(self.y.max()) + 1
-
-    def to(self, device: torch.device) -> Graph:
-        """The same graph on a device."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return Graph(name=self.name, origin=self.origin, **tensors)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name} ({len(self.x):,} nodes, {self.edge_index.shape[1]:,} edges, {self.x.shape[1]:,} features, "
-            f"{self.classes} classes; {self.origin})"
-        )
 
 
 def load(dataset: str, data_root: Path | None = None, tell: Callable[[str], None] = print) -> Graph:
@@ -70,17 +31,23 @@ def load(dataset: str, data_root: Path | None = None, tell: Callable[[str], None
 
     Args:
         dataset: one of ``DATASETS``.
-        data_root: folder with ``planetoid/Cora/raw`` in it; default: ``ACTCORE_DATA``, then torch-geometric's cache.
+        data_root: folder with ``planetoid/Cora/raw`` in it, or ``Flickr``, ``Reddit``, ``Yelp``, ``ogbn_arxiv``;
+            default: ``ACTCORE_DATA``, then torch-geometric's cache.
         tell: is given one line if a download was refused and the built-in graph is used.
 
     Raises:
-        BenchError: the name is unknown, the folder does not exist, a file is missing or corrupted.
+        BenchError: the name is unknown, the folder does not exist, a file is missing or corrupted, or a library is not
+            installed.
         DownloadRefused: the dataset was asked for by name, is not at hand and could not be downloaded.
     """
     if dataset not in DATASETS:
         raise BenchError(f"dataset must be one of {', '.join(DATASETS)}, got {dataset!r}")
     if dataset == "digits":
         return digits()
+    if dataset == generated.NAME:
+        return generated.graph()
+    if dataset in downloaded.NAMES:
+        return downloaded.load(dataset, data_root)
     if dataset == "citeseer":
         return planetoid("CiteSeer", raw_folder("CiteSeer", data_root))
     try:

@@ -25,6 +25,20 @@ _HEADINGS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
 Pair = tuple[list[str], list[str]]
 
 
+@dataclass(frozen=True)
+class Row:
+    """Two sentences as they are in a file.
+
+    Attributes:
+        label: 1 if each says what the other does, otherwise 0.
+        first, second: the sentences.
+    """
+
+    label: int
+    first: str
+    second: str
+
+
 class MissingSentences(BenchError):
     """No folder at hand has the corpus."""
 
@@ -80,15 +94,33 @@ def load(vocabulary: int, length: int, data_root: Path | None = None) -> Sentenc
         MissingSentences: there is no such folder.
         BenchError: a file is damaged.
     """
+    train, held_out = (read(file) for file in files(data_root))
+    return numbered(train, held_out, vocabulary, length)
+
+
+def files(data_root: Path | None = None) -> list[Path]:
+    """Those to train on and to test on, of the folder ``data_root/mrpc``; default: ``ACTCORE_DATA``.
+
+    Raises:
+        MissingSentences: there is no such folder.
+    """
     root = data_root or (Path(os.environ["ACTCORE_DATA"]) if os.environ.get("ACTCORE_DATA") else None)
     if root is None or not all((root / FOLDER / file).is_file() for file in FILES):
         where = f"in {root / FOLDER}" if root else "at hand: neither --data-root nor ACTCORE_DATA names a folder"
         raise MissingSentences(f"there is no {' and no '.join(FILES)} {where}; name a folder that has {FOLDER}/ in it")
-    train, held_out = (read(root / FOLDER / file) for file in FILES)
-    return numbered(train, held_out, vocabulary, length)
+    return [root / FOLDER / file for file in FILES]
 
 
 def read(file: Path) -> list[Pair]:
+    """The pairs of a file, in words.
+
+    Raises:
+        BenchError: it holds something else.
+    """
+    return [(words(row.first), words(row.second)) for row in rows(file)]
+
+
+def rows(file: Path) -> list[Row]:
     """The pairs of a file: tab-separated, with a line of headings, UTF-8 with a byte-order mark.
 
     Raises:
@@ -96,12 +128,14 @@ def read(file: Path) -> list[Pair]:
     """
     try:
         # No other character ends a line, and a quotation mark is one.
-        headings, *rows = (line.rstrip("\r").split("\t") for line in file.read_text("utf-8-sig").rstrip().split("\n"))
+        headings, *found = (line.rstrip("\r").split("\t") for line in file.read_text("utf-8-sig").rstrip().split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"{file} cannot be read ({error}); fetch it anew") from error
-    if headings != _HEADINGS or not rows or any(len(row) != len(_HEADINGS) for row in rows):
+    if headings != _HEADINGS or not found or any(len(row) != len(_HEADINGS) for row in found):
         raise BenchError(f"{file} must hold lines of {', '.join(_HEADINGS)}, with tabs between; fetch it anew")
-    return [(words(row[3]), words(row[4])) for row in rows]
+    if wrong := {row[0] for row in found} - {"0", "1"}:
+        raise BenchError(f"{file} must say 0 or 1 in {_HEADINGS[0]}, got {min(wrong)!r}; fetch it anew")
+    return [Row(int(row[0]), row[3], row[4]) for row in found]
 
 
 def words(sentence: str) -> list[str]:
@@ -117,7 +151,7 @@ def numbered(train: Sequence[Pair], held_out: Sequence[Pair], vocabulary: int, l
 
 
 def _pairs(pairs: Iterable[Pair], numbers: dict[str, int], length: int) -> Pairs:
-    rows = []
+    inputs = []
     for first, second in pairs:
         one, two = ([numbers.get(word, UNKNOWN) for word in sentence] for sentence in (first, second))
         tokens = [START, *one, END, *two, END]
@@ -125,5 +159,5 @@ def _pairs(pairs: Iterable[Pair], numbers: dict[str, int], length: int) -> Pairs
         if padding >= 0:
             segments = [0] * (len(one) + 2) + [1] * (len(two) + 1)
             positions = [*range(len(one) + 2), *range(1, len(two) + 2)]
-            rows.append([some + [PADDING] * padding for some in (tokens, segments, positions)])
-    return Pairs(*torch.tensor(rows, dtype=torch.long).reshape(-1, 3, length).unbind(1))
+            inputs.append([some + [PADDING] * padding for some in (tokens, segments, positions)])
+    return Pairs(*torch.tensor(inputs, dtype=torch.long).reshape(-1, 3, length).unbind(1))

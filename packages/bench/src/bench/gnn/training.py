@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
-from bench.data import Graph
-from bench.models import MODELS
+from bench.errors import BenchError, reason
+from bench.gnn.graph import Graph
+from bench.gnn.models import MODELS
+from bench.gnn.recipe import DEFAULT, Recipe
+from bench.gnn.sampling import Walks, evaluated
+from integrations import LEVELS
 from integrations.pyg import compress_model
 
 LEARNING_RATE = 0.01
-WEIGHT_DECAY = 5e-4
 BLOCK = 5  # epochs a turn
 FINAL = 10  # epochs that the final training loss is the mean of
 
@@ -31,9 +33,12 @@ class Curve:
 
     Attributes:
         model, level, seed: which run; level ``"L0"`` is full precision.
-        losses: training loss (cross-entropy with dropout) of each epoch.
-        validation, test: accuracies after each epoch, in percent.
+        losses: training loss (cross-entropy with dropout) of each epoch, the mean over its steps.
+        validation, test: accuracies, or micro-F1, after each epoch, in percent.
         block_seconds: seconds of each turn of ``BLOCK`` epochs: forward, loss, backward and optimizer step of each.
+        plain_seconds: the same of full precision, in the same turns; empty in files of before runs were taken up.
+        failure: what went wrong, in which case the run ended there; empty otherwise.
+        commit: that this was measured with.
     """
 
     model: str
@@ -43,6 +48,9 @@ class Curve:
     validation: list[float] = field(default_factory=list)
     test: list[float] = field(default_factory=list)
     block_seconds: list[float] = field(default_factory=list)
+    plain_seconds: list[float] = field(default_factory=list)
+    failure: str = ""
+    commit: str = ""
 
     @property
     def epoch_seconds(self) -> list[float]:
@@ -72,41 +80,51 @@ class Run:
     """A model in training.
 
     Args:
-        model: one of ``bench.models.MODELS``.
+        model: one of ``bench.gnn.models.MODELS``.
         level: one of ``integrations.LEVELS``; ``None`` leaves the model untouched.
         seed: decides initial weights, dropout and the rounding of compression.
         graph: on the device to train on.
+        recipe: how the network is built and trained.
     """
 
-    def __init__(self, model: str, level: str | None, seed: int, graph: Graph) -> None:
+    def __init__(self, model: str, level: str | None, seed: int, graph: Graph, recipe: Recipe = DEFAULT) -> None:
         self.graph = graph
+        self._walks = None if recipe.sample is None else Walks(graph, recipe.sample)
+        self._part = graph  # to train on in the next step
         self.curve = Curve(model, level or "L0", seed)
         self._devices = [graph.x.device] if graph.x.is_cuda else []
         with torch.random.fork_rng(self._devices):
             torch.manual_seed(seed)
-            self.network = MODELS[model](graph.x.shape[1], graph.classes).to(graph.x.device)
+            self.network = MODELS[model](graph.x.shape[1], graph.classes, recipe).to(graph.x.device)
             self._generators = self._generator_states()
         if level is not None:
-            compress_model(self.network, level=level, seed=seed)
-        self._optimizer = torch.optim.Adam(self.network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+            options = {"adapt_interval": recipe.adapt_interval} if LEVELS[level].adaptive else {}
+            compress_model(self.network, level=level, seed=seed, **options)
+        self._optimizer = torch.optim.Adam(self.network.parameter_groups(), lr=LEARNING_RATE)
 
     def train(self, epochs: int) -> None:
-        """Trains some more epochs, and evaluates after each. Only training is timed."""
+        """Trains some more epochs, and evaluates after each. Only training is timed, drawing subgraphs is not."""
         seconds = 0.0
+        steps = 1 if self._walks is None else self._walks.steps
         with self._own_generators():
             for _ in range(epochs):
-                start = self._now()
-                loss = self._step()
-                seconds += self._now() - start
-                self.curve.losses.append(loss.item())
+                losses = []
+                for _ in range(steps):
+                    if self._walks is not None:
+                        self._part = self._walks.draw()
+                    start = self._now()
+                    loss = self._step()
+                    seconds += self._now() - start
+                    losses.append(loss.item())
+                self.curve.losses.append(sum(losses) / steps)
                 self._evaluate()
         self.curve.block_seconds.append(seconds)
 
     def _step(self) -> torch.Tensor:
-        graph = self.graph
+        graph = self._part
         self.network.train()
         self._optimizer.zero_grad()
-        loss = F.cross_entropy(self.network(graph.x, graph.edge_index)[graph.train], graph.y[graph.train])
+        loss = graph.loss(self.network(graph.x, graph.edge_index))
         loss.backward()
         self._optimizer.step()
         return loss.detach()
@@ -115,9 +133,9 @@ class Run:
     def _evaluate(self) -> None:
         graph = self.graph
         self.network.eval()
-        right = self.network(graph.x, graph.edge_index).argmax(1) == graph.y
-        for mask, accuracies in ((graph.validation, self.curve.validation), (graph.test, self.curve.test)):
-            accuracies.append(100 * int(right[mask].sum()) / int(mask.sum()))
+        logits = evaluated(self.network, graph)
+        self.curve.validation.append(graph.score(logits, graph.validation))
+        self.curve.test.append(graph.score(logits, graph.test))
 
     def _now(self) -> float:
         for device in self._devices:
@@ -139,28 +157,52 @@ class Run:
 
 
 def train_in_turn(
-    model: str, levels: Sequence[str | None], seed: int, graph: Graph, epochs: int, advance: Callable[[str, int], None]
+    model: str,
+    levels: Sequence[str | None],
+    seed: int,
+    graph: Graph,
+    epochs: int,
+    advance: Callable[[str, int], None],
+    recipe: Recipe = DEFAULT,
 ) -> list[Curve]:
-    """Trains one model at several levels, ``BLOCK`` epochs each in turn.
+    """Trains one model at several levels, ``BLOCK`` epochs each in turn. What fails ends its own run alone.
 
     Args:
-        model, seed, graph: as for ``Run``.
-        levels: of each run.
+        model, seed, graph, recipe: as for ``Run``.
+        levels: of each run; with ``None``, which is full precision, the others' turns are compared.
         epochs: of each run.
         advance: called with what was trained and for how many epochs, after each turn.
 
     Returns:
         The curves, in the order of ``levels``.
     """
-    runs = [Run(model, level, seed, graph) for level in levels]
+    curves, runs = [], []
+    for level in levels:
+        try:
+            run = Run(model, level, seed, graph, recipe)
+        except BenchError:
+            raise  # what was asked for cannot be, for no run
+        except Exception as error:
+            curves.append(Curve(model, level or "L0", seed, failure=reason(error)))
+        else:
+            runs.append(run)
+            curves.append(run.curve)
     for start in range(0, epochs, BLOCK):
         turn = min(BLOCK, epochs - start)
         # Every run is first in some rounds: what runs first finds the caches as the others' evaluations left them.
-        shift = start // BLOCK % len(runs)
+        shift = start // BLOCK % len(runs) if runs else 0
         for run in runs[shift:] + runs[:shift]:
-            run.train(turn)
+            try:
+                run.train(turn)
+            except Exception as error:  # such as memory that is not there
+                run.curve.failure = reason(error)
             advance(f"{model} {run.curve.level}, seed {seed}", turn)
-    return [run.curve for run in runs]
+        runs = [run for run in runs if not run.curve.failure]
+    plain = next((curve for curve, level in zip(curves, levels, strict=True) if level is None), None)
+    for curve in curves:
+        if plain is not None and not plain.failure and not curve.failure:
+            curve.plain_seconds = list(plain.block_seconds)
+    return curves
 
 
 @contextmanager

@@ -6,14 +6,14 @@ Targets are printed, never asserted: a slow machine or an unlucky seed is no def
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from bench.gnn.results import Results
+from bench.gnn.training import Curve
 from bench.memory import AGREEMENT, Memory
-from bench.results import Results
 from bench.statistics import Difference, paired_difference, spread
-from bench.training import Curve
 
 REFERENCE = "L0"
 
@@ -37,12 +37,12 @@ FULL_PRECISION_ACCURACY = MappingProxyType({("Cora", "gcn"): 80.0})
 
 @dataclass(frozen=True)
 class Row:
-    """One model at one level, over all seeds.
+    """One model at one level, over all seeds. What was not measured is ``None``, or empty.
 
     Attributes:
         model, level: which.
-        accuracies: test accuracies in percent, in the order of the seeds.
-        difference: of accuracy against full precision, in points.
+        accuracies: test accuracies or micro-F1 in percent, in the order of the seeds.
+        difference: of them against full precision, in points.
         loss_ratio: mean over seeds of final training loss over full precision's.
         time_ratio: median over rounds of seconds per epoch over full precision's in the same round.
         epoch_seconds: median seconds per epoch.
@@ -50,24 +50,31 @@ class Row:
         plain_memory: what was measured of the untouched model.
         judged: whether the runs were many and long enough for accuracy and loss to be judged.
         dataset: name of the graph.
+        failures: of seeds that did not train to the end, why.
     """
 
     model: str
     level: str
     accuracies: list[float]
-    difference: Difference
-    loss_ratio: float
-    time_ratio: float
-    epoch_seconds: float
-    memory: Memory
-    plain_memory: Memory
+    difference: Difference | None
+    loss_ratio: float | None
+    time_ratio: float | None
+    epoch_seconds: float | None
+    memory: Memory | None
+    plain_memory: Memory | None
     judged: bool
     dataset: str
+    failures: tuple[str, ...] = ()
 
     @property
-    def accuracy(self) -> float:
+    def trained(self) -> bool:
+        """Whether there are runs, be it ones that failed."""
+        return bool(self.accuracies or self.failures)
+
+    @property
+    def accuracy(self) -> float | None:
         """Mean test accuracy in percent."""
-        return statistics.fmean(self.accuracies)
+        return statistics.fmean(self.accuracies) if self.accuracies else None
 
     @property
     def accuracy_spread(self) -> float | None:
@@ -77,39 +84,40 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """Reported bytes of saved activations, before over after; ``None`` for the untouched model."""
-        if self.memory.original_bytes is None or not self.memory.stored_bytes:
+        if self.memory is None or self.memory.original_bytes is None or not self.memory.stored_bytes:
             return None
         return self.memory.original_bytes / self.memory.stored_bytes
 
     @property
     def agreement(self) -> float | None:
         """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown."""
-        return self.memory.agreement(self.plain_memory)
+        return None if self.memory is None or self.plain_memory is None else self.memory.agreement(self.plain_memory)
 
     @property
     def peak_ratio(self) -> float | None:
         """Measured activation peak of the untouched model over this one's; ``None`` where not measured."""
-        if self.memory.peak_bytes is None or self.plain_memory.peak_bytes is None:
-            return None
-        return self.plain_memory.peak_bytes / self.memory.peak_bytes
+        peaks = [memory and memory.peak_bytes for memory in (self.plain_memory, self.memory)]
+        return peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
 
     # ---- verdicts: True, False, or None where there is no target or nothing to judge by ----
 
     @property
     def accuracy_reached(self) -> bool | None:
         """Full precision's own accuracy, or the interval of the difference from it."""
-        if not self.judged:
+        if not self.judged or self.accuracy is None:
             return None
         if self.level == REFERENCE:
             target = FULL_PRECISION_ACCURACY.get((self.dataset, self.model))
             return None if target is None else self.accuracy >= target
         margin = MARGINS.get(self.level)
-        return None if margin is None else self.difference.meets(margin)
+        return None if margin is None or self.difference is None else self.difference.meets(margin)
 
     @property
     def loss_reached(self) -> bool | None:
         """The final training loss is full precision's, within ``LOSS_MARGIN``."""
-        return None if self.level == REFERENCE or not self.judged else abs(self.loss_ratio - 1) <= LOSS_MARGIN
+        if self.level == REFERENCE or not self.judged or self.loss_ratio is None:
+            return None
+        return abs(self.loss_ratio - 1) <= LOSS_MARGIN
 
     @property
     def ratio_reached(self) -> bool | None:
@@ -124,31 +132,45 @@ class Row:
 
 
 def rows(results: Results) -> Iterator[Row]:
-    """One row for each model and level, in the order they ran."""
+    """One row for each model and level of which there is anything, in the order they ran."""
     memories = {(memory.model, memory.level): memory for memory in results.memories}
     runs: dict[tuple[str, str], list[Curve]] = {}
     for curve in results.curves:
         runs.setdefault((curve.model, curve.level), []).append(curve)
-    for (model, level), curves in runs.items():
-        references = runs[model, REFERENCE]
+    for model, level in dict.fromkeys([*runs, *memories]):
+        curves = [curve for curve in runs.get((model, level), ()) if not curve.failure]
+        plain = {curve.seed: curve for curve in runs.get((model, REFERENCE), ()) if not curve.failure}
+        pairs = [(curve, plain[curve.seed]) for curve in curves if curve.seed in plain]
+        epochs = [seconds for curve in curves for seconds in curve.epoch_seconds]
         yield Row(
             model=model,
             level=level,
             accuracies=[curve.test_accuracy for curve in curves],
-            difference=paired_difference(
-                [curve.test_accuracy for curve in curves], [curve.test_accuracy for curve in references]
-            ),
-            loss_ratio=statistics.fmean(
-                curve.final_loss / reference.final_loss for curve, reference in zip(curves, references, strict=True)
-            ),
-            time_ratio=statistics.median(
-                seconds / reference
-                for curve, plain in zip(curves, references, strict=True)
-                for seconds, reference in zip(curve.block_seconds, plain.block_seconds, strict=True)
-            ),
-            epoch_seconds=statistics.median(seconds for curve in curves for seconds in curve.epoch_seconds),
-            memory=memories[model, level],
-            plain_memory=memories[model, REFERENCE],
-            judged=len(curves) >= SEEDS and results.recipe["epochs"] >= EPOCHS,
+            difference=_difference(pairs),
+            loss_ratio=statistics.fmean(curve.final_loss / other.final_loss for curve, other in pairs)
+            if pairs
+            else None,
+            time_ratio=_time_ratio(pairs),
+            epoch_seconds=statistics.median(epochs) if epochs else None,
+            memory=memories.get((model, level)),
+            plain_memory=memories.get((model, REFERENCE)),
+            judged=len(curves) >= SEEDS and float(results.recipe["epochs"]) >= EPOCHS,
             dataset=results.dataset,
+            failures=tuple(dict.fromkeys(curve.failure for curve in runs.get((model, level), ()) if curve.failure)),
         )
+
+
+def _difference(pairs: Sequence[tuple[Curve, Curve]]) -> Difference | None:
+    if not pairs:
+        return None
+    return paired_difference(*([curve.test_accuracy for curve in side] for side in zip(*pairs, strict=True)))
+
+
+def _time_ratio(pairs: Sequence[tuple[Curve, Curve]]) -> float | None:
+    """Of files of before runs were taken up, full precision's times are those of its own curve."""
+    ratios = [
+        seconds / reference
+        for curve, plain in pairs
+        for seconds, reference in zip(curve.block_seconds, curve.plain_seconds or plain.block_seconds, strict=True)
+    ]
+    return statistics.median(ratios) if ratios else None

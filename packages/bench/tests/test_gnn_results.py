@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from bench import records
-from bench.chart import save_chart
 from bench.errors import BenchError
+from bench.gnn.chart import save_chart
+from bench.gnn.report import render
 from bench.kernels import KernelTime
-from bench.table import console, render
+from bench.layout import console
 
 
 def text_of(results):
@@ -94,7 +95,7 @@ def test_the_chart_is_an_image(results, tmp_path):
 
 
 def test_a_chart_needs_something_to_compare(results, tmp_path):
-    plain = dataclasses.replace(results, curves=results.curves[:2])
+    plain = dataclasses.replace(results, curves=results.curves[:2], memories=results.memories[:1])
     with pytest.raises(BenchError, match="compares levels with full precision"):
         save_chart(plain, tmp_path / "chart.png")
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from bench import training
-from bench.models import MODELS
-from bench.training import Curve, Run, train_in_turn
+from bench.gnn import training
+from bench.gnn.models import MODELS
+from bench.gnn.training import Curve, Run, train_in_turn
 
 
 def trained(model, level, graph, epochs=3, seed=0):

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from bench.summary import rows
+from bench.gnn.summary import rows
 
 
 def test_rows_against_values_computed_by_hand(results):

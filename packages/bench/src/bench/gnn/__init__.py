@@ -1,0 +1,17 @@
+"""``python -m bench gnn``: GNNs at full precision and with compressed activations, after GACT's benchmark (Liu et al.,
+ICML 2022).
+
+GACT's ``python test_gnn.py --model gcn --gact --level L1 --get-mem`` is here
+``python -m bench gnn --dataset ogbn-arxiv --norm batch --model gcn --level L1 --part memory``, and so for each model
+and level; without ``--part memory`` it trains, too, which gives accuracy and the time of an epoch.
+
+graph.py                a graph for node classification, its loss and its score
+datasets.py             graphs by name; planetoid.py, downloaded.py, generated.py: where they come from
+recipe.py, models.py    how the networks are built: GCN, GraphSAGE, GAT, GCNII
+sampling.py             subgraphs to train on, and evaluation of large graphs block by block
+training.py             runs side by side
+memory.py               the memory of a step, in a process of its own
+measure.py              a run: curve by curve, written as it is found
+results.py, summary.py  what comes out, as JSON; the rows made of it
+report.py, chart.py     tables and the picture
+"""

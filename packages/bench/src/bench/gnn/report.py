@@ -1,0 +1,209 @@
+"""Results as text: a table of accuracy and one of memory, with a header that says what was measured where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.gnn import generated
+from bench.gnn.models import NAMES
+from bench.gnn.results import Results
+from bench.gnn.summary import EPOCHS, LOSS_MARGIN, REFERENCE, SEEDS, Row, rows
+from bench.kernels import TARGET, KernelTime
+from bench.layout import columns
+from bench.marks import marked
+from bench.memory import AGREEMENT
+from bench.units import MIB
+from integrations import LEVELS
+
+
+def render(results: Results) -> RenderableType:
+    """Header, tables, notes and, where they were timed, the kernels."""
+    parts: list[RenderableType] = [_header(results)]
+    if results.curves:
+        parts.append(_accuracy(results))
+    if results.memories:
+        parts.append(_memory(results))
+    parts.append(Text("\n".join(_notes(results)), style="dim"))
+    if results.kernels:
+        parts += [Text(""), kernel_table(results.kernels)]
+    return Group(*parts)
+
+
+def _header(results: Results) -> Text:
+    """What was trained on what, where."""
+    recipe = ", ".join(f"{name} {_value(value)}" for name, value in results.recipe.items())
+    seeds = len({curve.seed for curve in results.curves})
+    trained = f"; {seeds} {'seed' if seeds == 1 else 'seeds, paired'}" if seeds else ""
+    took = f"; training took {results.seconds / 60:.1f} minutes" if seeds else ""
+    return Text.assemble(
+        ("Training with compressed activations\n", "bold"),
+        ("data     ", "dim"),
+        f"{results.data}\n",
+        ("recipe   ", "dim"),
+        f"{recipe}{trained}\n",
+        ("machine  ", "dim"),
+        f"{results.machine}\n",
+        ("command  ", "dim"),
+        f"{results.machine.command}{took}\n",
+    )
+
+
+def _accuracy(results: Results) -> Table:
+    measure = f"test\n{results.measure}, %"
+    found = [row for row in rows(results) if row.trained]
+    failures = [""] if any(row.failures for row in found) else []
+    headings = (measure, "difference\n95 % interval", "final loss\nrelative", "epoch\nrelative", *failures)
+    table = columns(f"accuracy on\n{results.dataset}", *headings)
+    for row in _by_model(table, found):
+        table.add_row(*_accuracy_cells(row)[: len(table.columns)])
+    return table
+
+
+def _accuracy_cells(row: Row) -> list[RenderableType]:
+    failed = Text("; ".join(f"failed: {failure}" for failure in row.failures), style="dim")
+    if row.accuracy is None:
+        return [_level(row), "", "", "", "", failed]
+    accuracy = f"{row.accuracy:.1f}{'' if row.accuracy_spread is None else f' ± {row.accuracy_spread:.1f}'}"
+    if row.level == REFERENCE:
+        seconds = "" if row.epoch_seconds is None else f"{1000 * row.epoch_seconds:.0f} ms"
+        return [_level(row), marked(accuracy, row.accuracy_reached), "", "", seconds, failed]
+    return [
+        _level(row),
+        marked(accuracy, None),
+        marked(_difference(row), row.accuracy_reached),
+        marked(_number(row.loss_ratio, ".3f"), row.loss_reached),
+        _number(row.time_ratio, ".2f"),
+        failed,
+    ]
+
+
+def _memory(results: Results) -> Table:
+    headings = ("activations\nMiB", "times\nsmaller", "measured /\nreported", "peak\nMiB", "times\nsmaller")
+    table = columns(f"memory on\n{results.dataset}", *headings)
+    for row in _by_model(table, [row for row in rows(results) if row.memory is not None]):
+        table.add_row(*_memory_cells(row))
+    return table
+
+
+def _memory_cells(row: Row) -> list[RenderableType]:
+    memory = row.memory
+    assert memory is not None
+    peak = "not measured" if memory.peak_bytes is None else _mib(memory.peak_bytes)
+    if memory.original_bytes is None:
+        return [_level(row), "", "", "", peak, ""]
+    if memory.stored_bytes is None:
+        return [_level(row), _mib(memory.original_bytes), "", "", peak, ""]
+    return [
+        _level(row),
+        f"{_mib(memory.original_bytes)} → {_mib(memory.stored_bytes)}",
+        marked(_number(row.ratio, ".1f"), row.ratio_reached),
+        marked(_number(row.agreement, ".3f"), row.agreement_reached),
+        peak,
+        _number(row.peak_ratio, ".2f"),
+    ]
+
+
+def _by_model(table: Table, found: Sequence[Row]) -> Iterator[Row]:
+    """The rows, with a heading before each model's."""
+    model = ""
+    for row in found:
+        if row.model != model:
+            if model:
+                table.add_section()
+            table.add_row(Text(NAMES.get(row.model, row.model), style="bold"))
+            model = row.model
+        yield row
+
+
+def _level(row: Row) -> str:
+    return "fp32" if row.level == REFERENCE else row.level
+
+
+def _difference(row: Row) -> str:
+    difference = row.difference
+    if difference is None:
+        return "-"
+    if difference.low is None:
+        return f"{difference.mean:+.2f}"
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+
+
+def _notes(results: Results) -> Iterator[str]:
+    if results.dataset == generated.NAME:
+        yield "The graph is generated: its sizes are ogbn-arxiv's, its accuracies say nothing about ogbn-arxiv."
+    final = _value(results.recipe["final loss over epochs"])
+    if results.curves:
+        yield (
+            "fp32: full precision, untouched. ✓ reached, ✗ not: fp32 GCN 80 % on Cora; the interval of the difference "
+            f"overlaps ±1.0 point (L1.2: ±2.0); final loss within {LOSS_MARGIN:.0%} (both judged from {SEEDS} seeds "
+            f"and {EPOCHS} epochs on)."
+        )
+        yield (
+            f"{results.measure}: at the best validation epoch; mean and standard deviation over seeds. "
+            f"final loss: training loss, mean of the last {final} epoch{'' if final == '1' else 's'}."
+        )
+    if results.memories:
+        yield (
+            "activations: what autograd alone keeps after the forward, by the report; on Cora, those of GCN and "
+            "GraphSAGE should be 5 times smaller at L1, 8 at L1.2. measured / reported: live bytes of the process "
+            f"after the forward, over what the report says is stored, within {AGREEMENT:.0%}."
+        )
+        yield (
+            "peak: the most memory during forward and backward, less what was there before and the gradients, "
+            "measured; it includes what message passing holds for a moment, which compression does not touch."
+        )
+    levels = {entry.level for entries in (results.curves, results.memories) for entry in entries}
+    moved = [level for level in LEVELS if level in levels and LEVELS[level].offload]
+    if moved and results.device == "cpu":
+        yield f"{', '.join(moved)}: only tensors on a GPU go to host memory; on a CPU, L3 stores what L2 does."
+    reasons = {memory.not_measured for memory in results.memories if memory.not_measured}
+    for reason in sorted(reasons):
+        cells = [f"{found.model} {found.level}" for found in results.memories if found.not_measured == reason]
+        which = "" if len(cells) == len(results.memories) else f" of {', '.join(cells)}"
+        yield f"memory{which} not measured: {reason}"
+
+
+def kernel_table(times: Sequence[KernelTime]) -> Table:
+    """The codec's times as multiples of a copy's."""
+    first = times[0]
+    table = Table(
+        title=f"Kernels: {first.mebibytes} MiB of float32, {first.threads} threads, {len(first.copy)} rounds in turn; "
+        f"4 bits should take at most {TARGET:.1f} times a copy",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in ("bits", "compress\n/ copy_", "best", "decompress\n/ clone", "best"):
+        table.add_column(heading, justify="right")
+    for heading in ("compress\nGiB/s", "decompress\nGiB/s"):
+        table.add_column(heading, justify="right")
+    for time in times:
+        judged = time.bits == 4
+        table.add_row(
+            str(time.bits),
+            marked(f"{time.compress_ratio:.2f}", time.compress_ratio <= TARGET if judged else None),
+            f"{time.best_compress_ratio:.2f}",
+            marked(f"{time.decompress_ratio:.2f}", time.decompress_ratio <= TARGET if judged else None),
+            f"{time.best_decompress_ratio:.2f}",
+            f"{time.mebibytes / 1024 / min(time.compress):.1f}",
+            f"{time.mebibytes / 1024 / min(time.decompress):.1f}",
+        )
+    return table
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:,.1f}" if count >= MIB else f"{count / MIB:.2f}"

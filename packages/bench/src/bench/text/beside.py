@@ -1,0 +1,100 @@
+"""Published figures beside measured ones, each in a column that says which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from rich.table import Table
+
+from bench.layout import columns
+from bench.systems.ways import PLAIN
+from bench.text.published import MNLI, SKETCHES, THROUGHPUTS, Throughput
+from bench.text.results import Cell, TextResults
+
+_TABLES_MODEL = "roberta"  # that FewBit's figures are of
+
+
+def tables(results: TextResults) -> Iterator[Table]:
+    """GACT's throughputs where time was measured, FewBit's scores where a sketch was trained or timed."""
+    if any(cell.seconds and cell.model in ("base", "large") for cell in results.cells):
+        yield _throughputs(results)
+    sketches = {sketch.way for sketch in SKETCHES} - {PLAIN}
+    found = [cell.model for cell in results.cells if cell.seconds and cell.way in sketches]
+    found += [run.model for run in results.runs if run.way in sketches]
+    if found:
+        yield _sketches(results)
+        yield _mnli(results)
+
+
+def _throughputs(results: TextResults) -> Table:
+    table = columns(
+        "GACT: training, 128 tokens",
+        "batch",
+        "published\nsentences/s",
+        "over full\nprecision",
+        "measured\nway",
+        "batch",
+        "sentences/s",
+        "over full\nprecision",
+    )
+    for one in THROUGHPUTS:
+        cell = _of(results, one) if one.way else None
+        table.add_row(
+            f"{one.model}, {one.what}",
+            "" if one.batch is None else str(one.batch),
+            f"{one.sentences:.2f}",
+            "" if one.plain is None else f"{one.sentences / one.plain:.2f}",
+            "" if cell is None else cell.way,
+            "" if cell is None else str(cell.batch),
+            "" if cell is None or cell.throughput is None else f"{cell.throughput:.2f}",
+            "" if cell is None or cell.ratio is None or cell.way == PLAIN else f"{1 / cell.ratio:.2f}",
+        )
+    return table
+
+
+def _sketches(results: TextResults) -> Table:
+    table = columns(
+        "FewBit: CoLA by sketch",
+        "published\nMatthews, %",
+        "measured\nMatthews, %",
+        "published\ntime over plain's",
+        "measured\ntime over plain's",
+    )
+    plain = SKETCHES[0].minutes
+    for sketch in SKETCHES:
+        table.add_row(
+            sketch.way,
+            f"{sketch.score:.2f}",
+            _score(results, "cola", sketch.way, "matthews"),
+            f"{sketch.minutes / plain:.2f}",
+            _time_over_plain(results, sketch.way),
+        )
+    return table
+
+
+def _mnli(results: TextResults) -> Table:
+    table = columns("FewBit: MNLI", "published\naccuracy, %", "measured\naccuracy, %")
+    for way, score in MNLI.items():
+        table.add_row(way, f"{score:.1f}", _score(results, "mnli", way, "accuracy"))
+    return table
+
+
+def _of(results: TextResults, one: Throughput) -> Cell | None:
+    """At the same batch if it was measured, otherwise at any."""
+    found = results.cell(one.model, one.way, one.batch) or results.cell(one.model, one.way)
+    return found if found and found.seconds else None
+
+
+def _score(results: TextResults, task: str, way: str, metric: str) -> str:
+    runs = results.finished(_TABLES_MODEL, task, way)
+    return f"{fmean(run.metrics[metric] for run in runs):.2f}" if runs else ""
+
+
+def _time_over_plain(results: TextResults, way: str) -> str:
+    """Of FewBit's network if it was timed, otherwise of BERT-base, which has the same layers."""
+    for model in (_TABLES_MODEL, "base"):
+        cell = results.cell(model, way)
+        if cell is not None and cell.ratio is not None:
+            return f"{cell.ratio:.2f}"
+    return ""

@@ -1,0 +1,146 @@
+"""Parts ``memory`` and ``time``: steps of a network in one way, in a process of their own.
+
+That is ``python -m bench.text.cell``. Weights are random: neither bytes nor times depend on them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import integrations
+from bench.errors import BenchError, reason
+from bench.kernels.clock import in_turn
+from bench.memory import child_answer, saved_bytes, step_bytes
+from bench.process_memory import counters
+from bench.systems.subjects import Subject
+from bench.systems.ways import PLAIN, DoesNotApply, Surroundings
+from bench.text import ways
+from bench.text.models import NETWORKS, blocks, from_scratch, random_batch
+from bench.text.results import Cell
+
+WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
+
+_CLASSES = 2
+_MODULE = "bench.text.cell"  # of the child process; this file's name for itself is __main__ there
+
+
+def measure(cell: Cell, memory: bool, rounds: int, device: str, threads: int) -> Cell:
+    """Measures a cell in a new process; a crash of that process is said in the answer.
+
+    Args:
+        cell: what it is of. What it has already stays.
+        memory: whether memory is measured.
+        rounds: of timed steps; 0: none.
+        device: ``"cpu"`` or ``"cuda"``.
+        threads: of torch's operators.
+    """
+    request = {"cell": asdict(cell), "memory": memory, "rounds": rounds, "device": device, "threads": threads}
+    try:
+        return Cell(**child_answer(_MODULE, request))
+    except BenchError as error:
+        return replace(cell, failure=str(error))
+
+
+def measure_here(cell: Cell, memory: bool, rounds: int, device: torch.device) -> Cell:
+    """The same in this process. What fails is said in the answer."""
+    try:
+        cell = _memory(cell, device) if memory else cell
+        return _time(cell, rounds, device) if rounds else cell
+    except DoesNotApply as error:
+        return replace(cell, does_not_apply=str(error))
+    except Exception as error:  # whatever one cell fails with, others are to be measured
+        return replace(cell, failure=reason(error))
+
+
+def _memory(cell: Cell, device: torch.device) -> Cell:
+    model, forward = _made(cell, device)
+    for _ in range(WARM_UP):
+        forward().backward()
+    stored = original = None
+    if ways.stores(cell.way):
+        stored = integrations.compression(model).report().stored_bytes
+    elif cell.way == PLAIN:
+        original = saved_bytes(model, forward)
+    live, peak, why = step_bytes(model, forward, forward, device)
+    gradients = sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None)
+    return replace(
+        cell,
+        original_bytes=original,
+        stored_bytes=stored,
+        live_bytes=live,
+        peak_bytes=_accumulating_peak(forward, device),
+        whole_bytes=None if peak is None else peak + gradients,
+        not_measured=why,
+    )
+
+
+def _accumulating_peak(forward: Callable[[], Tensor], device: torch.device) -> int | None:
+    """The most bytes of a step that adds to gradients that are there, less those before it.
+
+    A peak less the bytes of gradients that are made in the step would be too small here: the gradients of BERT's
+    weights take more than the activations of few sentences, and most of them are made when those are gone.
+    """
+    found = counters(device)
+    if isinstance(found, str):
+        return None
+    gc.collect()
+    before = found.start_peak()
+    forward().backward()
+    return found.peak() - before
+
+
+def _time(cell: Cell, rounds: int, device: torch.device) -> Cell:
+    plain, found = (_made(replace(cell, way=way), device) for way in (PLAIN, cell.way))
+    steps = [partial(_step, *one) for one in (plain, found)]
+    for _ in range(WARM_UP - 1):  # the clock has one of its own
+        steps[1]()
+    plain_seconds, seconds = in_turn(steps, rounds, device)
+    return replace(cell, seconds=seconds, plain_seconds=plain_seconds)
+
+
+def _made(cell: Cell, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The network, ready to be trained in the cell's way, and its forward, down to the loss."""
+    torch.manual_seed(0)
+    network = NETWORKS[cell.model]
+    model = from_scratch(network, _CLASSES).to(device)
+    batch = random_batch(replace(network, length=cell.length), cell.batch, device)
+    subject = Subject(model, batch, _loss, str(network), blocks(model))
+    forward, surroundings = ways.ready(cell.way, subject, seed=0)
+    return model, partial(_forward, subject, forward, surroundings)
+
+
+def _forward(subject: Subject, forward: Callable[..., object], surroundings: Surroundings) -> Tensor:
+    torch.manual_seed(0)  # of dropout
+    with surroundings():
+        return subject.step(forward)
+
+
+def _loss(output: object) -> Tensor:
+    loss = getattr(output, "loss", None)
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def _step(model: nn.Module, forward: Callable[[], Tensor]) -> None:
+    model.zero_grad(set_to_none=True)
+    forward().backward()
+
+
+def _child(text: str) -> None:
+    """What the child process does: reads the request, says what it found."""
+    wanted = json.loads(text)
+    torch.set_num_threads(wanted["threads"])
+    cell, device = Cell(**wanted["cell"]), torch.device(wanted["device"])
+    print(json.dumps(asdict(measure_here(cell, wanted["memory"], wanted["rounds"], device))))
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1])
