@@ -14,9 +14,9 @@ from bench.fewbit import grid, measure, memory, published, roberta
 from bench.fewbit.report import render
 from bench.fewbit.results import FewBitResults, GridCell, Peak, Times
 from bench.fewbit.roberta import WAYS, Shape, Way
+from bench.layout import console
 from bench.machine import Machine
 from bench.pages import rendered
-from bench.table import console
 from bench.vision.memory import graph_bytes
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")

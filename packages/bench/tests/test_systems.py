@@ -43,7 +43,7 @@ def test_a_cell(way, counted):
     found = cells.measure_here(Cell("mlp", way), 2, CPU, seed=0)
     assert not found.failure
     assert not found.does_not_apply
-    assert 0 < found.peak_bytes < 1 << 20  # less the gradients
+    assert found.peak_bytes == 1 << 20  # gradients are there before
     assert len(found.seconds) == len(found.plain_seconds) == 2
     # Recomputation changes no bit; what rounds changes some.
     assert (found.error == 0) is (way in (PLAIN, "checkpoint, least"))
@@ -96,7 +96,7 @@ def test_the_front():
     assert [one.way for one in found] == [PLAIN, "L2"]
 
 
-def test_q_layers_have_no_error_where_they_drop_elements_of_their_own(monkeypatch):
+def test_q_layers_have_no_error_where_they_drop_elements_of_their_own(monkeypatch, counted):
     def dropping():
         model = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 2))
         return Subject(model, (torch.randn(64, 32),), lambda output: output.square().mean(), "with dropout")
