@@ -1,7 +1,7 @@
 """A segmentation network on a feature pyramid.
 
-Kirillov et al., "Panoptic Feature Pyramid Networks", CVPR 2019: each level of the pyramid is brought to a quarter of the
-image's size in steps of two, and their sum is classified.
+Kirillov et al., "Panoptic Feature Pyramid Networks", CVPR 2019: each level of the pyramid is brought to a quarter of
+the image's size in steps of two, and their sum is classified.
 """
 
 from __future__ import annotations
