@@ -140,61 +140,40 @@ def wheel(session: nox.Session) -> None:
         run_python(session, "-m", "actcore", PYTHONPATH="site")  # comes before the environment's own actcore
 
 
-@shared_session(tags=["bench"])
-def bench_gnn(session: nox.Session) -> None:
-    """Train GNNs with compressed activations. What follows `--` goes to `python -m bench gnn`."""
-    run_python(session, "-m", "bench", "gnn", *session.posargs)
+BENCHES = {
+    "gnn": "Train GNNs with compressed activations",
+    "kernels": "Time codecs and operators beside copies",
+    "sensitivity": "See how well adaptive levels know which tensors matter",
+    "activations": "Measure models of any kind under compression",
+    "vision": "Measure networks for images, compressed",
+    "fewbit": "Measure few-bit activations and randomized linear layers",
+    "checkpoint": "Measure planned recomputation",
+    "systems": "Measure memory against time, every way to train",
+    "search": "Search the largest models within a given memory",
+    "text": "Train BERT on GLUE's tasks in every way",
+    "sweep": "Take a compressed step of many models and layers",
+}
+
+
+def bench(name: str, what: str) -> None:
+    """Make the session of a benchmark."""
+
+    def run(session: nox.Session) -> None:
+        run_python(session, "-m", "bench", name, *session.posargs)
+
+    run.__doc__ = f"{what}. What follows `--` goes to `python -m bench {name}`."
+    shared_session(run, name=f"bench_{name}", tags=["bench"])
+
+
+for entry in BENCHES.items():
+    bench(*entry)
 
 
 @shared_session(tags=["bench"])
-def bench_kernels(session: nox.Session) -> None:
-    """Time codecs and operators beside copies. What follows `--` goes to `python -m bench kernels`."""
-    run_python(session, "-m", "bench", "kernels", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_activations(session: nox.Session) -> None:
-    """Measure models of any kind under compression. What follows `--` goes to `python -m bench activations`."""
-    run_python(session, "-m", "bench", "activations", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_vision(session: nox.Session) -> None:
-    """Measure networks for images, compressed. What follows `--` goes to `python -m bench vision`."""
-    run_python(session, "-m", "bench", "vision", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_fewbit(session: nox.Session) -> None:
-    """Measure few-bit activations and randomized linear layers. What follows `--` goes to `python -m bench fewbit`."""
-    run_python(session, "-m", "bench", "fewbit", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_checkpoint(session: nox.Session) -> None:
-    """Measure planned recomputation. What follows `--` goes to `python -m bench checkpoint`."""
-    run_python(session, "-m", "bench", "checkpoint", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_systems(session: nox.Session) -> None:
-    """Measure memory against time, every way to train. What follows `--` goes to `python -m bench systems`."""
-    run_python(session, "-m", "bench", "systems", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_search(session: nox.Session) -> None:
-    """Search the largest models within a given memory. What follows `--` goes to `python -m bench search`."""
-    run_python(session, "-m", "bench", "search", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_sweep(session: nox.Session) -> None:
-    """Take a compressed step of many models and layers. What follows `--` goes to `python -m bench sweep`."""
-    run_python(session, "-m", "bench", "sweep", *session.posargs)
-
-
-@shared_session(tags=["bench"])
-def bench_text(session: nox.Session) -> None:
-    """Train BERT on GLUE's tasks in every way. What follows `--` goes to `python -m bench text`."""
-    run_python(session, "-m", "bench", "text", *session.posargs)
+def bench_quick(session: nox.Session) -> None:
+    """Run every benchmark for a few minutes, to see that it works; results go to bench-results/quick/."""
+    folder = Path("bench-results", "quick")
+    shutil.rmtree(folder, ignore_errors=True)  # what is there would be taken up, and nothing would be seen to work
+    folder.mkdir(parents=True)
+    for name in BENCHES:
+        run_python(session, "-m", "bench", name, "--quick", "--json", folder / f"{name}.json", *session.posargs)

@@ -11,8 +11,11 @@ from bench.fewbit.results import FewBitResults
 from bench.fewbit.results import Peak as RobertaPeak
 from bench.machine import Machine
 from bench.pages import rendered, to_markdown
-from bench.readmes import checkpointing, fewbit
+from bench.readmes import checkpointing, claims, fewbit, gact
 from bench.readmes.tables import TABLES
+from bench.search.results import Search, SearchResults
+from bench.vision.compression.results import Cell
+from bench.vision.results import VisionResults
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 MIB = 1 << 20
@@ -27,6 +30,8 @@ def test_every_row_is_there_without_results(tmp_path):
     published = [name for name, one in ARCHITECTURES.items() if one.published is not None]
     assert len(published) == 18
     assert [row.split(" | ")[0][2:] for row in rows(tmp_path, "checkpointing")] == published
+    assert len(rows(tmp_path, "gact")) == len(gact.ARCHITECTURES) * (1 + len(gact.LEVELS))
+    assert len(rows(tmp_path, "claims")) == len(claims.CLAIMS)
     for name in TABLES:
         assert all("not measured" in row for row in rows(tmp_path, name))
 
@@ -80,3 +85,35 @@ def test_a_file_that_holds_something_else(tmp_path):
     records.save(FewBitResults(MACHINE, "cpu"), tmp_path / checkpointing.USUAL)
     with pytest.raises(BenchError, match="must hold CheckpointResults, got FewBitResults"):
         TABLES["checkpointing"](tmp_path)
+
+
+def test_gacts_rows_are_those_of_the_graph_networks(results, tmp_path):
+    records.save(results, tmp_path / gact.FILE)
+    found = rows(tmp_path, "gact")
+    assert found[0].startswith("| gcn | full precision | ")
+    assert "not measured" not in found[0]
+    assert found[1].endswith("| --model gcn --level L1 --dataset cora |")
+    assert "not measured" not in found[1]
+    assert "not measured" in found[2]
+
+
+def test_claims_have_the_lesser_of_two_peaks(tmp_path):
+    def cell(way, **counts):
+        return Cell("resnet50", way, 8, 224, True, **counts)
+
+    cells = [
+        cell("plain", live_bytes=1200, original_bytes=1000, peak_bytes=1000, standing_peak_bytes=1100),
+        cell("L2.2", live_bytes=280, original_bytes=1000, stored_bytes=75, peak_bytes=250, standing_peak_bytes=200),
+    ]
+    records.save(VisionResults(MACHINE, "", {}, compressions=cells), tmp_path / claims.COMPRESSION)
+    searches = [
+        Search("resnet50-batch", way, largest=largest, ended=True) for way, largest in (("plain", 10), ("Q-layers", 70))
+    ]
+    records.save(SearchResults(MACHINE, "cpu", {}, searches=searches), tmp_path / claims.SEARCH)
+    found = {row.split(" | ")[1]: row for row in rows(tmp_path, "claims")}
+    assert "| 11.3 | 12.50 ✓ |" in found["activations of ResNet-50, 2 bits"]  # 80 bytes by the allocator
+    assert "| 4.4 | 4.00 ✗ |" in found["peak of ResNet-50, 2 bits"]
+    assert "| 12 | not measured |" in found["activations, 2 bits"]
+    batches = [row for row in rows(tmp_path, "claims") if "larger batch, least" in row]
+    assert "| 4.2 | not measured |" in batches[0]
+    assert "| 6.6 | 7.00 ✓ |" in batches[1]

@@ -94,7 +94,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
     }
 )
 
-_ON_CPU = {"resnet": 128 * MIB, "swin": 64 * MIB, "bert": 48 * MIB, "gcn": 32 * MIB}
+_ON_CPU = {"resnet": 128 * MIB, "swin": 64 * MIB, "bert": 48 * MIB, "gcn": 24 * MIB}
 
 MEMORY_LIMITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {"cpu": _ON_CPU, "cuda": dict.fromkeys(_ON_CPU, 16 * GIB)}
@@ -127,9 +127,9 @@ _FIRST: Mapping[str, tuple[int, int]] = MappingProxyType(
     {  # about what trains plainly within the default limit: on the CPU, and in the originals' 16 GiB
         "resnet50-batch": (24, 160),
         "resnet152-batch": (8, 64),
-        "resnet-depth": (128, 161),
+        "resnet-depth": (101, 161),
         "resnet-width": (128, 88),
-        "resnet-resolution": (84, 232),
+        "resnet-resolution": (72, 232),
         "swin-tiny-batch": (20, 112),
         "swin-small-batch": (8, 64),
         "bert-base-batch": (45, 104),
@@ -138,8 +138,8 @@ _FIRST: Mapping[str, tuple[int, int]] = MappingProxyType(
         "bert-hidden": (144, 1280),
         "bert-intermediate": (1024, 8192),
         "bert-length": (64, 192),
-        "gcn-layers": (28, 24),
-        "gcn-hidden": (640, 2464),
+        "gcn-layers": (20, 24),
+        "gcn-hidden": (480, 2464),
     }
 )
 
@@ -151,11 +151,11 @@ FAMILIES = ("resnet", "swin", "bert", "gcn")
 DEFAULT = (
     "resnet50-batch",
     "resnet-depth",
+    "resnet-width",
     "resnet-resolution",
     "swin-tiny-batch",
     "bert-large-batch",
     "bert-layers",
-    "bert-hidden",
     "gcn-layers",
     "gcn-hidden",
 )

@@ -1,0 +1,64 @@
+"""GACT's README: three graph networks at seven levels, for accuracy and memory, and what its abstract claims.
+
+Its table of choices has no numbers: what it publishes is the command for each. Those of the paper are on the pages of
+``vision``, ``text`` and ``search``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from bench.gnn.results import Results
+from bench.gnn.summary import REFERENCE, Row, rows
+from bench.layout import columns
+from bench.readmes.made import NOT_MEASURED, Made, recorded
+
+FILE = "gnn-cpu.json"
+
+ARCHITECTURES = ("gcn", "sage", "gat")
+LEVELS = ("L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3")
+
+
+def table(folder: Path) -> Made:
+    """A row for each network at each level, full precision first.
+
+    Args:
+        folder: of the results.
+
+    Raises:
+        BenchError: a file holds something else.
+    """
+    results = recorded(folder, FILE, Results)
+    found = {(row.model, row.level): row for row in rows(results)} if results is not None else {}
+    made = columns(
+        "ARCH",
+        "LEVEL",
+        "accuracy, %\nmeasured",
+        "difference, points\nmeasured",
+        "activations\ntimes smaller, measured",
+        "peak\ntimes smaller, measured",
+        "python -m bench gnn",
+        labels=2,
+    )
+    made.columns[-1].justify = "left"
+    for architecture in ARCHITECTURES:
+        for level in (REFERENCE, *LEVELS):
+            row = found.get((architecture, level))
+            # Full precision is run beside every level.
+            command = f"--model {architecture} --level {level if level != REFERENCE else LEVELS[0]} --dataset cora"
+            made.add_row(architecture, "full precision" if level == REFERENCE else level, *_measured(row), command)
+    return Made(made, [results] if results is not None else [])
+
+
+def _measured(row: Row | None) -> Iterator[RenderableType]:
+    if row is None or row.accuracy is None:
+        yield from (NOT_MEASURED, "", "", "")
+        return
+    spread = row.accuracy_spread
+    yield f"{row.accuracy:.1f}{'' if spread is None else f' ± {spread:.1f}'}"
+    yield "" if row.level == REFERENCE or row.difference is None else f"{row.difference.mean:+.2f}"
+    yield "" if row.ratio is None else f"{row.ratio:.1f}"
+    yield "" if row.level == REFERENCE or row.peak_ratio is None else f"{row.peak_ratio:.2f}"
