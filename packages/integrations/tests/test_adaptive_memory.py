@@ -1,7 +1,6 @@
 """The memory that an adaptation takes, and what is left of one for which there was not enough."""
 
 import copy
-import gc
 import random
 
 import pytest
@@ -14,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 import integrations
 from actcore import Compressed
 from integrations.adaptive import adapt
-from integrations.adaptive.copies import Stored
 from integrations.adaptive.errors import Error
 from integrations.adaptive.graph import backward_of
+from integrations.adaptive.probe import Probe
 
 from .nets import assert_nothing_active, mlp, normal
 
@@ -94,13 +93,17 @@ def test_the_errors_that_are_followed_wait_in_8_bits(monkeypatch):
     assert torch.equal(error.part(1), small)
 
 
-def test_nothing_of_a_measured_step_is_kept_until_the_next():
+def test_nothing_of_a_measured_step_is_kept_until_the_next(monkeypatch):
+    probes, finish = [], Probe._finish
+    monkeypatch.setattr(Probe, "_finish", lambda probe: [finish(probe), probes.append(probe)])
     layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     model = integrations.compress_model(layers, "L2", min_bytes=0)
     for _ in range(2):  # the second is measured
         model(normal(48, 64)).square().mean().backward()
-    assert integrations.compression(model).plan is not None
-    assert not [one for one in gc.get_objects() if isinstance(one, Error | Stored)]
+    [probe] = probes
+    assert probe.measurement is not None
+    kept = probe._all, probe._stored, probe._gains, probe._errors, probe._gradient, probe._graph.edges, probe._hooks
+    assert not any(kept)
 
 
 class Loop:

@@ -4,6 +4,7 @@ command.py      the command line
 measure.py      a run: which parts, in which order
 models.py       the originals' models at full size
 compression/    part "compression": what they keep for backward, and their peaks, in every way
+dense/          part "dense": the same of models for detection, segmentation and self-supervised learning
 published.py    what was published of them
 images.py       the images that are trained on
 resnet.py       ResNet-20, and a batch of images for it

@@ -20,10 +20,15 @@ from bench.progress import progress
 from bench.taken_up import commit_of, taken_up
 from bench.vision import folder, images, memory, step_time, training, variance
 from bench.vision import tasks as tasking
+from bench.vision.compression import cell as compression_cell
 from bench.vision.compression import measure as compressing
 from bench.vision.compression.cell import Settings
 from bench.vision.compression.measure import Asked
 from bench.vision.compression.results import Cell
+from bench.vision.dense import cell as dense_cell
+from bench.vision.dense import measure as dense
+from bench.vision.dense.models import DENSE
+from bench.vision.dense.results import DenseCell
 from bench.vision.images import Images
 from bench.vision.models import MODELS
 from bench.vision.results import VisionResults
@@ -31,14 +36,14 @@ from bench.vision.tasks import Task
 from bench.vision.training import VisionCurve
 from integrations import qmodules
 
-PARTS = ("compression", "memory", "training", "variance", "ablation", "time")
+PARTS = ("compression", "dense", "memory", "training", "variance", "ablation", "time")
 LEVELS = ("L1", "L2", "L3")  # of memory and time
 TRAINED = ("Q-layers L3",)
 VARIANCES = ("L2", "L3")
 SEEDS, EPOCHS, REPEATS, ROUNDS = 10, 3, 10, 9
 QUICK_SEEDS, QUICK_EPOCHS, QUICK_REPEATS, QUICK_ROUNDS = 3, 1, 4, 3
 
-_WITHOUT_IMAGES = {"compression", "memory"}
+_WITHOUT_IMAGES = {"compression", "dense", "memory"}
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
 _LIBRARIES = ("torchvision", "timm")  # that the models are of
 
@@ -60,8 +65,9 @@ class Options:
         rounds: of timed steps that count.
         threads: of torch's operators.
         compressed: which cells of the part compression.
-        device: of the part compression, and of training on a folder; all else is on the CPU.
-        seed: of the part compression.
+        dense: which cells of the part dense.
+        device: of the parts compression and dense, and of training on a folder; all else is on the CPU.
+        seed: of the parts compression and dense.
         json: the file that results are written to, and taken up from.
         steps: of training before variances are measured.
     """
@@ -79,6 +85,7 @@ class Options:
     rounds: int
     threads: int
     compressed: Asked
+    dense: dense.Asked
     device: torch.device
     seed: int
     json: Path | None
@@ -86,7 +93,8 @@ class Options:
 
 
 def run(options: Options) -> VisionResults:
-    """Runs the parts, with a progress bar on stderr, each written when it is done; compression cell by cell.
+    """Runs the parts, with a progress bar on stderr, each written when it is done; compression and dense
+    cell by cell.
 
     A file that is there is taken up: cells that it has are not measured again, parts without cells are.
 
@@ -111,6 +119,8 @@ def run(options: Options) -> VisionResults:
     with threads(options.threads), progress("vision", _steps(options)) as advance:
         if "compression" in options.parts:
             _compression(run, advance)
+        if "dense" in options.parts:
+            _dense(run, advance)
         if "memory" in options.parts:
             _memory(run)
             advance("memory")
@@ -170,20 +180,39 @@ def _compression(run: _Run, advance: Callable[[str], None]) -> None:
     lacking = compressing.missing(options.compressed.models)
     for name, reason in lacking.items():
         run.skip(f"compression of {name}: {reason}")
-    wanted = options.compressed.cells(options.device.type)
-    settings = Settings(options.device.type, options.threads, options.seed, options.compressed.memory_limit)
+    settings, commit = _cell_settings(options), commit_of(run.results.machine)
 
-    def keep(cells: list[Cell], what: str) -> None:
+    def measured(cell: Cell) -> Cell:
+        return replace(compression_cell.measure(cell, settings), commit=commit)
+
+    def keep(cells: list[Cell], new: Cell) -> None:
         run.keep(compressions=cells)
-        advance(what)
+        advance(f"compression, {new.model}, {new.way}")
 
-    compressing.measure(
-        [cell for cell in wanted if cell.model not in lacking],
-        settings,
-        run.results.compressions,
-        commit_of(run.results.machine),
-        keep,
-    )
+    wanted = [cell for cell in options.compressed.cells(options.device.type) if cell.model not in lacking]
+    compressing.measure(wanted, run.results.compressions, measured, list(MODELS), keep)
+
+
+def _dense(run: _Run, advance: Callable[[str], None]) -> None:
+    options = run.options
+    if reason := dense.missing():
+        run.skip(f"dense: {reason}")
+        return
+    settings, commit = _cell_settings(options), commit_of(run.results.machine)
+
+    def measured(cell: DenseCell) -> DenseCell:
+        return replace(dense_cell.measure(cell, settings), commit=commit)
+
+    def keep(cells: list[DenseCell], new: DenseCell) -> None:
+        run.keep(dense=cells)
+        advance(f"dense, {new.model}, {new.way}")
+
+    wanted = options.dense.cells(options.device.type)
+    compressing.measure(wanted, run.results.dense, measured, list(DENSE), keep)
+
+
+def _cell_settings(options: Options) -> Settings:
+    return Settings(options.device.type, options.threads, options.seed, options.compressed.memory_limit)
 
 
 def _on_folder(run: _Run) -> list[Task]:
@@ -267,6 +296,7 @@ def _steps(options: Options) -> int:
     """How often a run says that it is a step further."""
     steps = {
         "compression": len(options.compressed.cells(options.device.type)),
+        "dense": len(options.dense.cells(options.device.type)),
         "memory": 1,
         "training": (1 + len(options.ways)) * options.seeds * options.epochs * max(1, len(options.trained)),
         "variance": len(VARIANCES),

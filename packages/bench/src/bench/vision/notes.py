@@ -9,6 +9,7 @@ from rich.text import Text
 
 from bench.memory import AGREEMENT
 from bench.vision.compression import report as compression
+from bench.vision.dense import report as dense
 from bench.vision.published import ABLATION_SOURCE
 from bench.vision.results import Comparison, Variance, VisionResults
 from bench.vision.variance import WITH_GRADIENTS
@@ -63,6 +64,8 @@ def _lines(results: VisionResults) -> Iterator[str]:
         yield f"Left out: {reason}."
     if results.compressions:
         yield from compression.lines(results.compressions)
+    if results.dense:
+        yield from dense.lines(results.dense)
     if results.memories:
         yield (
             "memory: ResNet-50, batch 16 at 64 x 64, float32. graph: bytes that autograd keeps, without parameters, "

@@ -65,3 +65,32 @@ ABLATION: Mapping[str, tuple[float, float]] = MappingProxyType(
     }
 )
 """The gradient's variance, in absolute terms, on CIFAR-10 and CIFAR-100, by the steps of the ablation."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a model reached after training, in percent.
+
+    Attributes:
+        metric: what is counted, and on which data.
+        official: trained as usual.
+        compressed: trained with ActNN.
+    """
+
+    metric: str
+    official: float
+    compressed: float
+
+
+TRAINED_SOURCE = "ActNN's README (arXiv 2104.14129), 2 bits on average"
+
+TRAINED: Mapping[str, Trained] = MappingProxyType(
+    {
+        "fasterrcnn_resnet50_fpn": Trained("mAP, COCO", 37.4, 37.4),
+        "retinanet_resnet50_fpn": Trained("mAP, COCO", 36.5, 36.3),
+        "fcn_resnet50": Trained("mIoU, Cityscapes", 73.6, 72.9),
+        "fpn_resnet50": Trained("mIoU, Cityscapes", 74.5, 74.7),
+        "moco_v2_resnet50": Trained("top-1, ImageNet", 67.7, 67.3),
+    }
+)
+"""By the names that ``bench.vision.dense`` has for the models."""

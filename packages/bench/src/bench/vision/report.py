@@ -14,6 +14,7 @@ from bench.memory import AGREEMENT, Memory
 from bench.statistics import spread
 from bench.units import MIB
 from bench.vision.compression import report as compression
+from bench.vision.dense import report as dense
 from bench.vision.notes import LOSS, POINTS, RATIOS, TIMES, below, enough, inside, judged, notes
 from bench.vision.published import ABLATION
 from bench.vision.results import Comparison, StepTimes, Variance, VisionResults
@@ -30,6 +31,8 @@ def render(results: VisionResults) -> RenderableType:
     )
     top = header("Networks for images", results.machine, results.seconds)
     parts = [table(results) for found, table in tables if found]
+    if results.dense:
+        parts = [dense.table(results.dense), *parts]
     if results.compressions:
         parts = [*compression.tables(results.compressions), *parts]
     return Group(top, *parts, notes(results))

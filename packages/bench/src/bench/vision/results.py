@@ -12,6 +12,7 @@ from bench.machine import Machine
 from bench.memory import Memory
 from bench.statistics import Difference, paired_difference
 from bench.vision.compression.results import Cell
+from bench.vision.dense.results import DenseCell
 from bench.vision.training import FULL, VisionCurve
 from integrations.qmodules import GradientVariance, LayerVariance
 
@@ -108,8 +109,9 @@ class VisionResults:
         skipped: what was left out, and why.
         seconds: that it took, what was taken up included.
         compressions: of the originals' models, by model, inputs and way.
-        device: of compressions, and of training on a folder; the other parts are on the CPU.
-        seed: of compressions.
+        device: of compressions and dense, and of training on a folder; the other parts are on the CPU.
+        seed: of compressions and dense.
+        dense: of ActNN's models for detection, segmentation and self-supervised learning, by model, inputs and way.
     """
 
     machine: Machine
@@ -125,6 +127,7 @@ class VisionResults:
     compressions: list[Cell] = field(default_factory=list)
     device: str = "cpu"
     seed: int = 0
+    dense: list[DenseCell] = field(default_factory=list)
 
     def comparisons(self) -> Iterator[Comparison]:
         """Of each model, full precision with itself and each way with it: the seeds that both were trained with."""
@@ -150,6 +153,7 @@ class VisionResults:
             ablation=[Variance.of(entry) for entry in fields.pop("ablation")],
             times=[StepTimes(**entry) for entry in fields.pop("times")],
             compressions=[Cell(**entry) for entry in fields.pop("compressions", [])],
+            dense=[DenseCell.of(entry) for entry in fields.pop("dense", [])],
             **fields,
         )
 

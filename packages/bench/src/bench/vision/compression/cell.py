@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from bench.vision.memory import graph_bytes
 from bench.vision.models import CLASSES, MODELS
 
 Counted = Literal["live", "peak", "both"]
+Found = TypeVar("Found", bound=Cell)
 
 FEW = 2  # samples of the steps that warm up: what bits the tensors get does not depend on how many there are
 WARM_UP = 3  # steps; levels that adapt measure in the second
@@ -57,6 +58,10 @@ class Settings:
     memory_limit: int
 
 
+Build = Callable[[Cell, Settings], nn.Module]
+BatchOf = Callable[[nn.Module, Cell, Settings, int], Case]
+
+
 def measure(cell: Cell, settings: Settings) -> Cell:
     """Measures a cell in new processes; a crash of one is said in the answer.
 
@@ -64,11 +69,23 @@ def measure(cell: Cell, settings: Settings) -> Cell:
         cell: what it is of; what it has, is measured anew.
         settings: common to all cells.
     """
-    found = Cell(cell.model, cell.way, cell.batch, cell.size, cell.channels_last)
+    blank = Cell(cell.model, cell.way, cell.batch, cell.size, cell.channels_last)
+    return measure_in_children(blank, settings, _MODULE)
+
+
+def measure_in_children(blank: Found, settings: Settings, module: str) -> Found:
+    """Measures a cell in new processes; a crash of one is said in the answer.
+
+    Args:
+        blank: what it is of, without numbers.
+        settings: common to all cells.
+        module: what runs there; it ends in ``answer``.
+    """
+    found = blank
     for counted, environment in _PROCESSES[settings.device].items():
         request = {"cell": asdict(found), "settings": asdict(settings), "counted": counted}
         try:
-            found = Cell(**child_answer(_MODULE, request, environment))
+            found = type(blank)(**child_answer(module, request, environment))
         except BenchError as error:
             found = replace(found, failure=str(error))
         if found.failure or found.does_not_apply:
@@ -78,6 +95,19 @@ def measure(cell: Cell, settings: Settings) -> Cell:
 
 def measure_here(cell: Cell, settings: Settings, counted: Counted) -> Cell:
     """Measures what ``counted`` says in this process, and adds it to the cell. What fails is said in the answer."""
+    return measure_made(cell, settings, counted, build, batch_of)
+
+
+def measure_made(cell: Found, settings: Settings, counted: Counted, build: Build, batch_of: BatchOf) -> Found:
+    """Measures what ``counted`` says in this process, and adds it to the cell. What fails is said in the answer.
+
+    Args:
+        cell: what it is of, and what is known by now.
+        settings: common to all cells.
+        counted: which of the counters this process can read.
+        build: makes the untouched model.
+        batch_of: gives it a batch of so many samples, the same at each call.
+    """
     device, way = torch.device(settings.device), WAYS[cell.way]
     count = counters(device)
     if isinstance(count, str):
@@ -120,7 +150,7 @@ def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def _with_live(cell: Cell, case: Case, count: Counters) -> Cell:
+def _with_live(cell: Found, case: Case, count: Counters) -> Found:
     way = WAYS[cell.way]
     live_bytes(case.loss, count)  # pays for the caches of this batch's shapes
     cell = replace(cell, live_bytes=live_bytes(case.loss, count))
@@ -132,22 +162,28 @@ def _with_live(cell: Cell, case: Case, count: Counters) -> Cell:
     return replace(cell, original_bytes=report.original_bytes, stored_bytes=report.stored_bytes)
 
 
-def _with_peaks(cell: Cell, case: Case, count: Counters) -> Cell:
+def _with_peaks(cell: Found, case: Case, count: Counters) -> Found:
     peak = peak_bytes(case.model, case.loss, count)
     standing = standing_peak_bytes(case.loss, count)
     where = peak_operator(case.loss, count)
     return replace(cell, peak_bytes=peak, standing_peak_bytes=standing, peak_in=where)
 
 
-def _child(text: str) -> None:
-    """What the child process does: reads the request, says what it found."""
+def answer(text: str, kind: type[Found], measure_here: Callable[[Found, Settings, Counted], Found]) -> None:
+    """What the child process does: reads the request, says what it found.
+
+    Args:
+        text: the request.
+        kind: of the cell.
+        measure_here: adds to a cell what can be counted in this process.
+    """
     wanted = json.loads(text)
     settings = Settings(**wanted["settings"])
     torch.set_num_threads(settings.threads)
     if settings.device == "cpu":
         limit_allocation(settings.memory_limit)
-    print(json.dumps(asdict(measure_here(Cell(**wanted["cell"]), settings, wanted["counted"]))))
+    print(json.dumps(asdict(measure_here(kind(**wanted["cell"]), settings, wanted["counted"]))))
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1])
+    answer(sys.argv[1], Cell, measure_here)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeVar
 
 from bench.errors import MissingLibrary
 from bench.networks import needs
 from bench.units import GIB
-from bench.vision.compression import cell as cells
-from bench.vision.compression.cell import Settings
 from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import PLAIN, WAYS
 from bench.vision.models import MODELS, SIZE
@@ -18,6 +17,8 @@ MEMORY_LIMIT = 16 * GIB
 QUICK_MODELS = ("resnet18",)
 QUICK_WAYS = ("L2.2", "Q-layers L3")
 QUICK_BATCH, QUICK_SIZE = 4, 32
+
+Found = TypeVar("Found", bound=Cell)
 
 
 @dataclass(frozen=True)
@@ -61,34 +62,34 @@ def missing(models: Sequence[str]) -> dict[str, str]:
 
 
 def measure(
-    wanted: Sequence[Cell],
-    settings: Settings,
-    found: Sequence[Cell],
-    commit: str,
-    keep: Callable[[list[Cell], str], None],
+    wanted: Sequence[Found],
+    found: Sequence[Found],
+    measured: Callable[[Found], Found],
+    models: Sequence[str],
+    keep: Callable[[list[Found], Found], None],
 ) -> None:
     """Measures the cells that are not among those found, or failed there.
 
     Args:
         wanted: without numbers.
-        settings: common to all.
         found: earlier.
-        commit: that a cell is measured with.
-        keep: called for each of ``wanted``, with all cells that there are by then and with what is new.
+        measured: a cell with its numbers.
+        models: the names that there are, in the order in which cells are kept.
+        keep: called for each of ``wanted``, with all cells that there are by then and with the one that is new.
     """
     known = {_identity(cell): cell for cell in found}
     for cell in wanted:
         earlier = known.get(_identity(cell))
         if earlier is None or earlier.failure:
-            known[_identity(cell)] = replace(cells.measure(cell, settings), commit=commit)
-        keep(sorted(known.values(), key=_place), f"compression, {cell.model}, {cell.way}")
+            known[_identity(cell)] = measured(cell)
+        keep(sorted(known.values(), key=lambda one: _place(one, models)), cell)
 
 
 def _identity(cell: Cell) -> tuple[object, ...]:
     return *cell.inputs, cell.way
 
 
-def _place(cell: Cell) -> tuple[int, ...]:
+def _place(cell: Cell, models: Sequence[str]) -> tuple[int, ...]:
     """By the names' order on the command line."""
     _, *inputs = cell.inputs
-    return list(MODELS).index(cell.model), *inputs, list(WAYS).index(cell.way)
+    return models.index(cell.model), *inputs, list(WAYS).index(cell.way)

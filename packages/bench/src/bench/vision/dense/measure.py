@@ -1,0 +1,49 @@
+"""The cells of the part ``dense``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.errors import MissingLibrary
+from bench.networks import needs
+from bench.vision.compression.ways import PLAIN
+from bench.vision.dense.models import DENSE
+from bench.vision.dense.results import DenseCell
+
+DENSE_WAYS = ("L2", "Q-layers L3")
+QUICK_DENSE = ("fcn_resnet50",)
+QUICK_BATCH, QUICK_SIZE = 1, 96
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which cells are wanted.
+
+    Attributes:
+        models: names in ``DENSE``.
+        ways: names in ``WAYS``; plain is always measured.
+        batch, size: images of a step, and their height and width; ``None``: by model and device.
+    """
+
+    models: Sequence[str]
+    ways: Sequence[str]
+    batch: int | None = None
+    size: int | None = None
+
+    def cells(self, device: str) -> list[DenseCell]:
+        """Without numbers, the plain one of each model first."""
+        return [
+            DenseCell(name, way, self.batch or DENSE[name].batches[device], self.size or DENSE[name].sizes[device])
+            for name in self.models
+            for way in dict.fromkeys([PLAIN, *self.ways])
+        ]
+
+
+def missing() -> str:
+    """Why the models cannot be made; empty where they can."""
+    try:
+        needs("torchvision")
+    except MissingLibrary as error:
+        return str(error)
+    return ""
