@@ -10,7 +10,7 @@ import torch
 from bench import cli, records
 from bench.machine import Machine
 from bench.systems.ways import PLAIN, DoesNotApply
-from bench.table import console
+from bench.layout import console
 from bench.text import cell as cells
 from bench.text import encoding, measure, models, texts, training, ways
 from bench.text.models import NETWORKS, Network
