@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bench import cli, records, sentences
+from bench.layout import console
 from bench.machine import Machine
 from bench.systems.ways import PLAIN, DoesNotApply
-from bench.layout import console
 from bench.text import cell as cells
 from bench.text import encoding, measure, models, texts, training, ways
 from bench.text.models import NETWORKS, Network

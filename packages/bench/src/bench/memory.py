@@ -45,6 +45,7 @@ class Memory:
             count; ``None`` for that in files of before hooks did.
         stored_bytes: what the report says is kept instead; ``None`` for the untouched model.
         not_measured: why nothing was measured; empty otherwise.
+        commit: that it was measured with; empty where the results say it of all.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Memory:
     original_bytes: int | None = None
     stored_bytes: int | None = None
     not_measured: str = ""
+    commit: str = ""
 
     def agreement(self, plain: Memory) -> float | None:
         """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown.

@@ -118,7 +118,8 @@ def _memory(options: Options, results: FewBitResults, advance: Callable[[str], N
     shape, batch = options.shape, options.sequences
     peaks: list[Peak] = memory.measure(shape, batch, memory.STEPS, options.threads, options.device, advance)
     network = f"RoBERTa, {shape}, {ATTENTION} attention, dropout {DROPOUT:g}, float32"
-    return replace(results, network=network, batch=batch, peaks=peaks)
+    commit = commit_of(results.machine)
+    return replace(results, network=network, batch=batch, peaks=[replace(peak, commit=commit) for peak in peaks])
 
 
 def _grid(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
@@ -147,7 +148,7 @@ def _training(options: Options, results: FewBitResults, advance: Callable[[str],
         found = unfinished.find(kind, seed)
         if found is None:
             made = training.train(kind, seed, data, recipe, partial(advance, f"{kind}, seed {seed}"))
-            found = replace(made, commit=results.machine.commit)
+            found = replace(made, commit=commit_of(results.machine))
             unfinished.add(found)
         else:
             print(f"{kind}, seed {seed}: taken from {unfinished.file}", file=sys.stderr)
@@ -165,7 +166,8 @@ def _time(options: Options, results: FewBitResults, advance: Callable[[str], Non
         *step_time.activations(elements, options.rounds, options.device, advance),
         *step_time.linear(rows, options.rounds, options.device, advance),
     ]
-    return replace(results, times=times)
+    commit = commit_of(results.machine)
+    return replace(results, times=[replace(one, commit=commit) for one in times])
 
 
 _RUN = {"memory": _memory, "grid": _grid, "training": _training, "time": _time}
