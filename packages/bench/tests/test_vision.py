@@ -52,7 +52,9 @@ def test_a_run_prints_writes_and_draws(few, monkeypatch, tmp_path, capsys):
     # 7 convolutions and 2 projections with a norm each, and the linear layer
     assert {len(entry.found.layers) for entry in found.variances} == {19}
     assert len(found.ablation) == 5
-    assert all(one.commit for entries in (found.curves, found.variances, found.ablation, found.times) for one in entries)
+    assert all(
+        one.commit for entries in (found.curves, found.variances, found.ablation, found.times) for one in entries
+    )
     assert [times.order for times in found.times] == ["contiguous", "channels last"]
     assert {len(seconds) for times in found.times for seconds in times.seconds.values()} == {measure.QUICK_ROUNDS}
     assert cli.main(["show", str(file)]) == 0

@@ -141,7 +141,7 @@ def _grid(options: Options, results: FewBitResults, advance: Callable[[str], Non
 def _training(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
     recipe = options.recipe
     data = sentences.load(recipe.vocabulary, recipe.length, options.data_root)
-    unfinished = Unfinished(options.json, recipe.numbers(), results.machine)
+    unfinished = Unfinished(options.json, str(data), recipe.numbers(), results.machine)
     runs: list[BertRun] = []
     earlier = 0.0  # seconds of runs that are taken up
     for kind, seed in training.runs(options.seeds):
