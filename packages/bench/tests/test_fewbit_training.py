@@ -136,8 +136,7 @@ def test_finished_runs_are_taken_up(tmp_path):
     kept.add(BertRun("exact", 0, [5.0], 4.0, 1.0))
     assert Unfinished(file, "MRPC", recipe, MACHINE).find("exact", 0) == BertRun("exact", 0, [5.0], 4.0, 1.0)
     assert Unfinished(file, "MRPC", recipe, MACHINE).find("3 bits", 0) is None
-    # Runs of another recipe or of other versions are no pairs with what comes.
-    # Another training took the place of them, without a word.
+    # They are no pairs with what another training makes, which took the place of them without a word.
     other = replace(MACHINE, versions={"torch": "2.16.0"})
     for given, named in (
         (("other pairs", recipe, MACHINE), "data"),

@@ -83,7 +83,7 @@ def child_answer(
         environment: that setting.
 
     Raises:
-        BenchError: the child process failed.
+        BenchError: the child process failed, or said nothing.
     """
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, json.dumps(request)],
@@ -94,7 +94,10 @@ def child_answer(
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
         raise BenchError(f"the process that measures memory ended with code {child.returncode}: {last}")
-    return json.loads(child.stdout.splitlines()[-1])
+    try:
+        return json.loads(child.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise BenchError(f"the process that measures memory, {module}, ended without an answer") from error
 
 
 def in_child(
