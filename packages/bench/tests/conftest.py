@@ -9,9 +9,10 @@ from bench.fewbit import measure, training
 from bench.fewbit.bert import Recipe
 from bench.gnn.datasets import digits, load
 from bench.gnn.graph import Graph
-from bench.gnn.results import CommittedMemory, Results
+from bench.gnn.results import Results
 from bench.gnn.training import Curve
 from bench.machine import Machine
+from bench.memory import Memory
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -65,8 +66,8 @@ def results() -> Results:
             curve("L1", 1, 82.0, 0.20, 3.0),
         ],
         memories=[
-            CommittedMemory("gcn", "L0", 17 * mib, 40 * mib),
-            CommittedMemory("gcn", "L1", 2 * mib, 20 * mib, original_bytes=16 * mib, stored_bytes=mib),
+            Memory("gcn", "L0", 17 * mib, 40 * mib),
+            Memory("gcn", "L1", 2 * mib, 20 * mib, original_bytes=16 * mib, stored_bytes=mib),
         ],
         seconds=90.0,
     )

@@ -151,6 +151,7 @@ def test_a_run_prints_writes_and_draws(corpus, recipe, monkeypatch, tmp_path, ca
     ]
     assert [times.name for times in found.times] == [*step_time.FUNCTIONS, *step_time.SKETCHES]
     assert {len(times.seconds) for times in found.times} == {step_time.QUICK_ROUNDS}
+    assert all(one.commit for one in (*found.runs, *found.times))
     assert found.recipe["steps"] == 4
     assert cli.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed

@@ -81,8 +81,8 @@ def test_what_is_judged():
     assert "exact 20% of the rows 900.0 820.0 18.0 ✗ 2,000.0 0.0 9.20 18.6" in text
     assert "1 bit exact 900.0 1.0 99.9 2,000.0 0.0" in text  # nothing was published of it
     assert "published: FewBit's README" in text
-    small = [replace(one, network="2 layers") for one in cells]
-    assert "✓" not in text_of(*small)
+    for small in (Shape(layers=2), Shape(vocabulary=1000)):  # --quick has fewer words
+        assert "✓" not in text_of(*(replace(one, network=grid.network(small)) for one in cells))
     assert "1 bit exact failed" in text_of(cells[0], cell(1, None, failure="it ended"))
     assert "1-bit GELU, exact linear, batch 16: failed: it ended." in text_of(cell(1, None, failure="it ended"))
     assert "14.0" not in text_of(*cells[1:])  # without the exact network nothing is compared

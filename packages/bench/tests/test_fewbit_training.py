@@ -132,14 +132,20 @@ def test_the_first_guess_is_by_frequency(corpus, recipe):
 def test_finished_runs_are_taken_up(tmp_path):
     file = tmp_path / "out.json"
     recipe = {"steps": 4.0}
-    kept = Unfinished(file, recipe, MACHINE)
+    kept = Unfinished(file, "MRPC", recipe, MACHINE)
     kept.add(BertRun("exact", 0, [5.0], 4.0, 1.0))
-    assert Unfinished(file, recipe, MACHINE).find("exact", 0) == BertRun("exact", 0, [5.0], 4.0, 1.0)
-    assert Unfinished(file, recipe, MACHINE).find("3 bits", 0) is None
-    # Runs of another recipe or of other versions are no pairs with what comes.
-    assert Unfinished(file, {"steps": 5.0}, MACHINE).find("exact", 0) is None
-    assert Unfinished(file, recipe, replace(MACHINE, versions={"torch": "2.16.0"})).find("exact", 0) is None
-    assert Unfinished(None, recipe, MACHINE).find("exact", 0) is None
+    assert Unfinished(file, "MRPC", recipe, MACHINE).find("exact", 0) == BertRun("exact", 0, [5.0], 4.0, 1.0)
+    assert Unfinished(file, "MRPC", recipe, MACHINE).find("3 bits", 0) is None
+    # They are no pairs with what another training makes, which took the place of them without a word.
+    other = replace(MACHINE, versions={"torch": "2.16.0"})
+    for given, named in (
+        (("other pairs", recipe, MACHINE), "data"),
+        (("MRPC", {"steps": 5.0}, MACHINE), "recipe"),
+        (("MRPC", recipe, other), "versions"),
+    ):
+        with pytest.raises(BenchError, match=f"runs of another training, which differ in {named};"):
+            Unfinished(file, *given)
+    assert Unfinished(None, "MRPC", recipe, MACHINE).find("exact", 0) is None
     partial_file(file).write_text("{")
     with pytest.raises(BenchError, match="delete it to start anew"):
-        Unfinished(file, recipe, MACHINE)
+        Unfinished(file, "MRPC", recipe, MACHINE)

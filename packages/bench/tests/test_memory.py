@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from bench import process_memory
+from bench.errors import BenchError
 from bench.gnn.datasets import digits
 from bench.gnn.memory import measure, measure_here
 from bench.gnn.models import MODELS
 from bench.gnn.recipe import Recipe
-from bench.memory import AGREEMENT, saved_bytes
+from bench.memory import AGREEMENT, child_answer, saved_bytes
 from bench.process_memory import ENVIRONMENT, counters
 
 CPU = torch.device("cpu")
@@ -86,6 +87,12 @@ def test_a_child_that_fails_says_why():
     [failed] = measure(["gcn"], [None], "nowhere", None, CPU, threads=1)
     assert "measures memory ended with code 1: " in failed.not_measured
     assert "dataset must be one of" in failed.not_measured
+
+
+def test_a_child_that_says_nothing_is_an_error_of_its_cell():
+    """An IndexError ended the whole run."""
+    with pytest.raises(BenchError, match=r"bench\.units, ended without an answer"):
+        child_answer("bench.units", {})
 
 
 def test_a_level_that_fails_says_why():

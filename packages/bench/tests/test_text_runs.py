@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from bench import cli, records
+from bench import cli, records, sentences
+from bench.layout import console
 from bench.machine import Machine
 from bench.systems.ways import PLAIN, DoesNotApply
-from bench.table import console
 from bench.text import cell as cells
 from bench.text import encoding, measure, models, texts, training, ways
 from bench.text.models import NETWORKS, Network
@@ -185,6 +185,12 @@ def test_a_run_is_taken_up_and_what_failed_is_tried_again(monkeypatch, tmp_path,
     asked.clear()
     assert cli.main([*command, "--epochs", "3"]) == 1
     assert "trained otherwise" in capsys.readouterr().err
+    # MRPC under the same name, but with other pairs.
+    for part in sentences.FILES:
+        kept = (corpus / sentences.FOLDER / part).read_text("utf-8-sig").splitlines()[:-1]
+        (corpus / sentences.FOLDER / part).write_text("\n".join(kept) + "\n", "utf-8")
+    assert cli.main([*command, "--seeds", "2"]) == 1
+    assert "runs on other sentences of mrpc (MRPC as first published (40 for" in capsys.readouterr().err
     assert cli.main([*command[:-4], "--threads", "2", "--json", str(file)]) == 1
     assert "holds other results" in capsys.readouterr().err
     assert not asked
@@ -241,11 +247,7 @@ def test_the_report_has_differences_and_published_figures(tmp_path, capsys):
     assert json.loads(file.read_text())["kind"] == "text"
     assert cli.main(["show", str(file), "--chart", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    output = console()
-    output.width = 200
-    with output.capture() as captured:
-        output.print(render(RESULTS))
-    text = " ".join(captured.get().split())
+    text = text_of(RESULTS)
     # Differences 0.02 and 0: the mean 0.01, Student's 12.706 times 0.01.
     assert "L1 2 84.0 ± 5.7 -1.00 [-13.71, +11.71] 0.160 ± 0.057 +0.0100 [-0.1171, +0.1371] 5.0" in text
     assert "failed: it ended" in text
@@ -256,6 +258,30 @@ def test_the_report_has_differences_and_published_figures(tmp_path, capsys):
     assert "large, 4 bits, automatic 16 15.41 0.87 L2 16 12.80 0.80" in text
     assert "linear 20 % dct 58.81 1.90 1.50" in text
     assert "Left out: cola: no network" in text
+
+
+def test_only_what_was_trained_as_published_stands_beside_it():
+    """Quick runs, and networks trained from scratch, stood beside fine-tuned ones, and 32 tokens beside 128."""
+    sketch = "linear 20 % dct"
+    runs = [
+        Run("roberta", "cola", sketch, seed, {"words": words, "steps": steps}, [1.0], 1.0, {"matthews": score})
+        for seed, words, steps, score in ((0, False, 0, 51.0), (1, True, 0, 1.0), (2, False, 30, 3.0))
+    ]
+    assert f"{sketch} 58.81 51.00 1.90" in text_of(replace(RESULTS, runs=runs, cells=[]))
+    assert "FewBit: CoLA" not in text_of(replace(RESULTS, runs=runs[1:], cells=[]))
+    short = [replace(cell, length=32) for cell in RESULTS.cells]
+    assert "GACT: training" not in text_of(replace(RESULTS, cells=short))
+    text = text_of(replace(RESULTS, cells=[*short, *RESULTS.cells[1:]]))
+    assert "large, 4 bits, automatic 16 15.41 0.87 L2 16 12.80 0.80" in text
+    assert "large, full precision 16 17.66 plain" not in text
+
+
+def text_of(results):
+    output = console()
+    output.width = 200
+    with output.capture() as captured:
+        output.print(render(results))
+    return " ".join(captured.get().split())
 
 
 def test_a_chart_of_nothing_is_refused(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """``python -m bench vision``: short runs on small data, and what is computed from its values."""
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from bench.layout import console
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.networks import Case
-from bench.vision import images, measure, memory, resnet, tasks, training, variance
+from bench.vision import images, measure, memory, resnet, step_time, tasks, training, variance
 from bench.vision.notes import below
 from bench.vision.report import ratio_of, render
 from bench.vision.results import StepTimes, Variance, VisionResults
@@ -52,10 +52,52 @@ def test_a_run_prints_writes_and_draws(few, monkeypatch, tmp_path, capsys):
     # 7 convolutions and 2 projections with a norm each, and the linear layer
     assert {len(entry.found.layers) for entry in found.variances} == {19}
     assert len(found.ablation) == 5
+    assert all(
+        one.commit for entries in (found.curves, found.variances, found.ablation, found.times) for one in entries
+    )
     assert [times.order for times in found.times] == ["contiguous", "channels last"]
     assert {len(seconds) for times in found.times for seconds in times.seconds.values()} == {measure.QUICK_ROUNDS}
     assert cli.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_each_part_is_written_when_it_is_done(few, monkeypatch, tmp_path):
+    """Variances were written with the times, and lost when those were interrupted."""
+    file = tmp_path / "out.json"
+    monkeypatch.setattr(variance, "STEPS", 2)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(step_time, "measure", interrupted)
+    command = ["vision", "--part", "variance", "--part", "time", "--dataset", "digits", "--repeats", "2"]
+    assert cli.main([*command, "--threads", "1", "--json", str(file)]) == 130
+    assert [entry.name for entry in records.load(file).variances] == list(measure.VARIANCES)
+
+
+def test_the_recipe_has_the_momenta_that_are_used(few, monkeypatch):
+    """It said 0.9, which the cycle of rates replaced."""
+    used = []
+    step = torch.optim.SGD.step
+
+    def noted(self, *given, **options):
+        used.append(self.param_groups[0]["momentum"])
+        return step(self, *given, **options)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", noted)
+    task = tasks.on_images(few)
+    training.train(task, "L0", 0, 5, int)
+    assert "momentum" not in task.recipe
+    assert max(used) == task.recipe["momentum, most"]
+    assert min(used) == pytest.approx(task.recipe["momentum, least"])
+    old = VisionResults(MACHINE, "", {"batch": 64, "momentum": 0.9})
+    assert VisionResults.of(asdict(old)).recipe == {"batch": 64, **tasks.MOMENTA}
+
+
+def test_what_a_gpu_did_not_do_is_said():
+    """The header names the GPU, but small networks are trained and timed on the CPU."""
+    assert "all else is of the CPU" in _text(VisionResults(MACHINE, "", {}, device="cuda"))
+    assert "all else" not in _text(VisionResults(MACHINE, "", {}))
 
 
 def test_resnet20_is_the_papers():

@@ -45,6 +45,7 @@ class Memory:
             count; ``None`` for that in files of before hooks did.
         stored_bytes: what the report says is kept instead; ``None`` for the untouched model.
         not_measured: why nothing was measured; empty otherwise.
+        commit: that it was measured with; empty where the results say it of all.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Memory:
     original_bytes: int | None = None
     stored_bytes: int | None = None
     not_measured: str = ""
+    commit: str = ""
 
     def agreement(self, plain: Memory) -> float | None:
         """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown.
@@ -81,7 +83,7 @@ def child_answer(
         environment: that setting.
 
     Raises:
-        BenchError: the child process failed.
+        BenchError: the child process failed, or said nothing.
     """
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, json.dumps(request)],
@@ -92,7 +94,10 @@ def child_answer(
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
         raise BenchError(f"the process that measures memory ended with code {child.returncode}: {last}")
-    return json.loads(child.stdout.splitlines()[-1])
+    try:
+        return json.loads(child.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise BenchError(f"the process that measures memory, {module}, ended without an answer") from error
 
 
 def in_child(

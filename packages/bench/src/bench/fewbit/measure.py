@@ -118,7 +118,8 @@ def _memory(options: Options, results: FewBitResults, advance: Callable[[str], N
     shape, batch = options.shape, options.sequences
     peaks: list[Peak] = memory.measure(shape, batch, memory.STEPS, options.threads, options.device, advance)
     network = f"RoBERTa, {shape}, {ATTENTION} attention, dropout {DROPOUT:g}, float32"
-    return replace(results, network=network, batch=batch, peaks=peaks)
+    commit = commit_of(results.machine)
+    return replace(results, network=network, batch=batch, peaks=[replace(peak, commit=commit) for peak in peaks])
 
 
 def _grid(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
@@ -140,14 +141,14 @@ def _grid(options: Options, results: FewBitResults, advance: Callable[[str], Non
 def _training(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
     recipe = options.recipe
     data = sentences.load(recipe.vocabulary, recipe.length, options.data_root)
-    unfinished = Unfinished(options.json, recipe.numbers(), results.machine)
+    unfinished = Unfinished(options.json, str(data), recipe.numbers(), results.machine)
     runs: list[BertRun] = []
     earlier = 0.0  # seconds of runs that are taken up
     for kind, seed in training.runs(options.seeds):
         found = unfinished.find(kind, seed)
         if found is None:
             made = training.train(kind, seed, data, recipe, partial(advance, f"{kind}, seed {seed}"))
-            found = replace(made, commit=results.machine.commit)
+            found = replace(made, commit=commit_of(results.machine))
             unfinished.add(found)
         else:
             print(f"{kind}, seed {seed}: taken from {unfinished.file}", file=sys.stderr)
@@ -165,7 +166,8 @@ def _time(options: Options, results: FewBitResults, advance: Callable[[str], Non
         *step_time.activations(elements, options.rounds, options.device, advance),
         *step_time.linear(rows, options.rounds, options.device, advance),
     ]
-    return replace(results, times=times)
+    commit = commit_of(results.machine)
+    return replace(results, times=[replace(one, commit=commit) for one in times])
 
 
 _RUN = {"memory": _memory, "grid": _grid, "training": _training, "time": _time}

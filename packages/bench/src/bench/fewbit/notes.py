@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from rich.text import Text
 
-from bench.fewbit import published
+from bench.fewbit import grid, published
 from bench.fewbit.measure import SEEDS
 from bench.fewbit.results import FewBitResults, GridCell, Times
 from bench.fewbit.roberta import ATTENTION, DROPOUT, RATIO, WAYS, Shape
@@ -35,7 +35,7 @@ def judged_memory(results: FewBitResults) -> bool:
 def least_of(cell: GridCell) -> float | None:
     """The saving that is asked of a cell of the grid: what FewBit's table has; ``None``: nothing is."""
     row = published.ROWS.get((cell.bits, cell.ratio))
-    return row.saving if row is not None and row.saving and cell.network.startswith(str(Shape())) else None
+    return row.saving if row is not None and row.saving and cell.network == grid.network(Shape()) else None
 
 
 def judged_training(results: FewBitResults, kind: str) -> bool:

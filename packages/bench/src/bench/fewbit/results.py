@@ -23,6 +23,7 @@ class Peak:
         raw_bytes: the most in all, by step: with weights, and on the CPU with the process itself.
         gradient_bytes: of the gradients of all parameters.
         not_measured: why nothing was measured; empty otherwise.
+        commit: that it was measured with; empty in older files, and where a cell of the grid says it.
     """
 
     way: str
@@ -31,6 +32,7 @@ class Peak:
     raw_bytes: list[int] = field(default_factory=list)
     gradient_bytes: int = 0
     not_measured: str = ""
+    commit: str = ""
 
     @property
     def activation_bytes(self) -> float:
@@ -89,6 +91,7 @@ class Times:
         elements: of its input, float32.
         seconds: by round.
         plain_seconds: of torch's own.
+        commit: that it was timed with; empty in older files.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Times:
     elements: int
     seconds: list[float]
     plain_seconds: list[float]
+    commit: str = ""
 
     @property
     def ratio(self) -> float:

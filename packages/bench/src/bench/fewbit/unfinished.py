@@ -16,36 +16,47 @@ from bench.machine import Machine
 class Unfinished:
     """The finished runs of a training that has not ended.
 
-    They are taken up only by a training of the same recipe, versions and threads: others would be no pairs. Each run
-    says of which commit it is.
+    They are taken up only by a training of the same sentences, recipe, processor, versions and threads: others would
+    be no pairs. Each run says of which commit it is.
 
     Attributes:
         file: where they are; ``None``: nowhere.
         runs: that are finished.
     """
 
-    def __init__(self, results: Path | None, recipe: Mapping[str, float], machine: Machine) -> None:
+    def __init__(self, results: Path | None, data: str, recipe: Mapping[str, float], machine: Machine) -> None:
         """Reads what there is.
 
         Args:
             results: the file that the training is to write; ``None``: nothing is kept.
+            data: the sentences in words.
             recipe: of the training.
             machine: where it runs, and with what.
+
+        Raises:
+            BenchError: there are runs of another training, which this one's would take the place of.
         """
         self.file = None if results is None else partial_file(results)
         self.runs: list[BertRun] = []
         self._settings: dict[str, Any] = {
+            "data": data,
             "recipe": dict(recipe),
+            "processor": machine.processor,
             "versions": machine.versions,
             "threads": machine.threads,
         }
         if self.file is not None and self.file.is_file():
             try:
                 content = json.loads(self.file.read_text())
-                if content["settings"] == self._settings:
-                    self.runs = [BertRun(**entry) for entry in content["runs"]]
+                settings = dict(content["settings"])
+                self.runs = [BertRun(**entry) for entry in content["runs"]]
             except (OSError, ValueError, TypeError, KeyError) as error:
                 raise BenchError(f"{self.file} cannot be taken up ({error}); delete it to start anew") from error
+            if other := [name for name, value in self._settings.items() if settings.get(name, value) != value]:
+                raise BenchError(
+                    f"{self.file} holds runs of another training, which differ in {', '.join(other)}; name another "
+                    "--json, or delete it"
+                )
 
     def find(self, kind: str, seed: int) -> BertRun | None:
         """That run, if it is finished."""

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from bench.gnn import datasets, memory, training
 from bench.gnn.graph import Graph
 from bench.gnn.models import MODELS, WEIGHT_DECAY
 from bench.gnn.recipe import DEFAULT, Recipe
-from bench.gnn.results import CommittedMemory, Results
+from bench.gnn.results import Results
 from bench.gnn.sampling import Walks
 from bench.gnn.summary import REFERENCE
 from bench.kernels import time_kernels
@@ -178,7 +178,7 @@ def _measure_memory(options: Options, dataset: str, results: Results) -> Results
                 [model], names, dataset, options.data_root, options.device, options.threads, options.recipe
             )
             commit = commit_of(results.machine)
-            new = [CommittedMemory(**asdict(one), commit=commit) for one in found]
+            new = [replace(one, commit=commit) for one in found]
             known = {(one.model, one.level): one for one in [*results.memories, *new]}
             results = replace(results, memories=sorted(known.values(), key=lambda one: _place(one.model, one.level)))
             _save(results, options)

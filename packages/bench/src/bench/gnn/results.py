@@ -13,13 +13,6 @@ from bench.memory import Memory
 
 
 @dataclass(frozen=True)
-class CommittedMemory(Memory):
-    """Bytes of one step, and the commit that they were measured with."""
-
-    commit: str = ""
-
-
-@dataclass(frozen=True)
 class Results:
     """What a run found: raw values only, from which tables and charts are computed.
 
@@ -41,7 +34,7 @@ class Results:
     data: str
     recipe: dict[str, float | str]
     curves: list[Curve] = field(default_factory=list)
-    memories: list[CommittedMemory] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
     kernels: list[KernelTime] = field(default_factory=list)
     seconds: float = 0.0
     device: str = "cpu"
@@ -54,7 +47,7 @@ class Results:
         return cls(
             machine=Machine(**fields.pop("machine")),
             curves=[Curve(**entry) for entry in fields.pop("curves")],
-            memories=[CommittedMemory(**entry) for entry in fields.pop("memories")],
+            memories=[Memory(**entry) for entry in fields.pop("memories")],
             kernels=[KernelTime(**entry) for entry in fields.pop("kernels")],
             **fields,
         )

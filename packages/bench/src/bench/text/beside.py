@@ -9,7 +9,7 @@ from rich.table import Table
 
 from bench.layout import columns
 from bench.systems.ways import PLAIN
-from bench.text.published import MNLI, SKETCHES, THROUGHPUTS, Throughput
+from bench.text.published import LENGTH, MNLI, SKETCHES, THROUGHPUTS, Throughput
 from bench.text.results import Cell, TextResults
 
 _TABLES_MODEL = "roberta"  # that FewBit's figures are of
@@ -17,11 +17,12 @@ _TABLES_MODEL = "roberta"  # that FewBit's figures are of
 
 def tables(results: TextResults) -> Iterator[Table]:
     """GACT's throughputs where time was measured, FewBit's scores where a sketch was trained or timed."""
-    if any(cell.seconds and cell.model in ("base", "large") for cell in results.cells):
+    timed = [cell for cell in results.cells if cell.seconds and cell.length == LENGTH]
+    if any(cell.model in ("base", "large") for cell in timed):
         yield _throughputs(results)
     sketches = {sketch.way for sketch in SKETCHES} - {PLAIN}
-    found = [cell.model for cell in results.cells if cell.seconds and cell.way in sketches]
-    found += [run.model for run in results.runs if run.way in sketches]
+    found = [cell.way for cell in timed if cell.way in sketches]
+    found += [run.way for run in results.runs if run.way in sketches and run.fine_tuned]
     if found:
         yield _sketches(results)
         yield _mnli(results)
@@ -29,7 +30,7 @@ def tables(results: TextResults) -> Iterator[Table]:
 
 def _throughputs(results: TextResults) -> Table:
     table = columns(
-        "GACT: training, 128 tokens",
+        f"GACT: training, {LENGTH} tokens",
         "batch",
         "published\nsentences/s",
         "over full\nprecision",
@@ -82,19 +83,18 @@ def _mnli(results: TextResults) -> Table:
 
 def _of(results: TextResults, one: Throughput) -> Cell | None:
     """At the same batch if it was measured, otherwise at any."""
-    found = results.cell(one.model, one.way, one.batch) or results.cell(one.model, one.way)
-    return found if found and found.seconds else None
+    return results.timed(one.model, one.way, LENGTH, one.batch) or results.timed(one.model, one.way, LENGTH)
 
 
 def _score(results: TextResults, task: str, way: str, metric: str) -> str:
-    runs = results.finished(_TABLES_MODEL, task, way)
+    runs = [run for run in results.finished(_TABLES_MODEL, task, way) if run.fine_tuned]
     return f"{fmean(run.metrics[metric] for run in runs):.2f}" if runs else ""
 
 
 def _time_over_plain(results: TextResults, way: str) -> str:
     """Of FewBit's network if it was timed, otherwise of BERT-base, which has the same layers."""
     for model in (_TABLES_MODEL, "base"):
-        cell = results.cell(model, way)
+        cell = results.timed(model, way, LENGTH)
         if cell is not None and cell.ratio is not None:
             return f"{cell.ratio:.2f}"
     return ""

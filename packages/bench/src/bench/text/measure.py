@@ -141,6 +141,12 @@ def _accuracy(options: Options, results: TextResults) -> TextResults:
 
 
 def _trained(options: Options, results: TextResults, model: str, found: texts.Texts) -> TextResults:
+    known = results.of_task(found.task)
+    if known is not None and known.what != found.what:  # such as MRPC of a folder, and GLUE's
+        raise BenchError(
+            f"{options.json} holds runs on other sentences of {found.task} ({known.what}), not on {found.what}; name "
+            "another file, or delete it"
+        )
     how = recipe(options, model, found.task)
     left = list(_runs_left(options, results, model, found.task, how))
     if not left:

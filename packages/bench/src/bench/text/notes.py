@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.systems.ways import PLAIN
-from bench.text.published import FEWBIT, FEWBIT_PAPER, GACT
+from bench.text import beside
+from bench.text.published import FEWBIT, FEWBIT_PAPER, GACT, LENGTH
 from bench.text.results import TextResults
 from bench.text.ways import CONTROL
 
@@ -31,9 +32,11 @@ def notes(results: TextResults) -> Iterator[str]:
             "there already; with gradients: the same where the step makes them, which no way makes smaller. time: "
             "forward and backward, in turn with plain ones. Weights are random in both."
         )
+    if any(True for _ in beside.tables(results)):
         yield (
             f"Published: GACT, {GACT}; what it calls L1 for BERT there is 4 bits on average, which is our L2. FewBit, "
-            f"{FEWBIT}, one run a row; MNLI, {FEWBIT_PAPER}. Figures of GACT's accuracy on GLUE were not found."
+            f"{FEWBIT}, one run a row, its times of whole trainings; MNLI, {FEWBIT_PAPER}. Figures of GACT's accuracy "
+            f"on GLUE were not found. Measured beside them: fine-tuned networks, and steps of {LENGTH} tokens."
         )
 
 

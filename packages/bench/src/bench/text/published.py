@@ -9,9 +9,12 @@ FEWBIT = "FewBit's notebook exp-matmul-post.ipynb (its stored output), RoBERTa-b
 FEWBIT_PAPER = "arXiv 2201.13195 (Bershatsky et al., 2022), RoBERTa-base"
 
 
+LENGTH = 128  # of sentences, in tokens, wherever time was published
+
+
 @dataclass(frozen=True)
 class Throughput:
-    """Of GACT's benchmark: training, 128 tokens, on one GPU that its files do not name.
+    """Of GACT's benchmark: training, ``LENGTH`` tokens, on one GPU that its files do not name.
 
     Attributes:
         model: a name in ``bench.text.models.NETWORKS``.

@@ -51,6 +51,11 @@ class Run:
         """Whether it came to its end."""
         return bool(self.losses)
 
+    @property
+    def fine_tuned(self) -> bool:
+        """Whether it began with pretrained weights and went through all epochs, as what was published did."""
+        return not (self.recipe.get("words") or self.recipe.get("steps"))
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -144,9 +149,10 @@ class TextResults:
         wanted = (model, task, way, seed)
         return next((run for run in self.runs if (run.model, run.task, run.way, run.seed) == wanted), None)
 
-    def cell(self, model: str, way: str, batch: int | None = None) -> Cell | None:
-        """Of a network, in a way; of any batch, if none is named."""
-        found = (cell for cell in self.cells if (cell.model, cell.way) == (model, way))
+    def timed(self, model: str, way: str, length: int, batch: int | None = None) -> Cell | None:
+        """A cell whose steps were timed, of a network in a way; of any batch, if none is named."""
+        wanted = (model, way, length)
+        found = (cell for cell in self.cells if cell.seconds and (cell.model, cell.way, cell.length) == wanted)
         return next((cell for cell in found if batch in (None, cell.batch)), None)
 
     def of_task(self, task: str) -> Facts | None:

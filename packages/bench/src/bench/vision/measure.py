@@ -127,7 +127,7 @@ def run(options: Options) -> VisionResults:
         for task in tasks:
             _training(run, task, advance)
         if data is not None:
-            run.keep(**_with_images(options, data, advance))
+            _with_images(run, data, advance)
     return run.results
 
 
@@ -137,10 +137,12 @@ class _Run:
     Attributes:
         options: what to run.
         results: so far.
+        commit: that new entries are made with.
     """
 
     def __init__(self, options: Options, results: VisionResults) -> None:
         self.options, self.results = options, results
+        self.commit = commit_of(results.machine)
         self._start, self._earlier = time.perf_counter(), results.seconds
 
     def use(self, data: str, tasks: Sequence[Task]) -> None:
@@ -180,7 +182,7 @@ def _compression(run: _Run, advance: Callable[[str], None]) -> None:
     lacking = compressing.missing(options.compressed.models)
     for name, reason in lacking.items():
         run.skip(f"compression of {name}: {reason}")
-    settings, commit = _cell_settings(options), commit_of(run.results.machine)
+    settings, commit = _cell_settings(options), run.commit
 
     def measured(cell: Cell) -> Cell:
         return replace(compression_cell.measure(cell, settings), commit=commit)
@@ -198,7 +200,7 @@ def _dense(run: _Run, advance: Callable[[str], None]) -> None:
     if reason := dense.missing():
         run.skip(f"dense: {reason}")
         return
-    settings, commit = _cell_settings(options), commit_of(run.results.machine)
+    settings, commit = _cell_settings(options), run.commit
 
     def measured(cell: DenseCell) -> DenseCell:
         return replace(dense_cell.measure(cell, settings), commit=commit)
@@ -237,7 +239,8 @@ def _training(run: _Run, task: Task, advance: Callable[[str], None]) -> None:
         def which(one: VisionCurve) -> tuple[object, ...]:
             return one.model, one.level, one.seed
 
-        run.keep(curves=[*(one for one in run.results.curves if which(one) != which(curve)), curve])
+        others = [one for one in run.results.curves if which(one) != which(curve)]
+        run.keep(curves=[*others, replace(curve, commit=run.commit)])
 
     known = run.results.curves
     training.train_in_pairs(task, options.ways, options.seeds, options.epochs, known, device, keep, advance)
@@ -246,27 +249,29 @@ def _training(run: _Run, task: Task, advance: Callable[[str], None]) -> None:
 def _memory(run: _Run) -> None:
     try:
         resnet50(1)  # whether it can be made
-        run.keep(memories=[*memory.measure(LEVELS, run.options.threads)])
+        found = memory.measure(LEVELS, run.options.threads)
+        run.keep(memories=[replace(one, commit=run.commit) for one in found])
     except MissingLibrary as error:
         run.skip(f"memory: {error}")
 
 
-def _with_images(options: Options, data: Images, advance: Callable[[str], None]) -> dict[str, object]:
-    """The fields of the results that the parts with images fill."""
-    found: dict[str, object] = {}
+def _with_images(run: _Run, data: Images, advance: Callable[[str], None]) -> None:
+    """The parts that need images, but for training."""
+    options = run.options
     if {"variance", "ablation"} & set(options.parts):
         model = variance.trained(data, options.steps)
         if "variance" in options.parts:
-            found["variances"] = [*variance.measure(model, VARIANCES, data, options.repeats, advance)]
+            found = variance.measure(model, VARIANCES, data, options.repeats, advance)
+            run.keep(variances=[replace(one, commit=run.commit) for one in found])
         if "ablation" in options.parts:
-            found["ablation"] = [*variance.ablate(model, data, options.repeats, advance)]
+            found = variance.ablate(model, data, options.repeats, advance)
+            run.keep(ablation=[replace(one, commit=run.commit) for one in found])
     if "time" in options.parts:
         times = []
         for order in step_time.FORMATS:
-            times.append(step_time.measure(order, LEVELS, data, options.rounds))
+            times.append(replace(step_time.measure(order, LEVELS, data, options.rounds), commit=run.commit))
             advance(f"time, {order}")
-        found["times"] = times
-    return found
+        run.keep(times=times)
 
 
 def _settings(results: VisionResults) -> tuple[object, ...]:

@@ -60,6 +60,10 @@ def _lines(results: VisionResults) -> Iterator[str]:
         yield f"Data: {results.data}."
     if results.recipe:
         yield f"Recipe: {', '.join(f'{name} {value:g}' for name, value in results.recipe.items())}."
+    if results.device != "cpu":
+        yield (
+            f"{results.machine.processor} is what compression and training on a folder are of; all else is of the CPU."
+        )
     for reason in results.skipped:
         yield f"Left out: {reason}."
     if results.compressions:

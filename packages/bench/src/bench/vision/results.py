@@ -13,6 +13,7 @@ from bench.memory import Memory
 from bench.statistics import Difference, paired_difference
 from bench.vision.compression.results import Cell
 from bench.vision.dense.results import DenseCell
+from bench.vision.tasks import MOMENTA
 from bench.vision.training import FULL, VisionCurve
 from integrations.qmodules import GradientVariance, LayerVariance
 
@@ -24,10 +25,12 @@ class Variance:
     Attributes:
         name: a level, or a step of the ablation.
         found: what ``qmodules.get_var`` measured.
+        commit: that it was measured with; empty in older files.
     """
 
     name: str
     found: GradientVariance
+    commit: str = ""
 
     @property
     def share(self) -> float:
@@ -44,7 +47,7 @@ class Variance:
         """From what ``dataclasses.asdict`` made of one."""
         fields = dict(content["found"])
         layers = tuple(LayerVariance(**entry) for entry in fields.pop("layers"))
-        return cls(content["name"], GradientVariance(layers=layers, **fields))
+        return cls(**{**content, "found": GradientVariance(layers=layers, **fields)})
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,14 @@ class StepTimes:
         batch: images.
         plain_seconds: of forward and backward with torch's own layers, by round.
         seconds: the same at each level, by its name.
+        commit: that they were timed with; empty in older files.
     """
 
     order: str
     batch: int
     plain_seconds: list[float]
     seconds: dict[str, list[float]]
+    commit: str = ""
 
     def ratio(self, level: str) -> float:
         """A step's time over torch's own in the same round, as the median over rounds."""
@@ -147,6 +152,7 @@ class VisionResults:
         fields = dict(content)
         return cls(
             machine=Machine(**fields.pop("machine")),
+            recipe=_recipe(fields.pop("recipe")),
             memories=[Memory(**entry) for entry in fields.pop("memories")],
             curves=[_curve(entry) for entry in fields.pop("curves")],
             variances=[Variance.of(entry) for entry in fields.pop("variances")],
@@ -171,6 +177,12 @@ def _compared(model: str, level: str, pairs: Sequence[tuple[VisionCurve, VisionC
         fmean(curve.images_per_second for curve, _ in timed) if timed else None,
         fmean(curve.images_per_second / exact.images_per_second for curve, exact in timed) if timed else None,
     )
+
+
+def _recipe(content: Mapping[str, float]) -> dict[str, float]:
+    """As a file has it. Older files have the momentum that the cycle of rates put others in the place of."""
+    recipe = dict(content)
+    return {**recipe, **MOMENTA} if recipe.pop("momentum", None) else recipe
 
 
 def _curve(content: Mapping[str, Any]) -> VisionCurve:

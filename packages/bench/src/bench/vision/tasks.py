@@ -17,7 +17,9 @@ from bench.vision.resnet import resnet20
 
 SMALL = "resnet20"
 BATCH = 64  # of small images
-RATE, MOMENTUM = 0.1, 0.9
+RATE = 0.1
+MOMENTA: Mapping[str, float] = MappingProxyType({"momentum, least": 0.85, "momentum, most": 0.95})
+"""Least where the rate of a cycle is highest."""
 SMALL_DECAY, DECAY = 5e-4, 1e-4  # of weights, on small images and on a folder
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -48,9 +50,7 @@ class Task:
     @property
     def recipe(self) -> Mapping[str, float]:
         """How it is trained, by name of the setting."""
-        return MappingProxyType(
-            {"batch": self.batch, "SGD, most": RATE, "momentum": MOMENTUM, "weight decay": self.weight_decay}
-        )
+        return MappingProxyType({"batch": self.batch, "SGD, most": RATE, **MOMENTA, "weight decay": self.weight_decay})
 
 
 def on_images(images: Images) -> Task:

@@ -13,7 +13,7 @@ from torch import nn
 from bench.errors import reason
 from bench.vision.compression.ways import WAYS
 from bench.vision.resnet import loss
-from bench.vision.tasks import MOMENTUM, RATE, Batches, Task
+from bench.vision.tasks import MOMENTA, RATE, Batches, Task
 
 FULL = "L0"
 """How results call full precision."""
@@ -30,6 +30,7 @@ class VisionCurve:
         model: what was trained.
         images_per_second: of training, without the test; 0 in files of before it was measured.
         failure: what went wrong; empty otherwise.
+        commit: of the code that ran; empty in older files.
     """
 
     level: str
@@ -39,12 +40,13 @@ class VisionCurve:
     model: str = "resnet20"
     images_per_second: float = 0.0
     failure: str = ""
+    commit: str = ""
 
 
 def train(
     task: Task, way: str, seed: int, epochs: int, advance: Callable[[], None], device: torch.device | None = None
 ) -> VisionCurve:
-    """Trains a model, with Nesterov's momentum and one cycle of rates.
+    """Trains a model, with Nesterov's momentum and one cycle of rates, and of momenta.
 
     Args:
         task: the model and its images.
@@ -64,8 +66,11 @@ def train(
             WAYS[way].convert(model, seed)
         order = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)  # of what is cut out of images, and of dropout: converting may have drawn
-        optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM, weight_decay=task.weight_decay, nesterov=True)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, task.steps * epochs)
+        least, most = MOMENTA.values()
+        optimizer = torch.optim.SGD(model.parameters(), RATE, most, weight_decay=task.weight_decay, nesterov=True)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, RATE, task.steps * epochs, base_momentum=least, max_momentum=most
+        )
         seconds, count = 0.0, 0
         for _ in range(epochs):
             total, images = 0.0, 0
