@@ -119,6 +119,13 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
     )
 
 
+def test_quick_leaves_out_what_takes_long(asked):
+    assert cli.main(["gnn", "--quick"]) == 0
+    assert asked[-1].models == ["gcn", "sage", "gat"]
+    assert cli.main(["gnn"]) == 0
+    assert asked[-1].models == ["gcn", "sage", "gat", "gcnii"]
+
+
 def test_quick_gives_way_to_what_is_said(asked):
     assert cli.main(["gnn", "--quick", "--epochs", "7", "--model", "gat", "--model", "gcn", "--model", "gat"]) == 0
     [options] = asked

@@ -1,6 +1,7 @@
 """The memory that an adaptation takes, and what is left of one for which there was not enough."""
 
 import copy
+import gc
 import random
 
 import pytest
@@ -11,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import integrations
+from actcore import Compressed
 from integrations.adaptive import adapt
+from integrations.adaptive.copies import Stored
+from integrations.adaptive.errors import Error
 from integrations.adaptive.graph import backward_of
 
 from .nets import assert_nothing_active, mlp, normal
@@ -65,6 +69,38 @@ def test_g09_an_adaptation_holds_one_more_copy_of_the_gradients(passes):
     with Peak() as peak:
         integrations.compression(model).adapt(closure, passes)
     assert GRADIENTS < peak.most <= GRADIENTS + 2 * LAYER + 3 * 24 * ACTIVATION
+
+
+def test_the_errors_that_are_followed_wait_in_8_bits(monkeypatch):
+    """Each node of a chain has the errors of up to 16 above it to hand on, and with them of all that these saved: in 32
+    bits these took an 8-layer BERT's measured step to 0.84 of the plain step's peak."""
+    torch.manual_seed(0)
+    error, part = Error(0), torch.randn(64, 256)
+    error.add(0, part, 1)
+    assert isinstance(error._parts[0], Compressed)
+    assert error._parts[0].nbytes < 0.27 * part.nbytes  # with 8 bytes of bounds for 256 elements
+    # Half a step either way is the most that nearest rounding would do, a step what stochastic rounding can: for 256
+    # normal numbers a step is 6 / 255 of the deviation, so that its square adds at most 6e-4 to the energy, and less
+    # by its sign than twice its root over the root of 16,384 elements.
+    energy = part.square().sum()
+    assert abs(error.part(0).square().sum() / energy - 1) < 6e-4 + 2 * 6 / 255 / 128
+    error.add(0, part, 3)
+    assert abs(error.part(0).square().sum() / (4 * energy) - 1) < 2 * (6e-4 + 2 * 6 / 255 / 128)
+    assert error.hops == 3
+    assert error.part(1) is None
+    small = torch.randn(8)
+    error.add(1, small, 0)
+    assert [one.shape for one in error.parts()] == [part.shape, small.shape]
+    assert torch.equal(error.part(1), small)
+
+
+def test_nothing_of_a_measured_step_is_kept_until_the_next():
+    layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model = integrations.compress_model(layers, "L2", min_bytes=0)
+    for _ in range(2):  # the second is measured
+        model(normal(48, 64)).square().mean().backward()
+    assert integrations.compression(model).plan is not None
+    assert not [one for one in gc.get_objects() if isinstance(one, Error | Stored)]
 
 
 class Loop:

@@ -15,9 +15,9 @@ noise. An error that goes on into the gradients below is followed through a few 
 there on, as if it had no structure left and what comes by different ways were uncorrelated.
 
 This needs no other pass, but some more calls of each node, in the step that is measured and no other (it takes 8 to 14
-times as long, seen with a GCN, BERT, ResNet-18 and a small MLP on a CPU), and the memory of a few gradients of
-activations. GACT (Liu et al., ICML 2022, Algorithm 1) needs passes in proportion to the number of tensors
-(``two_seed.py``).
+times as long, seen with a GCN, BERT, ResNet-18 and a small MLP on a CPU), and the memory of some gradients of
+activations in 8 bits (``errors.py``). GACT (Liu et al., ICML 2022, Algorithm 1) needs passes in proportion to the
+number of tensors (``two_seed.py``).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch.utils.hooks import RemovableHandle
 
 from actcore import GroupAffine, SavedTensor, stream_of
 from integrations.adaptive.copies import Copy, Stored, copy_of, elements_of, is_kept, layout_of, unpacked_from
+from integrations.adaptive.errors import Error
 from integrations.adaptive.graph import NOWHERE, PARAMETER, Graph, backward_of
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.measurement import Measurement, Sensitivity
@@ -47,18 +48,6 @@ Gradients = tuple[Tensor | None, ...]
 # over two-seed reference: without following, LayerNorms of a 4-layer BERT 4 to 56 and the first BatchNorm of ResNet-18
 # 0.2; after 8 nodes all tensors of both 0.6 to 1.7, but edge weights of a GCN up to 1.7; after 16 these 1.0 to 1.1.
 _HOPS = 16
-
-
-class _Error:
-    """The error that one tensor's rounding makes in the gradients that a node is about to get."""
-
-    def __init__(self, hops: int) -> None:
-        self.hops = hops  # nodes that it has passed, of those that saved something
-        self.parts: dict[int, Tensor] = {}  # by the place among the node's gradients
-
-    def add(self, at: int, part: Tensor, hops: int) -> None:
-        self.parts[at] = self.parts[at] + part if at in self.parts else part
-        self.hops = max(self.hops, hops)
 
 
 class Probe:
@@ -87,7 +76,7 @@ class Probe:
         self._settled: WeakSet[Copy] = WeakSet()  # in bits that no plan can change
         self._hooks: list[RemovableHandle] = []
         self._gains: dict[int, list[Tensor]] = {}  # by node, in the order of backward
-        self._errors: dict[int, dict[Stored, _Error]] = {}  # by node, until backward comes to it
+        self._errors: dict[int, dict[Stored, Error]] = {}  # by node, until backward comes to it
         self._gradient: list[Tensor] = []
         self._generators: dict[torch.device, torch.Generator] = {}
 
@@ -171,7 +160,7 @@ class Probe:
             # Its own gradient in place of a random one: the best that is known of it.
             self._gains[place] = _ratios(results, gradients)
         for stored, error in self._errors.pop(place, {}).items():
-            for part in error.parts.values():
+            for part in error.parts():
                 stored.effects.append((place, _energy(part)))
 
     def _repeat(self, place: int, results: Gradients, gradients: Gradients) -> bool:
@@ -186,8 +175,8 @@ class Probe:
                 self._gains[place] = _ratios(backward_of(node, drawn, results), drawn)
             for stored, error in list(self._errors.get(place, {}).items()):
                 passed = tuple(
-                    None if part is None else error.parts.get(at, torch.zeros_like(part))
-                    for at, part in enumerate(gradients)
+                    None if gradient is None else _or_zeros(error.part(at), gradient)
+                    for at, gradient in enumerate(gradients)
                 )
                 # A node that saved nothing only moves or adds up what it gets: no hop.
                 hops = error.hops + bool(unpacked)
@@ -235,7 +224,7 @@ class Probe:
             if following == PARAMETER or hops >= _HOPS:
                 stored.effects.append((following, _energy(part)))
             else:
-                waiting = self._errors.setdefault(following, {}).setdefault(stored, _Error(hops))
+                waiting = self._errors.setdefault(following, {}).setdefault(stored, Error(hops))
                 waiting.add(at, part, hops)
 
     def _with_random_signs(self, gradient: Tensor) -> Tensor:
@@ -266,6 +255,12 @@ class Probe:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        # The next forward is what ends this probe: until then nothing of the step is kept.
+        self._all, self._gradient = [], []
+        self._stored.clear()
+        self._gains.clear()
+        self._errors.clear()
+        self._graph = Graph()
 
     def _sensitivity(self, stored: Stored, energy: dict[int, float]) -> Sensitivity:
         energies = tuple(stored.energies.tolist())
@@ -287,6 +282,10 @@ class Probe:
             tuple(sizes),
             "" if stored.effects else stored.why,
         )
+
+
+def _or_zeros(error: Tensor | None, gradient: Tensor) -> Tensor:
+    return torch.zeros_like(gradient) if error is None else error
 
 
 def _noting(unpacked: list[Packed], packed: Packed) -> Tensor:
