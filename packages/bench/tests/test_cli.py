@@ -37,6 +37,7 @@ def error_of(capsys, *arguments):
         (("kernels", "--size", "3KiB"), ("--size", "must be a multiple of 4KiB", "'3KiB'")),
         (("kernels", "--size", "256"), ("--size", "such as 4KiB, 16MiB or 1GiB", "'256'")),
         (("kernels", "--case", "huffman"), ("no case has 'huffman'", "GroupAffine, 8 bits")),
+        (("kernels", "--json", "/"), ("/ cannot be written: it is a folder",)),
         (("kernels", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
         (("activations", "--level", "L3"), ("--level", "'L3'", "L1", "L2.2")),
         (("activations", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
@@ -56,6 +57,14 @@ def test_what_is_wrong_is_said_in_one_line(capsys, arguments, parts):
     line = error_of(capsys, *arguments)
     for part in parts:
         assert part in line
+
+
+def test_the_package_names_every_command():
+    import bench
+
+    named = {line.split()[3] for line in bench.__doc__.splitlines() if line.startswith("python -m bench ")}
+    [parsers] = [action for action in cli._parser()._actions if action.dest == "command" or action.choices]
+    assert named == set(parsers.choices)
 
 
 def test_a_gpu_that_is_not_there(capsys, monkeypatch):

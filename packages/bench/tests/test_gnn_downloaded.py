@@ -1,6 +1,7 @@
 """The large graphs: loaders of other libraries, and what is said where they can get nothing."""
 
 import json
+import os
 import sys
 import types
 import urllib.error
@@ -91,6 +92,41 @@ def test_what_is_at_hand_is_read_by_its_loader(dataset, labels, several, tmp_pat
     assert graph.classes == (3 if several else 2)
     assert graph.y.dtype == (torch.float32 if several else torch.int64)
     assert [int(mask.sum()) for mask in (graph.train, graph.validation, graph.test)] == [2, 1, 1]
+
+
+class Harmful:
+    """Runs code when it is loaded."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_what_a_loader_has_written_is_read_again_and_never_unpickled(tmp_path, nothing_at_hand, monkeypatch):
+    """torch-geometric loads what torch refuses, with a warning."""
+    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
+    write_raw(tmp_path / "Flickr", {"0": 0, "1": 1, "2": 1, "3": 0})
+    first = datasets.load("flickr", tmp_path)
+    processed = tmp_path / "Flickr" / "processed" / "data.pt"
+    assert processed.is_file()
+    assert torch.equal(datasets.load("flickr", tmp_path).edge_index, first.edge_index)
+    torch.save(Harmful(tmp_path / "touched"), processed)
+    with pytest.raises(BenchError, match="Flickr cannot be read"):
+        datasets.load("flickr", tmp_path)
+    assert not (tmp_path / "touched").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_a_download_that_is_interrupted_leaves_no_part(tmp_path, nothing_at_hand, ogb, monkeypatch):
+    def interrupted(address):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("urllib.request.urlopen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        datasets.load("ogbn-arxiv")
+    assert not (tmp_path / "cache" / "ogbn_arxiv").exists()
 
 
 def test_what_cannot_be_read_is_named_and_kept(tmp_path, nothing_at_hand):

@@ -46,6 +46,26 @@ def test_json_says_where_it_was_made(results, tmp_path):
     assert machine["versions"] == {"torch": "2.15.0"}
 
 
+def test_what_ends_in_the_middle_of_writing_costs_nothing(results, tmp_path, monkeypatch):
+    """The file was emptied first: a run that was ended while it wrote lost all that it had."""
+    file, link = tmp_path / "results.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    records.save(results, link)
+
+    def interrupted(path, text):
+        with path.open("w") as part:
+            part.write(text[:100])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            records.save(dataclasses.replace(results, curves=[]), link)
+    assert records.load(file) == results
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "link.json"}
+    assert link.is_symlink()
+
+
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "kind": "vision"}', '{"format": 1, "machine": {}}']
 )

@@ -18,6 +18,26 @@ def test_rows_against_values_computed_by_hand(results):
     assert compressed.peak_ratio == 2.0
 
 
+def test_a_model_s_rows_are_together_whatever_was_taken_up(results):
+    """Memory of a level that was measured later came after all models, under a second heading."""
+    plain, compressed = results.memories
+    later = dataclasses.replace(compressed, level="L1.2")
+    others = [dataclasses.replace(memory, model="sage") for memory in results.memories]
+    curves = [*results.curves, *(dataclasses.replace(curve, model="sage") for curve in results.curves)]
+    changed = dataclasses.replace(results, curves=curves, memories=[plain, compressed, later, *others])
+    assert [(row.model, row.level) for row in rows(changed)] == [
+        ("gcn", "L0"), ("gcn", "L1"), ("gcn", "L1.2"), ("sage", "L0"), ("sage", "L1")
+    ]  # fmt: skip
+
+
+def test_times_of_another_hour_are_not_compared(results):
+    """Full precision that failed and was trained later was compared with, as if it had taken turns."""
+    curves = [dataclasses.replace(curve, commit="0123456789") for curve in results.curves]
+    assert list(rows(dataclasses.replace(results, curves=curves)))[1].time_ratio is None
+    beside = [dataclasses.replace(curve, plain_seconds=[0.5]) for curve in curves]
+    assert list(rows(dataclasses.replace(results, curves=beside)))[1].time_ratio == pytest.approx((3 + 6) / 2)
+
+
 def test_verdicts(results):
     plain, compressed = rows(results)
     assert plain.accuracy_reached is True

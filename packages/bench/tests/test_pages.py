@@ -7,6 +7,7 @@ from bench import cli, pages, records
 from bench.errors import BenchError
 from bench.layout import columns
 from bench.machine import Machine
+from bench.search.results import Search, SearchResults, Trial
 from bench.systems.results import Cell, SystemResults
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
@@ -64,6 +65,24 @@ def test_what_is_wrong_with_a_page(folder):
     with pytest.raises(BenchError, match="1 tables and charts begin"):
         pages.rendered(PAGE.replace("<!-- /table -->", ""), folder)
     assert cli.main(["report", str(folder / "missing.md")]) == 1
+
+
+def test_a_name_of_several_tables(folder):
+    """The first was taken."""
+    what = ("BERT, 4 layers", "BERT, 4 layers, 2 heads", "BERT, 8 layers")
+    cells = [Cell(f"model {place}", "plain", words, 1 << 20) for place, words in enumerate(what)]
+    records.save(SystemResults(MACHINE, "cpu", cells=cells), folder / "systems.json")
+    with pytest.raises(BenchError, match=r"has 3 tables 'BERT'; it has .BERT, 4 layers .* peak"):
+        pages.rendered(PAGE.replace("an MLP", "BERT"), folder)
+    assert "| BERT, 4 layers | peak" in pages.rendered(PAGE.replace("an MLP", "BERT, 4 layers"), folder).text
+
+
+def test_entries_say_of_which_commits_they_are():
+    """Also those in lists of entries, of which the last run's commit was said; and that files differed was not."""
+    trials = [Trial(value, commit=commit) for value, commit in ((1, "aaaaaaaaaa"), (2, "bbbbbbbbbb+"), (3, ""))]
+    results = SearchResults(MACHINE, "cpu", {}, searches=[Search("gcn-layers", "plain", trials=trials)])
+    assert "; commits aaaaaaaaaa, bbbbbbbbbb+; " in pages.where(results)
+    assert "; commit 0123456789; " in pages.where(SearchResults(MACHINE, "cpu", {}))
 
 
 def test_cells():

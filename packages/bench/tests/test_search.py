@@ -45,6 +45,17 @@ def test_the_largest_is_found_from_wherever_it_begins(first, most):
     assert found * 1.05 >= most or found == most
 
 
+def test_at_a_ragged_border_the_answer_fits_and_one_above_it_does_not():
+    for first in (90, 97, 100, 120):
+        border = Border(100, noise={98, 103})  # fails below the border, and fits above it
+        found = largest(border, Grid(1, 1000, 1), first, 0).largest
+        assert found <= 100 or found == 103
+        assert found not in border.noise or found == 103
+        assert found in border.asked
+        assert found + 1 in border.asked
+        assert not (found + 1 <= 100) is not (found + 1 in border.noise)
+
+
 def test_a_good_first_guess_is_a_short_search():
     border = Border(104)
     assert largest(border, Grid(1, 1000, 1), 100, 0.05) == Found(104)
@@ -195,6 +206,33 @@ def test_a_run_is_taken_up_trial_by_trial(machinery, tmp_path, capsys):
     assert "another machine, device, memory limit" in capsys.readouterr().err
 
 
+def test_other_sizes_of_the_same_name_are_searched_anew(machinery, tmp_path):
+    """Trials of a smaller model stood under the title of a larger one."""
+    file = tmp_path / "out.json"
+    command = [*COMMAND, "--way", "L1", "--json", str(file)]
+    assert cli.main(command) == 0
+    content = json.loads(file.read_text())
+    for search in content["searches"]:
+        search["title"] = "GCN of 32, 1,000 nodes: layers"
+    file.write_text(json.dumps(content))
+    asked = machinery.asked[:]
+    machinery.asked.clear()
+    assert cli.main(command) == 0
+    assert machinery.asked == asked
+
+
+def test_a_search_that_becomes_more_precise_has_no_largest_before_it_ends(machinery, tmp_path):
+    file = tmp_path / "out.json"
+    command = [*COMMAND[:-1], "--way", "L1", "--json", str(file)]
+    assert cli.main(command) == 0
+    assert records.load(file).search("gcn-layers", "L1").largest is not None
+    machinery.broken = "L1"
+    assert cli.main([*command, "--precise"]) == 0
+    search = records.load(file).search("gcn-layers", "L1")
+    assert search.failure
+    assert (search.ended, search.largest) == (False, None)
+
+
 def test_a_crash_ends_a_search_and_not_the_run(machinery, tmp_path):
     file = tmp_path / "out.json"
     machinery.broken = "L1"
@@ -310,6 +348,9 @@ def test_a_limit_that_cannot_be_kept_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(measure.platform, "system", lambda: "Darwin")
     assert cli.main(["search"]) == 1
     assert "can be limited on Linux alone, this is Darwin; use --device cuda" in capsys.readouterr().err
+    monkeypatch.setattr(measure.platform, "system", lambda: "Linux")
+    assert cli.main(["search", "--memory-limit", "1048576GiB"]) == 1
+    assert "must be at most the machine's memory, " in capsys.readouterr().err
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["search", "--device", "cuda"]) == 1
     assert "torch finds no usable GPU" in capsys.readouterr().err

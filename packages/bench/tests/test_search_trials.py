@@ -1,5 +1,6 @@
 """Trials of ``python -m bench search``: the limit, in real processes, and what ends a process."""
 
+import os
 import sys
 from dataclasses import replace
 
@@ -98,6 +99,23 @@ def test_plain_fails_where_compressed_finishes():
     assert broken.crashed
     assert "KeyError" in broken.failure
     assert after.fits  # the process that forks has survived all of them
+
+
+NOISY = """
+import sys
+from bench.search import processes
+
+processes.prepare = lambda way, device: print("a library says hello")
+processes.serve(sys.argv[1], iter(sys.stdin))
+"""
+
+
+@LIMITED
+def test_what_a_library_prints_is_no_answer(monkeypatch, tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    with Trials("noisy") as made:
+        assert made.take(replace(REQUEST, value=2)).fits
 
 
 def test_a_process_that_cannot_begin_is_said():

@@ -4,10 +4,13 @@ python -m bench gnn           train GNNs at full precision and compressed; accur
 python -m bench kernels       time every codec and operator beside copies, plain PyTorch and other libraries
 python -m bench sensitivity   compare adaptive levels' sensitivities with GACT's estimate
 python -m bench activations   measure models of any kind: bytes, the gradient's error, time
-python -m bench vision        networks with Q-layers: bytes, accuracy, the gradient's variance, time
+python -m bench vision        image models: bytes, peaks, accuracy, the gradient's variance, time
 python -m bench fewbit        few-bit activations and randomized linear layers
 python -m bench checkpoint    planned recomputation: planned and measured peaks, time, gradients
+python -m bench systems       every way to train with less memory: peaks against time
 python -m bench sweep         one compressed training step of many models and layers, each beside its plain one
 python -m bench search        the largest batch, depth, width or resolution that trains within a given memory
+python -m bench text          BERT on GLUE's tasks: accuracy, memory and time of every way
 python -m bench show FILE     print, and draw, results that were recorded before
+python -m bench report PAGE   make the tables and charts of a page anew, from recorded results
 """

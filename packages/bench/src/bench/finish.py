@@ -118,5 +118,7 @@ def require_writable(json: Path | None, picture: Path | None) -> None:
     for file in (json, picture):
         if file is not None and not file.parent.is_dir():
             raise BenchError(f"{file} cannot be written: there is no folder {file.parent}")
+        if file is not None and file.is_dir():
+            raise BenchError(f"{file} cannot be written: it is a folder; name a file in it")
     if picture is not None:
         require_drawable(picture)

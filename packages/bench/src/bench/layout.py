@@ -34,3 +34,8 @@ def columns(*headings: str, labels: int = 1) -> Table:
     for place, heading in enumerate(headings):
         made.add_column(heading, justify="left" if place < labels else "right", no_wrap=True)
     return made
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text for a cell, of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -61,6 +61,15 @@ class Machine:
         versions = ", ".join(f"{package} {number}" for package, number in self.versions.items())
         commit = f"commit {self.commit[:10]}{' with changes' if self.dirty else ''}" if self.commit else "no commit"
         return f"{self.processor}, {self.threads} threads, {self.system}; {versions}; {commit}; {self.date}"
+
+
+def installed(package: str) -> bool:
+    """Whether a distribution is there, so that its version can be said."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _cpu_name() -> str:

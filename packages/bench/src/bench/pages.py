@@ -19,8 +19,8 @@ table is one of ``bench.readmes``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 
 from rich.console import Group
@@ -91,10 +91,13 @@ class _Maker:
         file, name = _parts(what, 2, "<!-- table FILE: HEADING -->")
         results = self._results(file)
         tables = _tables(results)
-        heading = next((one for one in tables if one.startswith(name)), None)
-        if heading is None:
-            raise BenchError(f"{file} has no table {name!r}; it has {', '.join(map(repr, tables)) or 'none'}")
-        return self._with_where(to_markdown(tables[heading]), results)
+        found = [one for one in tables if one.startswith(name)]
+        # A name that is the whole of a heading is that table's, though others begin with it.
+        found = [one for one in found if f"{one} | ".startswith(f"{name} | ")] or found
+        if len(found) != 1:
+            has = f"has {len(found)} tables" if found else "has no table"
+            raise BenchError(f"{file} {has} {name!r}; it has {', '.join(map(repr, found or tables)) or 'none'}")
+        return self._with_where(to_markdown(tables[found[0]]), results)
 
     def _chart(self, what: str) -> str:
         file, place, words = _parts(what, 3, "<!-- chart FILE: PLACE: WORDS -->")
@@ -153,11 +156,20 @@ def _cell(content: object) -> str:
     return f"**{line}**" if line and isinstance(content, Text) and content.style == "bold" else line
 
 
+def _commits(entry: object) -> Iterator[str]:
+    """Of all that is in lists of an entry, lists of what is in lists among them."""
+    for value in vars(entry).values():
+        for one in value if isinstance(value, list) else ():
+            if is_dataclass(one):
+                yield from filter(None, (getattr(one, "commit", ""),))
+                yield from _commits(one)
+
+
 def where(results: records.AnyResults) -> str:
-    """What made the numbers, in a line. Entries that were taken up say of which commit they are."""
+    """What made the numbers, in a line. Entries that were taken up say of which commit they are, with a plus where
+    files differed from it."""
     machine: Machine = results.machine
-    lists = (entries for entries in vars(results).values() if isinstance(entries, list))
-    own = {commit[:10] for entries in lists for entry in entries if (commit := getattr(entry, "commit", ""))}
+    own = {f"{commit[:10]}{'+' * commit.endswith('+')}" for commit in _commits(results)}
     commit = f"commit {machine.commit[:10]}{' with changes' if machine.dirty else ''}"
     if own:
         commit = f"commit{'s' * (len(own) > 1)} {', '.join(sorted(own))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -53,7 +54,8 @@ _KINDS: Mapping[str, type[AnyResults]] = {
 
 
 def save(results: AnyResults, path: Path) -> None:
-    """Writes JSON, each list of numbers on one line.
+    """Writes JSON, each list of numbers on one line. The file is there at once: what ends the process in the middle
+    costs nothing of what was there before.
 
     Raises:
         BenchError: the file cannot be written.
@@ -62,9 +64,23 @@ def save(results: AnyResults, path: Path) -> None:
     text = json.dumps({"format": _FORMAT, "kind": kind, **asdict(results)}, indent=1)
     text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: f"[{' '.join(numbers.group()[1:-1].split())}]", text)
     try:
-        path.write_text(text + "\n")
+        _write(text + "\n", path)
     except OSError as error:
         raise BenchError(f"results cannot be written to {path} ({error.strerror}); name another file") from error
+
+
+def _write(text: str, path: Path) -> None:
+    if path.exists() and not path.is_file():  # such as /dev/stdout, which nothing shall take the place of
+        path.write_text(text)
+        return
+    whole = path.resolve()  # a link stays one
+    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text)
+        part.replace(whole)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def load(path: Path) -> AnyResults:

@@ -132,12 +132,14 @@ class Row:
 
 
 def rows(results: Results) -> Iterator[Row]:
-    """One row for each model and level of which there is anything, in the order they ran."""
+    """One row for each model and level of which there is anything, in the order they ran, a model's together."""
     memories = {(memory.model, memory.level): memory for memory in results.memories}
     runs: dict[tuple[str, str], list[Curve]] = {}
     for curve in results.curves:
         runs.setdefault((curve.model, curve.level), []).append(curve)
-    for model, level in dict.fromkeys([*runs, *memories]):
+    found = dict.fromkeys([*runs, *memories])
+    models = list(dict.fromkeys(model for model, _ in found))
+    for model, level in sorted(found, key=lambda one: models.index(one[0])):
         curves = [curve for curve in runs.get((model, level), ()) if not curve.failure]
         plain = {curve.seed: curve for curve in runs.get((model, REFERENCE), ()) if not curve.failure}
         pairs = [(curve, plain[curve.seed]) for curve in curves if curve.seed in plain]
@@ -167,10 +169,14 @@ def _difference(pairs: Sequence[tuple[Curve, Curve]]) -> Difference | None:
 
 
 def _time_ratio(pairs: Sequence[tuple[Curve, Curve]]) -> float | None:
-    """Of files of before runs were taken up, full precision's times are those of its own curve."""
-    ratios = [
-        seconds / reference
+    """Of files of before runs were taken up, full precision's times are those of its own curve.
+
+    A run beside which full precision failed, and was made later, has no times to be compared with.
+    """
+    together = [
+        (curve.block_seconds, curve.plain_seconds or plain.block_seconds)
         for curve, plain in pairs
-        for seconds, reference in zip(curve.block_seconds, curve.plain_seconds or plain.block_seconds, strict=True)
+        if curve.plain_seconds or not curve.commit
     ]
+    ratios = [seconds / plain for pair in together for seconds, plain in zip(*pair, strict=True)]
     return statistics.median(ratios) if ratios else None

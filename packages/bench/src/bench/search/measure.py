@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from bench import records
 from bench.errors import BenchError, MissingLibrary
-from bench.machine import Machine
+from bench.machine import Machine, installed
 from bench.networks import needs
 from bench.progress import progress
 from bench.search.bisection import Grid, largest
@@ -73,7 +73,7 @@ def run(options: Options) -> SearchResults:
         BenchError: there is no such device, or its memory cannot be limited so; the file holds other results.
     """
     _require_limit(options)
-    distributions = (*_PACKAGES, *filter(_installed, _DISTRIBUTIONS))
+    distributions = (*_PACKAGES, *filter(installed, _DISTRIBUTIONS))
     machine = Machine.here(options.device, options.threads, distributions)
     blank = SearchResults(machine, options.device.type, dict(options.memory_limits), options.seed)
     named = "machine, device, memory limit, seed, number of threads or version of a library"
@@ -120,6 +120,8 @@ class Searcher:
 
     def _largest(self, dimension: Dimension, name: str, way: str, first: int) -> Search:
         before = self.results.search(name, way) or Search(name, way)
+        if before.title not in ("", dimension.title):  # another commit's sizes: its numbers are of another model
+            before = Search(name, way)
         if before.ended and before.resolution <= self._options.resolution:
             return before
         search = replace(
@@ -128,6 +130,8 @@ class Searcher:
             items=dimension.items,
             memory_limit=self._options.memory_limits[dimension.family],
             resolution=self._options.resolution,
+            largest=None,  # of a search that was less precise
+            capped=False,
             ended=False,
             # What crashed is tried again.
             trials=[trial for trial in before.trials if not trial.crashed],
@@ -206,29 +210,27 @@ def _require_limit(options: Options) -> None:
             raise BenchError(
                 f"a process's memory can be limited on Linux alone, this is {platform.system()}; use --device cuda"
             )
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        _require_memory(options, total, "the machine's")
         return
     if not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    total = torch.cuda.get_device_properties(options.device).total_memory
+    _require_memory(options, torch.cuda.get_device_properties(options.device).total_memory, "the GPU's")
+
+
+def _require_memory(options: Options, total: int, whose: str) -> None:
+    """What fails for want of memory shall fail of the limit."""
     most = max(options.memory_limits.values())
     if most > total:
         raise BenchError(
-            f"--memory-limit must be at most the GPU's memory, {size_name(total >> 20 << 20)}, got "
-            f"{size_name(most)}; name a smaller one"
+            f"--memory-limit must be at most {whose} memory, {size_name(total >> 20 << 20)}, got {size_name(most)}; "
+            "name a smaller one"
         )
 
 
 def _settings(results: SearchResults) -> tuple[object, ...]:
     machine = results.machine
     return machine.processor, machine.threads, machine.versions, results.device, results.memory_limits, results.seed
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _missing(family: str) -> str:

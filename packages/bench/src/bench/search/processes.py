@@ -110,8 +110,10 @@ def ended(value: int, code: int, errors: str) -> Trial:
     return Trial(value, failure=f"the process ended with code {code}: {last[:200]}", crashed=not short)
 
 
-def _serve(device: str, requests: Iterator[str]) -> None:
-    """Answers requests, one line each, with a line each."""
+def serve(device: str, requests: Iterator[str]) -> None:
+    """Answers requests, one line each, with a line each. What libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)  # what is forked has one: others would not survive it
     known = dimensions(device)
     prepared: set[str] = set()
@@ -123,7 +125,7 @@ def _serve(device: str, requests: Iterator[str]) -> None:
             prepare(request.way, device)
             prepared.add(request.way)
         trial = take(request) if device != "cpu" else _forked(request)
-        print(json.dumps(asdict(trial)), flush=True)
+        print(json.dumps(asdict(trial)), file=answers, flush=True)
 
 
 def _forked(request: Request) -> Trial:
@@ -154,4 +156,4 @@ def _forked(request: Request) -> Trial:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], iter(sys.stdin))
+    serve(sys.argv[1], iter(sys.stdin))

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.layout import columns, header
+from bench.layout import columns, header, short
 from bench.search.published import PUBLISHED, Figure, published
 from bench.search.results import Search, SearchResults, Trial
 from bench.systems.ways import PLAIN, WAYS
@@ -97,7 +97,7 @@ def _outcome(trial: Trial) -> str:
 def _reason(search: Search) -> str:
     if search.best is not None and not search.best.finite:
         return "its loss is not finite"
-    return (search.failure and _short(f"crashed: {search.failure}")) or _short(search.does_not_apply)
+    return (search.failure and short(f"crashed: {search.failure}")) or short(search.does_not_apply)
 
 
 def _dim(figures: list[Figure]) -> Text:
@@ -130,7 +130,3 @@ def _notes(results: SearchResults) -> Iterator[str]:
     wrong = [search for search in results.searches if (one := proof(results, search)) is not None and one.fits]
     for search in wrong:
         yield f"{search.dimension}: plain finished at {search.largest:,}, the largest of {search.way}, too."
-
-
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

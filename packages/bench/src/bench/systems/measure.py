@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from bench import records
 from bench.errors import BenchError, MissingLibrary
-from bench.machine import Machine
+from bench.machine import Machine, installed
 from bench.progress import progress
 from bench.systems import cell as cells
 from bench.systems.results import Cell, SystemResults
@@ -58,7 +57,7 @@ def run(options: Options) -> SystemResults:
     """
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(_installed, _LIBRARIES)))
+    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(installed, _LIBRARIES)))
     blank = SystemResults(machine, options.device.type, options.seed)
     named = "machine, device, seed, number of threads or version of a library"
     results = taken_up(blank, options.json, _settings, named)
@@ -95,14 +94,6 @@ def _has(cell: Cell | None, options: Options) -> bool:
     if cell is None or cell.failure:
         return False
     return bool(cell.does_not_apply or not options.timed or len(cell.seconds) >= options.rounds)
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _with(found: Sequence[Cell], cell: Cell) -> list[Cell]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.layout import columns, header
+from bench.layout import columns, header, short
 from bench.systems.results import Cell, SystemResults
 from bench.systems.ways import PLAIN, WAYS
 from bench.units import MIB
@@ -60,7 +60,7 @@ def _table(results: SystemResults, subject: str) -> Table:
             "" if part is None else f"{100 * part:.0f}",
             "" if cell.ratio is None else f"{time_of(cell):.2f}",
             "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0",
-            Text(_short(reason), style="dim") if reason else "on the front" if cell.way in winners else "",
+            Text(short(reason), style="dim") if reason else "on the front" if cell.way in winners else "",
         )
     return table
 
@@ -81,7 +81,3 @@ def _notes(results: SystemResults) -> Iterator[str]:
         least = found[-1]
         whose = "ours" if WAYS[least.way].ours else "not ours"
         yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
-
-
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.layout import columns, header
+from bench.layout import columns, header, short
 from bench.statistics import Difference, spread
 from bench.systems.ways import PLAIN
 from bench.text import beside
@@ -71,7 +71,7 @@ def _accuracy(results: TextResults, model: str, task: str) -> Table:
             str(len(done)),
             *cells,
             "" if smaller is None else f"{smaller:.1f}",
-            Text(_short("; ".join(reasons)), style="dim"),
+            Text(short("; ".join(reasons)), style="dim"),
         )
     for row in _yardsticks(facts, names):
         table.add_row(*row, style="dim")
@@ -153,8 +153,4 @@ def _mib(nbytes: int | None) -> str:
 
 
 def _reason(cell: Cell) -> str:
-    return _short((cell.failure and f"failed: {cell.failure}") or cell.does_not_apply or cell.not_measured)
-
-
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return short((cell.failure and f"failed: {cell.failure}") or cell.does_not_apply or cell.not_measured)

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from bench import records
 from bench.errors import BenchError, MissingLibrary
 from bench.kernels.clock import threads
-from bench.machine import Machine
+from bench.machine import Machine, installed
 from bench.networks import resnet50
 from bench.progress import progress
 from bench.taken_up import commit_of, taken_up
@@ -104,7 +103,7 @@ def run(options: Options) -> VisionResults:
     """
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(_installed, _LIBRARIES)))
+    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(installed, _LIBRARIES)))
     blank = VisionResults(machine, "", {}, device=options.device.type, seed=options.seed)
     named = "machine, device, seed, number of threads or version of torch"
     run = _Run(options, replace(taken_up(blank, options.json, _settings, named), skipped=[]))
@@ -277,14 +276,6 @@ def _with_images(run: _Run, data: Images, advance: Callable[[str], None]) -> Non
 def _settings(results: VisionResults) -> tuple[object, ...]:
     machine = results.machine
     return machine.processor, machine.threads, machine.versions["torch"], results.device, results.seed
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _recipe(options: Options, tasks: Sequence[Task]) -> dict[str, float]:
