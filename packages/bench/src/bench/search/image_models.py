@@ -55,8 +55,8 @@ def resnet(
         images: sizes of all that the others leave out.
         stages: blocks of each of the four stages.
         batch, size: of the images.
-        width: of the bottlenecks, in 64ths of their stage's channels: 128 is a Wide ResNet's (Zagoruyko and Komodakis,
-            BMVC 2016).
+        width: of the bottlenecks, in parts of 1/64 of their stage's channels: 128 is a Wide ResNet's (Zagoruyko and
+            Komodakis, BMVC 2016).
 
     Raises:
         MissingLibrary: timm is not installed.

@@ -29,15 +29,18 @@ def render(results: SystemResults) -> RenderableType:
 def front(results: SystemResults, subject: str) -> list[Cell]:
     """The cells of a model that no other beats in both memory and time, by falling peak."""
     cells = [
-        cell
-        for cell in results.cells
-        if cell.subject == subject and cell.peak_bytes and cell.ratio and (cell.error or 0.0) <= NOISE
+        cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio and _trains(cell)
     ]
     best: list[Cell] = []
     for cell in sorted(cells, key=lambda one: (time_of(one), one.peak_bytes or 0)):
         if not best or (cell.peak_bytes or 0) < (1 - _CLOSE) * (best[-1].peak_bytes or 0):
             best.append(cell)
     return best
+
+
+def _trains(cell: Cell) -> bool:
+    """Whether a way's gradient is known to be hardly noise."""
+    return cell.error is not None and cell.error <= NOISE
 
 
 def time_of(cell: Cell) -> float:
@@ -72,7 +75,7 @@ def _notes(results: SystemResults) -> Iterator[str]:
         "peak: the most during forward and backward, less what was there before, the gradients among it, to which the "
         "step adds. step time: forward and backward, in turn with plain ones. gradient's error: of the whole gradient, "
         "with the same dropout; none for Q-layers where there is dropout, which draw their own. * not ours. on the "
-        f"front: none takes less of both memory and time; ways with errors above {NOISE:g} are left out of it."
+        f"front: none takes less of both memory and time; a way whose error is unknown or above {NOISE:g} is not on it."
     )
     for subject in results.subjects:
         found = [cell for cell in front(results, subject) if cell.way != PLAIN]

@@ -16,7 +16,7 @@ MOMENTUM, TEMPERATURE, FEATURES = 0.999, 0.2, 128
 
 
 class MoCo(nn.Module):
-    """The loss of two crops, InfoNCE against a queue of earlier keys.
+    """The loss of two crops, noise-contrastive, against a queue of earlier keys.
 
     Key encoder and queue are brought up to date when a step begins, not when one ends: the queue is a saved tensor of
     the step, and is not to be copied for that.
