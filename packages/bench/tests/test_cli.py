@@ -6,7 +6,7 @@ import torch
 
 from bench import cli, records
 from bench.gnn import measure
-from bench.gnn.results import CommittedMemory
+from bench.memory import Memory
 
 
 def error_of(capsys, *arguments):
@@ -142,7 +142,7 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     assert chart.stat().st_size > 10_000
     results = records.load(json_file)
     assert [(curve.level, len(curve.losses)) for curve in results.curves] == [("L0", 6), ("L1", 6)]
-    assert [type(memory) for memory in results.memories] == [CommittedMemory, CommittedMemory]
+    assert [type(memory) for memory in results.memories] == [Memory, Memory]
     assert results.machine.threads == 1
 
     assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
