@@ -151,7 +151,7 @@ def test_what_the_file_has_is_not_measured_again(tiny, tmp_path, monkeypatch, ca
     failed = [replace(peak, failure="x") if peak.way == LEAST else peak for peak in before.peaks]
     records.save(replace(before, peaks=failed), file)
     assert command("--part", "memory", "--json", file) == 0
-    assert [job["way"] for job in tiny[3]["jobs"]] == [{"kind": "planned", "part": None}]
+    assert [job["way"] for job in tiny[3]["jobs"]] == [{"kind": "planned", "part": None, "masks": False}]
     assert {(peak.way, peak.failure) for peak in records.load(file).peaks} == {(one.way, "") for one in before.peaks}
     # Results that were made otherwise are no part of these.
     capsys.readouterr()
