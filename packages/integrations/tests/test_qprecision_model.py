@@ -194,3 +194,32 @@ def test_that_tensor_is_stored_once(monkeypatch):
     for number in range(1, 4):
         step(model, batch())
         assert len(stored) == number
+
+
+def test_norms_of_a_deep_network_keep_the_average():
+    """A norm's error grows from norm to norm on its way down. The allocation, which counts each for itself, gave the
+    upper ones 1 bit of 2: the whole gradient of a ResNet-50 had an error of 27 times itself, and 0.9 before any."""
+
+    def network():
+        torch.manual_seed(0)
+        blocks = (
+            layer for _ in range(36) for layer in (nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+        )
+        ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+        return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, *ends).train()
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.arange(8)
+
+    def gradient(model):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    exact = gradient(network())
+    model = qmodules.QModule(network(), "L3", seed=0)
+    errors = [((gradient(model) - exact).norm() / exact.norm()).item() for _ in range(3)]
+    norms = [layer.precision.bits for layer in model.modules() if isinstance(layer, qmodules.QBatchNorm2d)]
+    assert min(norms) >= 2
+    assert min(bits(model).values()) < 2  # what norms have more, others have less
+    assert errors[2] < errors[0]
