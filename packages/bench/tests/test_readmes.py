@@ -88,7 +88,7 @@ def test_a_file_that_holds_something_else(tmp_path):
 
 
 def test_gacts_rows_are_those_of_the_graph_networks(results, tmp_path):
-    records.save(results, tmp_path / gact.FILE)
+    records.save(results, tmp_path / gact.FILES[1])
     found = rows(tmp_path, "gact")
     assert found[0].startswith("| gcn | full precision | ")
     assert "not measured" not in found[0]

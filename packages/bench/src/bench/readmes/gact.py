@@ -16,7 +16,8 @@ from bench.gnn.summary import REFERENCE, Row, rows
 from bench.layout import columns
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 
-FILE = "gnn-cpu.json"
+FILES = ("gnn-cpu.json", "gnn-levels-cpu.json")
+"""Of 10 seeds, and of the levels that adapt; the first that has a row is taken."""
 
 ARCHITECTURES = ("gcn", "sage", "gat")
 LEVELS = ("L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3")
@@ -31,8 +32,8 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: a file holds something else.
     """
-    results = recorded(folder, FILE, Results)
-    found = {(row.model, row.level): row for row in rows(results)} if results is not None else {}
+    results = [one for file in FILES if (one := recorded(folder, file, Results)) is not None]
+    found = {(row.model, row.level): row for one in reversed(results) for row in rows(one)}
     made = columns(
         "ARCH",
         "LEVEL",
@@ -50,7 +51,7 @@ def table(folder: Path) -> Made:
             # Full precision is run beside every level.
             command = f"--model {architecture} --level {level if level != REFERENCE else LEVELS[0]} --dataset cora"
             made.add_row(architecture, "full precision" if level == REFERENCE else level, *_measured(row), command)
-    return Made(made, [results] if results is not None else [])
+    return Made(made, [*results])
 
 
 def _measured(row: Row | None) -> Iterator[RenderableType]:
