@@ -55,11 +55,11 @@ def table(folder: Path) -> Made:
 
 
 def _measured(row: Row | None) -> Iterator[RenderableType]:
-    if row is None or row.accuracy is None:
+    if row is None:
         yield from (NOT_MEASURED, "", "", "")
         return
-    spread = row.accuracy_spread
-    yield f"{row.accuracy:.1f}{'' if spread is None else f' ± {spread:.1f}'}"
+    spread = "" if row.accuracy_spread is None else f" ± {row.accuracy_spread:.1f}"
+    yield NOT_MEASURED if row.accuracy is None else f"{row.accuracy:.1f}{spread}"
     yield "" if row.level == REFERENCE or row.difference is None else f"{row.difference.mean:+.2f}"
     yield "" if row.ratio is None else f"{row.ratio:.1f}"
     yield "" if row.level == REFERENCE or row.peak_ratio is None else f"{row.peak_ratio:.2f}"
