@@ -17,7 +17,6 @@ from bench.fewbit.report import render
 from bench.fewbit.results import FewBitResults, Peak, Times
 from bench.fewbit.roberta import WAYS, Shape
 from bench.fewbit.training import BertRun
-from bench.fewbit.unfinished import partial_file
 from bench.layout import console
 from bench.machine import Machine
 from bench.vision.memory import graph_bytes
@@ -143,7 +142,6 @@ def test_a_run_prints_writes_and_draws(corpus, recipe, monkeypatch, tmp_path, ca
     assert "Few-bit activations" in printed
     assert "✓" not in printed  # quick runs are not judged
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert not partial_file(file).exists()
     found = records.load(file)
     assert isinstance(found, FewBitResults)
     assert [(run.kind, run.seed, len(run.losses)) for run in found.runs] == [
@@ -171,13 +169,23 @@ def test_an_interrupted_run_goes_on(corpus, recipe, monkeypatch, tmp_path, capsy
 
     monkeypatch.setattr(training, "train", interrupted)
     assert cli.main(command) == 130
-    assert [run["seed"] for run in json.loads(partial_file(file).read_text())["runs"]] == [0, 0, 0]
+    assert [run.seed for run in records.load(file).runs] == [0, 0, 0]
     trained = []
     monkeypatch.setattr(training, "train", lambda *given: trained.append(given[:2]) or train(*given))
     assert cli.main(command) == 0
     assert trained == [*((kind, 1) for kind in training.KINDS), (training.CONTROL, 0)]
     assert "3 bits, seed 0: taken from" in capsys.readouterr().err
-    assert [run.seed for run in records.load(file).runs] == [0, 0, 0, 1, 1, 1, 0]
+    found = records.load(file)
+    assert [run.seed for run in found.runs] == [0, 0, 0, 1, 1, 1, 0]
+    # Fewer seeds take nothing from the file, and nothing is trained again.
+    trained.clear()
+    assert cli.main([*command, "--seeds", "1"]) == 0
+    assert not trained
+    assert records.load(file).runs == found.runs
+    # What was trained otherwise would make no pairs.
+    monkeypatch.setattr(measure, "Recipe", lambda **_: replace(recipe, batch=4))
+    assert cli.main(command) == 1
+    assert "holds runs of another training, which differ in recipe;" in capsys.readouterr().err
 
 
 def test_what_a_part_lacks(monkeypatch, tmp_path, capsys):

@@ -10,11 +10,7 @@ from bench import sentences
 from bench.errors import BenchError
 from bench.fewbit import bert, training
 from bench.fewbit.bert import Masked
-from bench.fewbit.training import BertRun
-from bench.fewbit.unfinished import Unfinished, partial_file
-from bench.machine import Machine
 
-MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 needs_transformers = pytest.mark.skipif(
@@ -127,25 +123,3 @@ def test_the_first_guess_is_by_frequency(corpus, recipe):
     assert torch.equal(model.get_parameter("cls.predictions.bias"), torch.full((20,), 1 / 20).log())
     assert model.training
     assert bert.losses(model, Masked.of(data.train, 0.5, torch.Generator())).isfinite().all()
-
-
-def test_finished_runs_are_taken_up(tmp_path):
-    file = tmp_path / "out.json"
-    recipe = {"steps": 4.0}
-    kept = Unfinished(file, "MRPC", recipe, MACHINE)
-    kept.add(BertRun("exact", 0, [5.0], 4.0, 1.0))
-    assert Unfinished(file, "MRPC", recipe, MACHINE).find("exact", 0) == BertRun("exact", 0, [5.0], 4.0, 1.0)
-    assert Unfinished(file, "MRPC", recipe, MACHINE).find("3 bits", 0) is None
-    # They are no pairs with what another training makes, which took the place of them without a word.
-    other = replace(MACHINE, versions={"torch": "2.16.0"})
-    for given, named in (
-        (("other pairs", recipe, MACHINE), "data"),
-        (("MRPC", {"steps": 5.0}, MACHINE), "recipe"),
-        (("MRPC", recipe, other), "versions"),
-    ):
-        with pytest.raises(BenchError, match=f"runs of another training, which differ in {named};"):
-            Unfinished(file, *given)
-    assert Unfinished(None, "MRPC", recipe, MACHINE).find("exact", 0) is None
-    partial_file(file).write_text("{")
-    with pytest.raises(BenchError, match="delete it to start anew"):
-        Unfinished(file, "MRPC", recipe, MACHINE)

@@ -1,9 +1,11 @@
 """``python -m bench systems``: cells, what is taken up, what fails, and who wins."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
+import torch_geometric.nn as geometric
 from torch import nn
 
 from bench import cli, records
@@ -11,6 +13,7 @@ from bench.layout import console
 from bench.machine import Machine
 from bench.systems import cell as cells
 from bench.systems import subjects
+from bench.systems.graph_layers import GraphLayers
 from bench.systems.report import front, render
 from bench.systems.results import Cell, SystemResults
 from bench.systems.subjects import Subject, made
@@ -70,6 +73,26 @@ def test_subjects_are_the_same_at_each_call():
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
     assert torch.equal(one.inputs[0], other.inputs[0])
     assert one.model.training
+
+
+@pytest.mark.parametrize("name", ["gat", "sage"])
+def test_layers_of_a_graph_network_compute_what_pyg_s_do(name):
+    """Layer by layer, so that nothing between two convolutions is left out where layers are checkpointed."""
+    torch.manual_seed(0)
+    kinds = {"gat": geometric.GAT, "sage": geometric.GraphSAGE}
+    whole = kinds[name](8, 16, 3, 4, dropout=0.5, norm="batch_norm")
+    parts = GraphLayers(copy.deepcopy(whole))
+    x, edges = torch.randn(40, 8), torch.randint(40, (2, 160))
+    found = []
+    for model in (whole, parts):
+        torch.manual_seed(1)  # of dropout
+        output = model(x, edges)
+        output.square().sum().backward()
+        found.append((output, [p.grad for p in model.parameters() if p.grad is not None]))
+    (expected, gradients), (output, others) = found
+    assert torch.equal(output, expected)
+    assert len(list(parts.layers)) == 3
+    assert sorted(g.double().sum().item() for g in gradients) == sorted(g.double().sum().item() for g in others)
 
 
 def cell(way, peak, ratio):

@@ -24,8 +24,13 @@ def header(title: str, machine: Machine, seconds: float) -> Text:
         ("machine  ", "dim"),
         f"{machine}\n",
         ("command  ", "dim"),
-        f"{machine.command}; {seconds / 60:.1f} minutes\n",
+        f"{commands(machine)}; {seconds / 60:.1f} minutes\n",
     )
+
+
+def commands(machine: Machine) -> str:
+    """All that made the results, below one another in a header."""
+    return "\n         ".join(machine.commands)
 
 
 def columns(*headings: str, labels: int = 1) -> Table:

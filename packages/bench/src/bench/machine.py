@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +31,7 @@ class Machine:
         dirty: whether files differed from the commit.
         command: as typed, the interpreter's path left out.
         date: UTC, to the minute.
+        earlier: commands that made entries which were taken up, each once, the oldest first.
     """
 
     processor: str
@@ -41,6 +42,12 @@ class Machine:
     dirty: bool
     command: str
     date: str
+    earlier: list[str] = field(default_factory=list)
+
+    @property
+    def commands(self) -> list[str]:
+        """All that made the results."""
+        return [*self.earlier, self.command]
 
     @classmethod
     def here(cls, device: torch.device, threads: int, packages: Sequence[str] = _PACKAGES) -> Machine:

@@ -175,6 +175,5 @@ def where(results: records.AnyResults) -> str:
         commit = f"commit{'s' * (len(own) > 1)} {', '.join(sorted(own))}"
     threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
     versions = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
-    return (
-        f"`{machine.command}`; {machine.processor}, {threads}, {machine.system}; {versions}; {commit}; {machine.date}."
-    )
+    commands = ", ".join(f"`{command}`" for command in machine.commands)
+    return f"{commands}; {machine.processor}, {threads}, {machine.system}; {versions}; {commit}; {machine.date}."

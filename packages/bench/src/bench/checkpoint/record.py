@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bench import records
+from bench import taken_up
 from bench.checkpoint.results import CheckpointResults, Entry, Peak, Planned, StepTimes
-from bench.taken_up import commit_of, taken_up
 
 
-class Record:
+class Record(taken_up.Record[CheckpointResults]):
     """Adds entries to results, and writes them after each.
-
-    A file that is there is taken up: what it has is not measured again, but for what failed. Entries say with which
-    commit they were made; all else that makes numbers differ must be the same.
-
-    Attributes:
-        results: so far.
 
     Args:
         results: of this run, without entries.
@@ -29,13 +22,11 @@ class Record:
 
     def __init__(self, results: CheckpointResults, file: Path | None) -> None:
         named = "machine, device, seed, memory limit, number of threads, order of channels or version of torch"
-        self.results = taken_up(results, file, _settings, named)
-        self._file = file
-        self._commit = commit_of(results.machine)
+        super().__init__(results, file, _settings, named)
 
     def add(self, entry: Entry) -> None:
         """Adds an entry, in the place of an older one of the same."""
-        entry = replace(entry, commit=self._commit)
+        entry = replace(entry, commit=self.commit)
         name = _LISTS[type(entry)]
         others = [one for one in getattr(self.results, name) if _identity(one) != _identity(entry)]
         self.update(**{name: [*others, entry]})
@@ -44,12 +35,6 @@ class Record:
         """Whether there is one of the same that did not fail."""
         entries: list[Entry] = getattr(self.results, _LISTS[type(entry)])
         return any(_identity(one) == _identity(entry) and not one.failure for one in entries)
-
-    def update(self, **changes: object) -> None:
-        """Changes the results, and writes them."""
-        self.results = replace(self.results, **changes)  # type: ignore[arg-type]
-        if self._file is not None:
-            records.save(self.results, self._file)
 
 
 _LISTS = {Planned: "plans", Peak: "peaks", StepTimes: "times"}

@@ -8,7 +8,6 @@ grid.py         part "grid": the same for every number of bits and every ratio
 published.py    what FewBit's README has
 bert.py         a small BERT that fills in masked words
 training.py     part "training": that BERT with 3-bit GELU beside the exact one, seeds in pairs
-unfinished.py   runs of an interrupted training, which the next one takes up
 step_time.py    part "time": activations and linear layers beside torch's own, in turn
 results.py      what comes out, as JSON
 report.py       the tables, notes.py what stands below them

@@ -10,7 +10,6 @@ import torch
 from bench import sentences
 from bench.arguments import add_chart, add_shared, positive
 from bench.fewbit import measure, memory, step_time
-from bench.fewbit.unfinished import partial_file
 from bench.finish import finish, require_writable
 
 
@@ -37,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"small networks, {measure.QUICK_SEEDS} seed, {measure.QUICK_STEPS} steps, {step_time.QUICK_ROUNDS} "
         "rounds: shows that it works",
     )
-    place = ", the grid cell by cell, and taken up; finished runs of training are kept beside it"
+    place = ", the grid cell by cell and training run by run, and taken up"
     add_shared(parser, threads=torch.get_num_threads(), place=place)
     add_chart(parser)
 
 
 def run_fewbit(options: argparse.Namespace) -> None:
-    """The file is written from the first cell of the grid on, and taken up if it is there."""
+    """The file is written from the first cell or run on, and taken up if it is there."""
     parts = list(dict.fromkeys(options.part or measure.PARTS))
     require_writable(options.json, options.chart)
     results = measure.run(
@@ -62,5 +61,3 @@ def run_fewbit(options: argparse.Namespace) -> None:
         )
     )
     finish(results, options.json, options.chart)
-    if options.json is not None:
-        partial_file(options.json).unlink(missing_ok=True)

@@ -17,8 +17,6 @@ from bench.fewbit import grid, memory, step_time, training
 from bench.fewbit.bert import Recipe
 from bench.fewbit.results import FewBitResults, GridCell, Peak, Times
 from bench.fewbit.roberta import ATTENTION, DROPOUT, WAYS, Shape
-from bench.fewbit.training import BertRun
-from bench.fewbit.unfinished import Unfinished
 from bench.kernels.clock import threads
 from bench.machine import Machine
 from bench.networks import needs
@@ -128,8 +126,7 @@ def _grid(options: Options, results: FewBitResults, advance: Callable[[str], Non
     def keep(found: list[GridCell], what: str) -> None:
         nonlocal results
         results = replace(results, grid=found)
-        if options.json is not None:
-            records.save(replace(results, seconds=results.seconds + time.perf_counter() - start), options.json)
+        _save(options, results, start)
         advance(what)
 
     wanted = grid.cells(options.shape, options.sequences, options.quick)
@@ -139,24 +136,31 @@ def _grid(options: Options, results: FewBitResults, advance: Callable[[str], Non
 
 
 def _training(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
+    start = time.perf_counter()
     recipe = options.recipe
     data = sentences.load(recipe.vocabulary, recipe.length, options.data_root)
-    unfinished = Unfinished(options.json, str(data), recipe.numbers(), results.machine)
-    runs: list[BertRun] = []
-    earlier = 0.0  # seconds of runs that are taken up
-    for kind, seed in training.runs(options.seeds):
-        found = unfinished.find(kind, seed)
-        if found is None:
-            made = training.train(kind, seed, data, recipe, partial(advance, f"{kind}, seed {seed}"))
-            found = replace(made, commit=commit_of(results.machine))
-            unfinished.add(found)
-        else:
-            print(f"{kind}, seed {seed}: taken from {unfinished.file}", file=sys.stderr)
-            earlier += found.seconds
-        runs.append(found)
+    settings = {"data": str(data), "recipe": dict(recipe.numbers())}
+    if results.runs and (other := [name for name, value in settings.items() if getattr(results, name) != value]):
+        raise BenchError(
+            f"{options.json} holds runs of another training, which differ in {' and '.join(other)}; name another "
+            "--json, or delete it"
+        )
     entropy = training.held_out(data, recipe).entropy()
-    seconds = results.seconds + earlier
-    return replace(results, data=str(data), recipe=dict(recipe.numbers()), entropy=entropy, runs=runs, seconds=seconds)
+    results = replace(results, data=str(data), recipe=dict(recipe.numbers()), entropy=entropy)
+    for kind, seed in training.runs(options.seeds):
+        if any((run.kind, run.seed) == (kind, seed) for run in results.runs):
+            print(f"{kind}, seed {seed}: taken from {options.json}", file=sys.stderr)
+            continue
+        made = training.train(kind, seed, data, recipe, partial(advance, f"{kind}, seed {seed}"))
+        results = replace(results, runs=[*results.runs, replace(made, commit=commit_of(results.machine))])
+        _save(options, results, start)
+    return results
+
+
+def _save(options: Options, results: FewBitResults, start: float) -> None:
+    """Writes what there is of a part that has begun at ``start``, so that an interrupted run can go on."""
+    if options.json is not None:
+        records.save(replace(results, seconds=results.seconds + time.perf_counter() - start), options.json)
 
 
 def _time(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:

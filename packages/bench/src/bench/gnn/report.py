@@ -14,7 +14,7 @@ from bench.gnn.models import NAMES
 from bench.gnn.results import Results
 from bench.gnn.summary import EPOCHS, LOSS_MARGIN, REFERENCE, SEEDS, Row, rows
 from bench.kernels import TARGET, KernelTime
-from bench.layout import columns
+from bench.layout import columns, commands
 from bench.marks import marked
 from bench.memory import AGREEMENT
 from bench.units import MIB
@@ -49,7 +49,7 @@ def _header(results: Results) -> Text:
         ("machine  ", "dim"),
         f"{results.machine}\n",
         ("command  ", "dim"),
-        f"{results.machine.command}{took}\n",
+        f"{commands(results.machine)}{took}\n",
     )
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.networks import needs
+from bench.systems.graph_layers import GraphLayers
 from bench.systems.subjects import Subject
 
 
@@ -39,14 +40,16 @@ def gcn(sizes: Graph) -> Subject:
     Raises:
         MissingLibrary: torch-geometric is not installed.
     """
-    model = needs("torch_geometric.nn").GCN(
-        sizes.features,
-        sizes.hidden,
-        sizes.layers,
-        sizes.classes,
-        dropout=0.5,
-        norm="batch_norm",
-        normalize=False,  # the graph is
+    model = GraphLayers(
+        needs("torch_geometric.nn").GCN(
+            sizes.features,
+            sizes.hidden,
+            sizes.layers,
+            sizes.classes,
+            dropout=0.5,
+            norm="batch_norm",
+            normalize=False,  # the graph is
+        )
     )
     edges, weights = needs("torch_geometric.nn.conv.gcn_conv").gcn_norm(
         torch.randint(sizes.nodes, (2, sizes.edges)), None, sizes.nodes
@@ -59,4 +62,4 @@ def gcn(sizes: Graph) -> Subject:
         return F.cross_entropy(output, y)
 
     what = f"GCN, {sizes.layers} layers of {sizes.hidden}, {sizes.nodes:,} nodes, {sizes.edges:,} edges"
-    return Subject(model, (x, graph), loss, what, list(model.convs))
+    return Subject(model, (x, graph), loss, what, list(model.layers))

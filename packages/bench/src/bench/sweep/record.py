@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bench import records
+from bench import taken_up
 from bench.sweep.results import SweepResults, Swept
 from bench.sweep.subjects import SUBJECTS
-from bench.taken_up import commit_of, taken_up
 
 
-class Record:
+class Record(taken_up.Record[SweepResults]):
     """Adds subjects to results, and writes them after each.
-
-    A file that is there is taken up: what it has is not measured again, but for what failed. Entries say with which
-    commit they were made; all else that makes numbers differ must be the same.
-
-    Attributes:
-        results: so far.
 
     Args:
         results: of this run, without subjects.
@@ -30,25 +23,17 @@ class Record:
 
     def __init__(self, results: SweepResults, file: Path | None) -> None:
         named = "machine, level, seed, number of steps or threads, or version of a library"
-        self.results = taken_up(results, file, _settings, named)
-        self._file = file
-        self._commit = commit_of(results.machine)
+        super().__init__(results, file, _settings, named)
 
     def add(self, entry: Swept) -> None:
         """Adds a subject, in the place of an older entry of the same."""
         others = [one for one in self.results.subjects if _identity(one) != _identity(entry)]
-        entries = [*others, replace(entry, commit=self._commit)]
+        entries = [*others, replace(entry, commit=self.commit)]
         self.update(subjects=sorted(entries, key=lambda one: _PLACES.get(_identity(one), len(_PLACES))))
 
     def has(self, ecosystem: str, name: str) -> bool:
         """Whether there is an entry that did not fail."""
         return any(_identity(one) == (ecosystem, name) and not one.failure for one in self.results.subjects)
-
-    def update(self, **changes: object) -> None:
-        """Changes the results, and writes them."""
-        self.results = replace(self.results, **changes)  # type: ignore[arg-type]
-        if self._file is not None:
-            records.save(self.results, self._file)
 
 
 _PLACES = {(subject.ecosystem, subject.name): place for place, subject in enumerate(SUBJECTS)}

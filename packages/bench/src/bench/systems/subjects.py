@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.networks import needs
+from bench.systems.graph_layers import GraphLayers
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,18 @@ def _llama() -> Subject:
 
 def _gat() -> Subject:
     geometric = needs("torch_geometric.nn")
-    model = geometric.GAT(64, 128, 3, 7, heads=4, dropout=0.5)
+    model = GraphLayers(geometric.GAT(64, 128, 3, 7, heads=4, dropout=0.5))
     x, edges, y = torch.randn(2000, 64), torch.randint(2000, (2, 20_000)), torch.randint(7, (2000,))
-    return Subject(model, (x, edges), _entropy(y), "GAT, 3 layers of 128, 2,000 nodes, 20,000 edges", list(model.convs))
+    what = "GAT, 3 layers of 128, 2,000 nodes, 20,000 edges"
+    return Subject(model, (x, edges), _entropy(y), what, list(model.layers))
 
 
 def _sage() -> Subject:
     geometric = needs("torch_geometric.nn")
-    model = geometric.GraphSAGE(256, 256, 3, 7, dropout=0.5)
+    model = GraphLayers(geometric.GraphSAGE(256, 256, 3, 7, dropout=0.5))
     x, edges, y = torch.randn(10_000, 256), torch.randint(10_000, (2, 50_000)), torch.randint(7, (10_000,))
     what = "GraphSAGE, 3 layers of 256, 10,000 nodes, 50,000 edges"
-    return Subject(model, (x, edges), _entropy(y), what, list(model.convs))
+    return Subject(model, (x, edges), _entropy(y), what, list(model.layers))
 
 
 class _Recurrent(nn.Module):
