@@ -11,10 +11,12 @@ from bench.fewbit.results import FewBitResults
 from bench.fewbit.results import Peak as RobertaPeak
 from bench.machine import Machine
 from bench.pages import rendered, to_markdown
-from bench.readmes import checkpointing, claims, fewbit, gact
+from bench.readmes import actnn, checkpointing, claims, fewbit, gact
 from bench.readmes.tables import TABLES
 from bench.search.results import Search, SearchResults
 from bench.vision.compression.results import Cell
+from bench.vision.dense.models import DENSE
+from bench.vision.dense.results import DenseCell
 from bench.vision.results import VisionResults
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
@@ -32,6 +34,7 @@ def test_every_row_is_there_without_results(tmp_path):
     assert [row.split(" | ")[0][2:] for row in rows(tmp_path, "checkpointing")] == published
     assert len(rows(tmp_path, "gact")) == len(gact.ARCHITECTURES) * (1 + len(gact.LEVELS))
     assert len(rows(tmp_path, "claims")) == len(claims.CLAIMS)
+    assert [row.split(" | ")[0][2:] for row in rows(tmp_path, "actnn")] == [one.title for one in DENSE.values()]
     for name in TABLES:
         assert all("not measured" in row for row in rows(tmp_path, name))
 
@@ -72,6 +75,29 @@ def test_fewbit_savings(tmp_path):
     assert "| 9.75 | 13.8 | 860.0 | 14.0 ✓ | 1,860.0 | 7.0 |" in gelu
     assert "not measured" in linear
     assert "| 7.60 | 32.7 | 700.0 | 30.0 ✗ |" in both
+
+
+def test_actnns_layers_beside_their_accuracies(tmp_path):
+    def cell(model, way, **counts):
+        return DenseCell(model, way, 2, 64, **counts)
+
+    plain = {"live_bytes": 1300, "original_bytes": 1200, "peak_bytes": 1000, "standing_peak_bytes": 1100}
+    small = {"live_bytes": 200, "stored_bytes": 90, "peak_bytes": 250, "standing_peak_bytes": 200}
+    cells = [
+        cell("fcn_resnet50", "plain", **plain),
+        cell("fcn_resnet50", actnn.WAY, **small, gradient_error=0.125),
+        cell("retinanet_resnet50_fpn", "plain", **plain),
+        cell("retinanet_resnet50_fpn", actnn.WAY, **small, losses=(1.0, 2.0)),
+        cell("fpn_resnet50", "plain", **plain),
+        cell("fpn_resnet50", actnn.WAY, failure="it ended"),
+    ]
+    records.save(VisionResults(MACHINE, "", {}, dense=cells), tmp_path / actnn.FILE)
+    found = {row.rpartition("--model ")[2].partition(" ")[0]: row for row in rows(tmp_path, "actnn")}
+    # 100 bytes by the allocator, where the graph has 90.
+    assert "| mIoU, Cityscapes | 73.6 | 72.9 | 12.0 | 5.50 | 0.125 |" in found["fcn_resnet50"]
+    assert "| 36.5 | 36.3 | 12.0 | 5.50 | not comparable |" in found["retinanet_resnet50_fpn"]
+    assert "| not measured |" in found["fpn_resnet50"]
+    assert "| not measured |" in found["moco_v2_resnet50"]
 
 
 def test_a_page_has_a_readmes_table_with_its_machine(tmp_path):

@@ -355,10 +355,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(capsys, monkeypatch):
     assert cli.main(["search", "--device", "cuda"]) == 1
     assert "torch finds no usable GPU" in capsys.readouterr().err
 
-    class Properties:
-        total_memory = 8 * GIB
-
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: Properties)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (8 * GIB, 80 * GIB))
     assert cli.main(["search", "--device", "cuda"]) == 1
-    assert "must be at most the GPU's memory, 8 GiB, got 16 GiB" in capsys.readouterr().err
+    assert "must be at most the GPU's free memory, 8 GiB, got 16 GiB" in capsys.readouterr().err

@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.readmes import checkpointing, claims, fewbit, gact
+from bench.readmes import actnn, checkpointing, claims, fewbit, gact
 from bench.readmes.made import Made
 
 TABLES: Mapping[str, Callable[[Path], Made]] = MappingProxyType(
-    {"claims": claims.table, "gact": gact.table, "fewbit": fewbit.table, "checkpointing": checkpointing.table}
+    {
+        "claims": claims.table,
+        "gact": gact.table,
+        "actnn": actnn.table,
+        "fewbit": fewbit.table,
+        "checkpointing": checkpointing.table,
+    }
 )

@@ -215,7 +215,8 @@ def _require_limit(options: Options) -> None:
         return
     if not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    _require_memory(options, torch.cuda.get_device_properties(options.device).total_memory, "the GPU's")
+    free, _ = torch.cuda.mem_get_info(options.device)  # others may use the GPU
+    _require_memory(options, free, "the GPU's free")
 
 
 def _require_memory(options: Options, total: int, whose: str) -> None:

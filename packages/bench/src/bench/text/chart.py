@@ -56,7 +56,7 @@ def _draw_panel(axes: Axes, results: TextResults, model: str, task: str) -> None
         axes.axhline(control.mean, color=VERMILION, linewidth=1, linestyle="--")
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlim(0, 115)
+    axes.set_xlim(0, 1.15 * max(100.0, *_ways(results, model, task).values()))
     axes.margins(y=0.15)
     axes.set_xlabel("stored activations, % of plain's")
     axes.set_title(f"{task}, {model}", loc="left", fontsize=11, weight="bold")
