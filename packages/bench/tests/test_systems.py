@@ -133,7 +133,8 @@ def test_q_layers_have_no_error_where_they_drop_elements_of_their_own(monkeypatc
 
 
 def test_the_report_says_who_wins_and_what_failed(tmp_path):
-    results = SystemResults(MACHINE, "cpu", cells=CELLS, skipped=["vit: timm cannot be imported"])
+    named = [replace(one, what="GraphSAGE, 3 layers of 256, 10,000 nodes, 50,000 edges") for one in CELLS]
+    results = SystemResults(MACHINE, "cpu", cells=named, skipped=["vit: timm cannot be imported"])
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
     records.save(results, file)
     assert records.load(file) == results
@@ -144,9 +145,10 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
         output.print(render(results))
     text = " ".join(captured.get().split())
     assert "mlp: the least memory has checkpoint, least (ours)" in text
-    assert "failed: it ended" in text
+    assert "L1.1 (mlp) failed: it ended." in text
     assert "Left out: vit" in text
-    assert "save_on_cpu *" in text
+    assert "save_on_cpu * (mlp) does not apply: the model is on the CPU already." in text
+    assert "…" not in text  # no number and no name is cut short
 
 
 def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys):

@@ -8,14 +8,17 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
 from bench.errors import BenchError
 from bench.style import BLUE, GREY, GRID, INK, STYLE, VERMILION, footer, require_drawable, write
-from bench.systems.report import front, time_of
+from bench.systems.report import front, time_of, trains
 from bench.systems.results import SystemResults
 from bench.systems.ways import PLAIN, WAYS
 
-_COLUMNS = 4
+_COLUMNS = 2
+_NUMBERS = {way: number for number, way in enumerate(WAYS)}
+"""Of the ways, by which points are told apart: names would lie on one another."""
 
 
 def save_chart(results: SystemResults, path: Path) -> None:
@@ -34,16 +37,24 @@ def save_chart(results: SystemResults, path: Path) -> None:
 
 def _draw(results: SystemResults, subjects: list[str]) -> Figure:
     rows = -(-len(subjects) // _COLUMNS)
-    across = min(len(subjects), _COLUMNS)
-    height = 0.6 + 4 * rows
-    figure, grid = plt.subplots(rows, across, figsize=(0.5 + 4.4 * across, height), squeeze=False)
+    height = 1.1 + 3.9 * rows
+    figure, grid = plt.subplots(rows, _COLUMNS, figsize=(11, height), squeeze=False)
     for axes in grid.flat[len(subjects) :]:
         axes.axis("off")
     for axes, subject in zip(grid.flat, subjects, strict=False):
         _draw_subject(axes, results, subject)
-    text = "Activation peak and time of a step, over a plain one's; blue: ours, red: others; line: the front."
+    named = [way for way in _NUMBERS if any(cell.way == way and cell.ratio for cell in results.cells)]
+    half = -(-len(named) // 2)
+    legend = "\n".join(
+        "   ".join(f"{_NUMBERS[way]} {way}" for way in some) for some in (named[:half], named[half:]) if some
+    )
+    text = (
+        "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient is mostly "
+        "noise, or its error not known; line: the front."
+    )
+    figure.text(0.01, 0.55 / height, legend, color=INK, fontsize=8.5, va="bottom")
     footer(figure, text, results.machine)
-    figure.tight_layout(rect=(0, 0.42 / height, 1, 1))
+    figure.tight_layout(rect=(0, 0.95 / height, 1, 1))
     return figure
 
 
@@ -68,13 +79,24 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
     )
     for cell in cells:
         colour = INK if cell.way == PLAIN else BLUE if WAYS[cell.way].ours else VERMILION
+        filled = trains(cell)
         at = place(cell.peak_bytes), time_of(cell)
-        axes.plot(*at, "o", color=colour, markeredgecolor="white", zorder=3)
-        axes.annotate(cell.way, at, (5, 3), textcoords="offset points", fontsize=6.5, color=colour)
+        inside = colour if filled else "white"
+        above = 4 if cell in best else 3
+        axes.plot(
+            *at, "o", markersize=11, color=inside, markeredgecolor="white" if filled else colour, alpha=0.85, zorder=above
+        )
+        number = str(_NUMBERS[cell.way])
+        colour = "white" if filled else colour
+        axes.annotate(number, at, fontsize=6.5, color=colour, ha="center", va="center", zorder=above)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlim(left=0)
-    axes.margins(x=0.25)
+    axes.set_xlim(0, 1.08 * max(place(cell.peak_bytes) for cell in cells))
+    axes.set_yscale("log")
+    axes.margins(y=0.1)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.1, 1.25, 1.5, 2, 3, 5)))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("activation peak, % of plain's")
     axes.set_ylabel("step time over plain's")
     axes.set_title(plain.what, loc="left", fontsize=9, weight="bold")

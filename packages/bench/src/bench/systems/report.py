@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.layout import columns, header, short
+from bench.layout import columns, header
 from bench.systems.results import Cell, SystemResults
 from bench.systems.ways import PLAIN, WAYS
 from bench.units import MIB
@@ -29,7 +29,7 @@ def render(results: SystemResults) -> RenderableType:
 def front(results: SystemResults, subject: str) -> list[Cell]:
     """The cells of a model that no other beats in both memory and time, by falling peak."""
     cells = [
-        cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio and _trains(cell)
+        cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio and trains(cell)
     ]
     best: list[Cell] = []
     for cell in sorted(cells, key=lambda one: (time_of(one), one.peak_bytes or 0)):
@@ -38,7 +38,7 @@ def front(results: SystemResults, subject: str) -> list[Cell]:
     return best
 
 
-def _trains(cell: Cell) -> bool:
+def trains(cell: Cell) -> bool:
     """Whether a way's gradient is known to be hardly noise."""
     return cell.error is not None and cell.error <= NOISE
 
@@ -55,17 +55,25 @@ def _table(results: SystemResults, subject: str) -> Table:
     plain = results.cell(subject, PLAIN)
     winners = {cell.way for cell in front(results, subject)}
     for cell in cells:
-        reason = (cell.failure and f"failed: {cell.failure}") or cell.does_not_apply
         part = cell.peak_bytes / plain.peak_bytes if plain and plain.peak_bytes and cell.peak_bytes else None
         table.add_row(
-            cell.way if WAYS[cell.way].ours or cell.way == PLAIN else f"{cell.way} *",
+            _name(cell),
             "" if cell.peak_bytes is None else f"{cell.peak_bytes / MIB:,.1f}",
             "" if part is None else f"{100 * part:.0f}",
             "" if cell.ratio is None else f"{time_of(cell):.2f}",
             "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0",
-            Text(short(reason), style="dim") if reason else "on the front" if cell.way in winners else "",
+            Text(_outcome(cell), style="dim") if _outcome(cell) else "on the front" if cell.way in winners else "",
         )
     return table
+
+
+def _name(cell: Cell) -> str:
+    return cell.way if WAYS[cell.way].ours or cell.way == PLAIN else f"{cell.way} *"
+
+
+def _outcome(cell: Cell) -> str:
+    """Of a cell that was not measured, in a word or two; the reason stands below the tables."""
+    return "failed" if cell.failure else "does not apply" if cell.does_not_apply else ""
 
 
 def _notes(results: SystemResults) -> Iterator[str]:
@@ -84,3 +92,14 @@ def _notes(results: SystemResults) -> Iterator[str]:
         least = found[-1]
         whose = "ours" if WAYS[least.way].ours else "not ours"
         yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
+    yield from _reasons(results)
+
+
+def _reasons(results: SystemResults) -> Iterator[str]:
+    """Why cells were not measured, once for all models of which the same is to be said."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for cell in results.cells:
+        if outcome := _outcome(cell):
+            found.setdefault((_name(cell), outcome, cell.failure or cell.does_not_apply), []).append(cell.subject)
+    for (name, outcome, reason), subjects in found.items():
+        yield f"{name} ({', '.join(subjects)}) {outcome}: {reason.rstrip('.')}."
