@@ -47,4 +47,6 @@ def size(text: str) -> int:
         number = text.removesuffix(name)
         if number != text and number.isdecimal() and int(number) * unit > 0 and int(number) * unit % (4 * KIB) == 0:
             return int(number) * unit
-    raise argparse.ArgumentTypeError(f"must be a multiple of 4KiB such as 4KiB, 16MiB or 1GiB, got {text!r}")
+    raise argparse.ArgumentTypeError(
+        f"must be a multiple of 4KiB with a unit, such as 4KiB, 16MiB or 1GiB, got {text!r}"
+    )

@@ -41,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("python -m bench: interrupted; nothing was written but what goes to --json one by one", file=sys.stderr)
+        print(
+            "python -m bench: interrupted; the same command goes on from what was written to --json one by one",
+            file=sys.stderr,
+        )
         return 130
     return 0
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from bench import pages, records
 from bench.errors import BenchError
-from bench.finish import finish
+from bench.finish import finish, require_writable
 
 
 def report(options: Namespace) -> None:
@@ -16,7 +16,10 @@ def report(options: Namespace) -> None:
             text = page.read_text()
         except OSError as error:
             raise BenchError(f"{page} cannot be read ({error.strerror})") from error
-        made = pages.rendered(text, options.results)
+        try:
+            made = pages.rendered(text, options.results)
+        except BenchError as error:
+            raise BenchError(f"{page}: {error}") from error
         missing = [place for place in made.charts if not (page.parent / place).is_file()]
         if options.check:
             if made.text != text:
@@ -33,4 +36,5 @@ def report(options: Namespace) -> None:
 
 def show(options: Namespace) -> None:
     """``python -m bench show``."""
+    require_writable(None, options.chart)
     finish(records.load(options.results), None, options.chart)

@@ -96,7 +96,8 @@ class _Maker:
         found = [one for one in found if f"{one} | ".startswith(f"{name} | ")] or found
         if len(found) != 1:
             has = f"has {len(found)} tables" if found else "has no table"
-            raise BenchError(f"{file} {has} {name!r}; it has {', '.join(map(repr, found or tables)) or 'none'}")
+            titles = [heading.partition(" | ")[0] for heading in found or tables]
+            raise BenchError(f"{file} {has} {name!r}; it has {', '.join(map(repr, titles)) or 'none'}")
         return self._with_where(to_markdown(tables[found[0]]), results)
 
     def _chart(self, what: str) -> str:

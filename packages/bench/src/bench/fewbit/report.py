@@ -68,7 +68,7 @@ def _memory(results: FewBitResults) -> Table:
         least = SAVINGS.get(peak.way) if judged_memory(results) else None
         pairs = (
             (peak.activation_bytes, plain.activation_bytes, least),
-            (median(peak.peak_bytes), median(plain.peak_bytes), None),
+            (median(peak.peak_bytes), median(plain.peak_bytes), least),
             (median(peak.raw_bytes), median(plain.raw_bytes), None),
         )
         row: list[RenderableType] = [f"{median(peak.kept_bytes) / MIB:,.1f}"]

@@ -50,6 +50,8 @@ def table(folder: Path) -> Made:
             row = found.get((architecture, level))
             # Full precision is run beside every level.
             command = f"--model {architecture} --level {level if level != REFERENCE else LEVELS[0]} --dataset cora"
+            if row is not None and row.accuracies:
+                command += f" --seeds {len(row.accuracies)}"
             made.add_row(architecture, "full precision" if level == REFERENCE else level, *_measured(row), command)
     return Made(made, [*results])
 

@@ -64,8 +64,10 @@ def _draw(results: SearchResults, rows: dict[str, list[Search]]) -> Figure:
 def _draw_dimension(axes: Axes, results: SearchResults, searches: list[Search]) -> None:
     for place, search in enumerate(searches):
         ratio = times_plain(results, search) or 0.0
-        axes.barh(place, ratio, color=BLUE if WAYS[search.way].ours else ORANGE, height=0.62)
-        label = f"{'≥ ' * search.capped}{ratio:.1f}"
+        finite = search.best is None or search.best.finite
+        colour = BLUE if WAYS[search.way].ours else ORANGE
+        axes.barh(place, ratio, color=colour if finite else "white", edgecolor=colour, height=0.62)
+        label = f"{'≥ ' * search.capped}{ratio:.1f}{'' if finite else ', loss not finite'}"
         axes.annotate(label, (ratio, place), (3, 0), textcoords="offset points", va="center", fontsize=7, color=INK)
         for figure in published(search.dimension, search.way):
             axes.plot([figure.ratio] * 2, [place - 0.42, place + 0.42], color=VERMILION, linewidth=2)

@@ -235,6 +235,9 @@ def _graphs(sizes: Sizes) -> dict[str, Dimension]:
             step=step,
             items="nodes",
             item_count=lambda value: graph.nodes,
+            # As GACT trains it. Without residual connections the gradient grows by half with each layer, and a step of
+            # SGD would throw the weights away.
+            optimizer="adam",
         )
 
     return {

@@ -119,7 +119,8 @@ def _notes(results: SearchResults) -> Iterator[str]:
         f"largest: {exact}, that trains within that memory: weights, gradients, the optimizer's "
         f"state, activations and what kernels take; {counted}. ≥: no larger one was tried. "
         "/s: in the median step at that number, optimizer's step included; beside it, over plain's at plain's largest. "
-        "plain there: what came of a plain trial at the way's largest; failed: out of memory. * not ours."
+        "plain there: what came of a plain trial at the way's largest; failed: out of memory. * not ours. A loss that "
+        "is not finite: the memory is enough, but the network does not train."
     )
     yield (
         "published: over full precision at 16 GiB of a GPU, for the originals' own sizes of the models; measured here: "

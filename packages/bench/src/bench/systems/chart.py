@@ -49,8 +49,8 @@ def _draw(results: SystemResults, subjects: list[str]) -> Figure:
         "   ".join(f"{_NUMBERS[way]} {way}" for way in some) for some in (named[:half], named[half:]) if some
     )
     text = (
-        "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient is mostly "
-        "noise, or its error not known; line: the front."
+        "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient is "
+        "mostly noise, or its error not known; line: the front."
     )
     figure.text(0.01, 0.55 / height, legend, color=INK, fontsize=8.5, va="bottom")
     footer(figure, text, results.machine)
@@ -83,9 +83,8 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
         at = place(cell.peak_bytes), time_of(cell)
         inside = colour if filled else "white"
         above = 4 if cell in best else 3
-        axes.plot(
-            *at, "o", markersize=11, color=inside, markeredgecolor="white" if filled else colour, alpha=0.85, zorder=above
-        )
+        edge = "white" if filled else colour
+        axes.plot(*at, "o", markersize=11, color=inside, markeredgecolor=edge, alpha=0.85, zorder=above)
         number = str(_NUMBERS[cell.way])
         colour = "white" if filled else colour
         axes.annotate(number, at, fontsize=6.5, color=colour, ha="center", va="center", zorder=above)
