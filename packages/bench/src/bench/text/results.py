@@ -114,6 +114,8 @@ class Cell:
     @property
     def ratio(self) -> float | None:
         """A step's time over the plain one's of the same round, the median over rounds; ``None`` where not timed."""
+        if self.way == PLAIN:  # what plain steps differ by from plain ones is noise
+            return 1.0 if self.seconds else None
         return median_ratio(self.seconds, self.plain_seconds) if self.seconds else None
 
     @property
