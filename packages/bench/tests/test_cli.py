@@ -115,7 +115,7 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
     assert cli.main(["gnn"]) == 130
     assert (
         capsys.readouterr().err
-        == "python -m bench: interrupted; the same command goes on from what was written to --json one by one\n"
+        == "python -m bench: interrupted; only what goes to --json one by one was written, and is taken up\n"
     )
 
 

@@ -57,7 +57,7 @@ def test_the_command_checks_and_writes(folder, capsys):
     assert page.read_text() == pages.rendered(PAGE, folder).text
 
 
-def test_what_is_wrong_with_a_page(folder):
+def test_what_is_wrong_with_a_page(folder, capsys):
     with pytest.raises(BenchError, match="has no table 'an LSTM'; it has 'an MLP, of 3"):
         pages.rendered(PAGE.replace("an MLP", "an LSTM"), folder)
     with pytest.raises(BenchError, match="cannot be read"):
@@ -65,6 +65,10 @@ def test_what_is_wrong_with_a_page(folder):
     with pytest.raises(BenchError, match="1 tables and charts begin"):
         pages.rendered(PAGE.replace("<!-- /table -->", ""), folder)
     assert cli.main(["report", str(folder / "missing.md")]) == 1
+    page = folder / "page.md"
+    page.write_text(PAGE.replace("an MLP", "an LSTM"))
+    assert cli.main(["report", str(page), "--results", str(folder)]) == 1
+    assert f"{page}: systems.json has no table 'an LSTM'" in capsys.readouterr().err
 
 
 def test_a_name_of_several_tables(folder):

@@ -3,12 +3,13 @@
 import json
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import pytest
 
 from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
-from bench.search import measure
+from bench.search import chart, measure
 from bench.search.bisection import Found, Grid, largest
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
 from bench.search.image_models import RESNET_152, scaled_stages
@@ -206,14 +207,15 @@ def test_a_run_is_taken_up_trial_by_trial(machinery, tmp_path, capsys):
     assert "another machine, device, memory limit" in capsys.readouterr().err
 
 
-def test_other_sizes_of_the_same_name_are_searched_anew(machinery, tmp_path):
-    """Trials of a smaller model stood under the title of a larger one."""
+@pytest.mark.parametrize(("setting", "other"), [("title", "GCN of 32, 1,000 nodes: layers"), ("optimizer", "sgd")])
+def test_other_trainings_of_the_same_name_are_searched_anew(machinery, tmp_path, setting, other):
+    """Trials of a smaller model stood under the title of a larger one, and such with SGD beside others with Adam."""
     file = tmp_path / "out.json"
     command = [*COMMAND, "--way", "L1", "--json", str(file)]
     assert cli.main(command) == 0
     content = json.loads(file.read_text())
     for search in content["searches"]:
-        search["title"] = "GCN of 32, 1,000 nodes: layers"
+        search[setting] = other
     file.write_text(json.dumps(content))
     asked = machinery.asked[:]
     machinery.asked.clear()
@@ -311,6 +313,23 @@ def test_the_report_has_measured_beside_published(tmp_path):
     assert "within 128 MiB" in text
     assert "Left out: swin: no timm" in text
     assert "plain finished at 60, the largest of L2, too" in text
+
+
+def test_a_bar_of_what_does_not_train_is_hollow():
+    figure = chart._draw(RESULTS, {"resnet50-batch": chart._compared(RESULTS, "resnet50-batch")})
+    [axes] = figure.axes
+    hollow = {
+        name.get_text(): bar.get_facecolor() == (1, 1, 1, 1)
+        for name, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)
+    }
+    plt.close(figure)
+    assert hollow["L2.2"]  # its loss is not finite
+    assert not hollow["L1"]
+
+
+def test_graph_networks_take_adam():
+    found = dimensions("cpu")
+    assert {found[name].optimizer for name in ("gcn-layers", "gcn-hidden")} == {"adam"}
 
 
 def test_what_is_not_known_is_not_compared():

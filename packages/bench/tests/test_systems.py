@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch_geometric.nn as geometric
@@ -11,8 +12,9 @@ from torch import nn
 from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
+from bench.search.dimensions import dimensions
 from bench.systems import cell as cells
-from bench.systems import subjects
+from bench.systems import chart, subjects
 from bench.systems.graph_layers import GraphLayers
 from bench.systems.report import front, render
 from bench.systems.results import Cell, SystemResults
@@ -95,6 +97,20 @@ def test_layers_of_a_graph_network_compute_what_pyg_s_do(name):
     assert sorted(g.double().sum().item() for g in gradients) == sorted(g.double().sum().item() for g in others)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [*(subjects.SUBJECTS[name] for name in ("gat", "sage")), lambda: dimensions("cpu")["gcn-layers"].make(4)],
+    ids=["gat", "sage", "gcn"],
+)
+def test_blocks_of_graph_networks_hold_all_that_saves(make):
+    """Bare convolutions did, and who checkpointed them kept what norms, activations and dropouts save."""
+    subject = make()
+    inside = {module for block in subject.blocks for module in block.modules()}
+    leaves = [module for module in subject.model.modules() if not list(module.children())]
+    assert any(isinstance(module, nn.Dropout) for module in leaves)
+    assert all(module in inside for module in leaves)
+
+
 def cell(way, peak, ratio):
     return Cell("mlp", way, "an MLP", peak, 0.1, [ratio], [1.0], commit="0123")
 
@@ -116,6 +132,9 @@ def test_the_front():
     plain = replace(cell(PLAIN, 100, 1.0), seconds=[1.3])
     noise = replace(cell("randomized linear", 20, 0.5), error=0.6)
     found = front(SystemResults(MACHINE, "cpu", cells=[plain, noise, cell("L1", 99, 1.1), cell("L2", 60, 1.2)]), "mlp")
+    assert [one.way for one in found] == [PLAIN, "L2"]
+    # What takes plain's memory is plain training, whatever time it takes.
+    found = front(SystemResults(MACHINE, "cpu", cells=[plain, cell("L1", 99, 0.9), cell("L2", 60, 1.2)]), "mlp")
     assert [one.way for one in found] == [PLAIN, "L2"]
 
 
@@ -149,6 +168,20 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
     assert "Left out: vit" in text
     assert "save_on_cpu * (mlp) does not apply: the model is on the CPU already." in text
     assert "…" not in text  # no number and no name is cut short
+    tiny = [replace(one, peak_bytes=one.peak_bytes and one.peak_bytes << 10) for one in CELLS]
+    with output.capture() as captured:
+        output.print(render(SystemResults(MACHINE, "cpu", cells=tiny)))
+    assert "L1 50.0 50 1.20" in " ".join(captured.get().split())  # KiB
+
+
+def test_a_point_of_what_hardly_trains_is_hollow():
+    noise = replace(cell("L2", 60, 1.3), error=0.6)
+    results = SystemResults(MACHINE, "cpu", cells=[cell(PLAIN, 100, 1.0), cell("L1", 50, 1.2), noise])
+    figure = chart._draw(results, ["mlp"])
+    points = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    colours = [line.get_markerfacecolor() for line in points]
+    plt.close(figure)
+    assert [colour == "white" for colour in colours] == [False, False, True]
 
 
 def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys):

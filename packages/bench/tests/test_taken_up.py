@@ -6,6 +6,7 @@ import pytest
 
 from bench import records
 from bench.errors import BenchError
+from bench.layout import header
 from bench.machine import Machine
 from bench.pages import where
 from bench.systems.results import SystemResults
@@ -32,6 +33,7 @@ def test_every_command_that_made_a_file_is_kept_once(tmp_path):
     found = run(file, "python one")
     assert found.machine.commands == ["python two", "python one"]
     assert where(found).startswith("`python two`, `python one`; a processor, 2 threads")
+    assert "command  python two\n         python one; " in header("Numbers", found.machine, 0.0).plain
 
 
 def test_other_settings_are_refused(tmp_path):

@@ -260,6 +260,13 @@ def test_the_report_has_differences_and_published_figures(tmp_path, capsys):
     assert "Left out: cola: no network" in text
 
 
+def test_a_plain_step_takes_its_own_time():
+    """Beside another plain one it took 0.91 of it, which is noise."""
+    assert Cell("base", PLAIN, 4, 128, seconds=[1.0], plain_seconds=[1.1]).ratio == 1.0
+    assert Cell("base", PLAIN, 4, 128).ratio is None
+    assert Cell("base", "L1", 4, 128, seconds=[1.0], plain_seconds=[2.0]).ratio == 0.5
+
+
 def test_only_what_was_trained_as_published_stands_beside_it():
     """Quick runs, and networks trained from scratch, stood beside fine-tuned ones, and 32 tokens beside 128."""
     sketch = "linear 20 % dct"

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print(
-            "python -m bench: interrupted; the same command goes on from what was written to --json one by one",
+            "python -m bench: interrupted; only what goes to --json one by one was written, and is taken up",
             file=sys.stderr,
         )
         return 130

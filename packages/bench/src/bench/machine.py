@@ -31,7 +31,7 @@ class Machine:
         dirty: whether files differed from the commit.
         command: as typed, the interpreter's path left out.
         date: UTC, to the minute.
-        earlier: commands that made entries which were taken up, each once, the oldest first.
+        earlier: commands that wrote to the file before, each once, but for this one.
     """
 
     processor: str
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def commands(self) -> list[str]:
-        """All that made the results."""
+        """All that wrote to the results, this one the last."""
         return [*self.earlier, self.command]
 
     @classmethod

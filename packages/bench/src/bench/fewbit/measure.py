@@ -18,7 +18,7 @@ from bench.fewbit.bert import Recipe
 from bench.fewbit.results import FewBitResults, GridCell, Peak, Times
 from bench.fewbit.roberta import ATTENTION, DROPOUT, WAYS, Shape
 from bench.kernels.clock import threads
-from bench.machine import Machine
+from bench.machine import Machine, installed
 from bench.networks import needs
 from bench.progress import progress
 from bench.taken_up import commit_of, taken_up
@@ -48,7 +48,7 @@ class Options:
         threads: of torch's operators.
         quick: whether everything is small, to show that it works.
         json: the file that results are written to, and taken up from: cells of the grid that it has are not measured
-            again, parts without cells are. Finished runs of training are kept beside it.
+            again, nor is a run of training that has ended; parts without cells and runs are.
     """
 
     parts: Sequence[str]
@@ -90,26 +90,30 @@ def run(options: Options) -> FewBitResults:
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
     start = time.perf_counter()
-    machine = Machine.here(options.device, options.threads, _PACKAGES)
-    named = "machine, device, number of threads or version of torch"
+    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(installed, ("transformers",))))
+    named = "machine, device, number of threads or version of a library"
     results = taken_up(FewBitResults(machine, options.device.type), options.json, _settings, named)
+    if "training" in options.parts:
+        _require_the_same_training(options, results)
+    earlier = results.seconds
     skipped = []
     with threads(options.threads), progress("fewbit", _steps(options)) as advance:
         for part in options.parts:
             try:
                 if part in _LIBRARIES:
                     needs(_LIBRARIES[part])
-                results = _RUN[part](options, results, advance)
+                results = replace(_RUN[part](options, results, advance), seconds=earlier + time.perf_counter() - start)
+                _save(options, results)
             except (MissingLibrary, sentences.MissingSentences) as error:
                 if options.named:
                     raise
                 skipped.append(f"{part}: {error}")
-    return replace(results, skipped=skipped, seconds=results.seconds + time.perf_counter() - start)
+    return replace(results, skipped=skipped)
 
 
 def _settings(results: FewBitResults) -> tuple[object, ...]:
     machine = results.machine
-    return machine.processor, machine.threads, machine.versions["torch"], results.device
+    return machine.processor, machine.threads, machine.versions, results.device
 
 
 def _memory(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
@@ -121,12 +125,12 @@ def _memory(options: Options, results: FewBitResults, advance: Callable[[str], N
 
 
 def _grid(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
-    start = time.perf_counter()
+    seconds, start = results.seconds, time.perf_counter()
 
     def keep(found: list[GridCell], what: str) -> None:
         nonlocal results
-        results = replace(results, grid=found)
-        _save(options, results, start)
+        results = replace(results, grid=found, seconds=seconds + time.perf_counter() - start)
+        _save(options, results)
         advance(what)
 
     wanted = grid.cells(options.shape, options.sequences, options.quick)
@@ -136,15 +140,9 @@ def _grid(options: Options, results: FewBitResults, advance: Callable[[str], Non
 
 
 def _training(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:
-    start = time.perf_counter()
+    seconds, start = results.seconds, time.perf_counter()
     recipe = options.recipe
     data = sentences.load(recipe.vocabulary, recipe.length, options.data_root)
-    settings = {"data": str(data), "recipe": dict(recipe.numbers())}
-    if results.runs and (other := [name for name, value in settings.items() if getattr(results, name) != value]):
-        raise BenchError(
-            f"{options.json} holds runs of another training, which differ in {' and '.join(other)}; name another "
-            "--json, or delete it"
-        )
     entropy = training.held_out(data, recipe).entropy()
     results = replace(results, data=str(data), recipe=dict(recipe.numbers()), entropy=entropy)
     for kind, seed in training.runs(options.seeds):
@@ -152,15 +150,33 @@ def _training(options: Options, results: FewBitResults, advance: Callable[[str],
             print(f"{kind}, seed {seed}: taken from {options.json}", file=sys.stderr)
             continue
         made = training.train(kind, seed, data, recipe, partial(advance, f"{kind}, seed {seed}"))
-        results = replace(results, runs=[*results.runs, replace(made, commit=commit_of(results.machine))])
-        _save(options, results, start)
+        runs = [*results.runs, replace(made, commit=commit_of(results.machine))]
+        results = replace(results, runs=runs, seconds=seconds + time.perf_counter() - start)
+        _save(options, results)
     return results
 
 
-def _save(options: Options, results: FewBitResults, start: float) -> None:
-    """Writes what there is of a part that has begun at ``start``, so that an interrupted run can go on."""
+def _require_the_same_training(options: Options, results: FewBitResults) -> None:
+    """Before any part is run: runs of other sentences or another recipe are no pairs of those that are to come."""
+    if not results.runs:
+        return
+    recipe = options.recipe
+    try:
+        data = str(sentences.load(recipe.vocabulary, recipe.length, options.data_root))
+    except sentences.MissingSentences:
+        return  # which the part says
+    settings = {"data": data, "recipe": dict(recipe.numbers())}
+    if other := [name for name, value in settings.items() if getattr(results, name) != value]:
+        raise BenchError(
+            f"{options.json} holds runs of another training, which differ in {' and '.join(other)}; name another "
+            "--json, or delete it"
+        )
+
+
+def _save(options: Options, results: FewBitResults) -> None:
+    """Writes what there is by now, so that an interrupted run can go on."""
     if options.json is not None:
-        records.save(replace(results, seconds=results.seconds + time.perf_counter() - start), options.json)
+        records.save(results, options.json)
 
 
 def _time(options: Options, results: FewBitResults, advance: Callable[[str], None]) -> FewBitResults:

@@ -69,7 +69,7 @@ def _memory(results: FewBitResults) -> Table:
         pairs = (
             (peak.activation_bytes, plain.activation_bytes, least),
             (median(peak.peak_bytes), median(plain.peak_bytes), least),
-            (median(peak.raw_bytes), median(plain.raw_bytes), None),
+            (median(peak.raw_bytes), median(plain.raw_bytes), least),
         )
         row: list[RenderableType] = [f"{median(peak.kept_bytes) / MIB:,.1f}"]
         for nbytes, reference, asked in pairs:

@@ -62,13 +62,12 @@ def table(folder: Path) -> Made:
             made.add_row(*published, NOT_MEASURED, *[""] * 5, _COMMAND)
             continue
         row: list[Text | str] = []
-        for nbytes, reference, judged in (
-            (peak.activation_bytes, plain.activation_bytes, True),
-            (median(peak.peak_bytes), median(plain.peak_bytes), True),
-            (median(peak.raw_bytes), median(plain.raw_bytes), False),
+        for nbytes, reference in (
+            (peak.activation_bytes, plain.activation_bytes),
+            (median(peak.peak_bytes), median(plain.peak_bytes)),
+            (median(peak.raw_bytes), median(plain.raw_bytes)),
         ):
             found = 100 * (1 - nbytes / reference)
-            saved = marked(f"{found:.1f}", found >= saving) if judged else f"{found:.1f}"
-            row += [f"{nbytes / MIB:,.1f}", "" if peak is plain else saved]
+            row += [f"{nbytes / MIB:,.1f}", "" if peak is plain else marked(f"{found:.1f}", found >= saving)]
         made.add_row(*published, *row, _COMMAND)
     return Made(made, [results] if results is not None else [])

@@ -17,7 +17,7 @@ from bench.layout import columns
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 
 FILES = ("gnn-cpu.json", "gnn-levels-cpu.json")
-"""Of 10 seeds, and of the levels that adapt; the first that has a row is taken."""
+"""Of a row that several have, that of the most seeds is taken, and the later of those with as many."""
 
 ARCHITECTURES = ("gcn", "sage", "gat")
 LEVELS = ("L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3")
@@ -33,7 +33,11 @@ def table(folder: Path) -> Made:
         BenchError: a file holds something else.
     """
     results = [one for file in FILES if (one := recorded(folder, file, Results)) is not None]
-    found = {(row.model, row.level): row for one in reversed(results) for row in rows(one)}
+    found: dict[tuple[str, str], Row] = {}
+    for row in (row for one in results for row in rows(one)):
+        key = row.model, row.level
+        if key not in found or len(row.accuracies) >= len(found[key].accuracies):
+            found[key] = row
     made = columns(
         "ARCH",
         "LEVEL",

@@ -120,7 +120,8 @@ class Searcher:
 
     def _largest(self, dimension: Dimension, name: str, way: str, first: int) -> Search:
         before = self.results.search(name, way) or Search(name, way)
-        if before.title not in ("", dimension.title):  # another commit's sizes: its numbers are of another model
+        # Another commit's sizes, or optimizer: its numbers are of another training.
+        if before.title not in ("", dimension.title) or before.optimizer not in ("", dimension.optimizer):
             before = Search(name, way)
         if before.ended and before.resolution <= self._options.resolution:
             return before
@@ -128,6 +129,7 @@ class Searcher:
             before,
             title=dimension.title,
             items=dimension.items,
+            optimizer=dimension.optimizer,
             memory_limit=self._options.memory_limits[dimension.family],
             resolution=self._options.resolution,
             largest=None,  # of a search that was less precise

@@ -59,6 +59,7 @@ class Search:
         ended: whether the search has.
         trials: in the order in which they were made. A plain search's hold the proofs, too: trials at the largest
             numbers of other ways.
+        optimizer: that takes the steps; empty in older files.
     """
 
     dimension: str
@@ -71,6 +72,7 @@ class Search:
     resolution: float = 0.0
     ended: bool = False
     trials: list[Trial] = field(default_factory=list)
+    optimizer: str = ""
 
     def trial(self, value: int | None) -> Trial | None:
         """The last at a number; ``None`` where there is none."""

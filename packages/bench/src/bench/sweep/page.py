@@ -32,7 +32,7 @@ def page(results: SweepResults) -> str:
 
 
 def _lines(results: SweepResults) -> Iterator[str]:
-    yield from (f"# {TITLE}", "", f"    {results.machine.command}", "")
+    yield from (f"# {TITLE}", "", *(f"    {command}" for command in results.machine.commands), "")
     yield f"{_where(results.machine)}; {results.seconds / 60:.1f} minutes. `nox -s bench_sweep` runs it again."
     yield from ("", *(f"- {line}." for line in summary(results)), "")
     for note in notes(results):

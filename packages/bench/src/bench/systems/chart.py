@@ -8,11 +8,11 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 
 from bench.errors import BenchError
 from bench.style import BLUE, GREY, GRID, INK, STYLE, VERMILION, footer, require_drawable, write
-from bench.systems.report import front, time_of, trains
+from bench.systems.report import NOISE, front, time_of, trains
 from bench.systems.results import SystemResults
 from bench.systems.ways import PLAIN, WAYS
 
@@ -49,8 +49,8 @@ def _draw(results: SystemResults, subjects: list[str]) -> Figure:
         "   ".join(f"{_NUMBERS[way]} {way}" for way in some) for some in (named[:half], named[half:]) if some
     )
     text = (
-        "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient is "
-        "mostly noise, or its error not known; line: the front."
+        "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient's error "
+        f"is above {NOISE:g}, or not known; line: the front."
     )
     figure.text(0.01, 0.55 / height, legend, color=INK, fontsize=8.5, va="bottom")
     footer(figure, text, results.machine)
@@ -93,7 +93,10 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
     axes.set_xlim(0, 1.08 * max(place(cell.peak_bytes) for cell in cells))
     axes.set_yscale("log")
     axes.margins(y=0.1)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.1, 1.25, 1.5, 2, 3, 5)))
+    low, high = axes.get_ylim()
+    ticks = (0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5) if high < 1.6 * low else (1, 1.25, 1.5, 2, 3, 5, 10, 15)
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("activation peak, % of plain's")

@@ -11,10 +11,10 @@ from rich.text import Text
 from bench.layout import columns, header
 from bench.systems.results import Cell, SystemResults
 from bench.systems.ways import PLAIN, WAYS
-from bench.units import MIB
+from bench.units import KIB, MIB
 
 NOISE = 0.5
-"""The gradient's error above which a way is no rival to others: most of such a gradient's square may be noise."""
+"""The gradient's error above which a way is no rival to others: a fifth of such a gradient's square is noise."""
 
 _CLOSE = 0.02  # of a peak: a difference that says nothing
 
@@ -27,9 +27,17 @@ def render(results: SystemResults) -> RenderableType:
 
 
 def front(results: SystemResults, subject: str) -> list[Cell]:
-    """The cells of a model that no other beats in both memory and time, by falling peak."""
+    """The cells of a model that no other beats in both memory and time, by falling peak.
+
+    Peaks are the same that differ by ``_CLOSE``. What has plain training's is plain training: another time is noise.
+    """
+    plain = results.cell(subject, PLAIN)
+    most = (1 - _CLOSE) * plain.peak_bytes if plain is not None and plain.peak_bytes else float("inf")
     cells = [
-        cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio and trains(cell)
+        cell
+        for cell in results.cells
+        if cell.subject == subject and cell.peak_bytes and cell.ratio and trains(cell)
+        if cell.way == PLAIN or cell.peak_bytes < most
     ]
     best: list[Cell] = []
     for cell in sorted(cells, key=lambda one: (time_of(one), one.peak_bytes or 0)):
@@ -51,14 +59,16 @@ def time_of(cell: Cell) -> float:
 def _table(results: SystemResults, subject: str) -> Table:
     cells = [cell for cell in results.cells if cell.subject == subject]
     what = next((cell.what for cell in cells if cell.what), subject)
-    table = columns(what, "peak\nMiB", "\nof plain's, %", "step time\nover plain's", "gradient's\nerror", "")
     plain = results.cell(subject, PLAIN)
+    # Of tiny models in KiB, so that percentages can be checked.
+    unit, name = (MIB, "MiB") if plain is None or (plain.peak_bytes or 0) >= MIB else (KIB, "KiB")
+    table = columns(what, f"peak\n{name}", "\nof plain's, %", "step time\nover plain's", "gradient's\nerror", "")
     winners = {cell.way for cell in front(results, subject)}
     for cell in cells:
         part = cell.peak_bytes / plain.peak_bytes if plain and plain.peak_bytes and cell.peak_bytes else None
         table.add_row(
             _name(cell),
-            "" if cell.peak_bytes is None else f"{cell.peak_bytes / MIB:,.1f}",
+            "" if cell.peak_bytes is None else f"{cell.peak_bytes / unit:,.1f}",
             "" if part is None else f"{100 * part:.0f}",
             "" if cell.ratio is None else f"{time_of(cell):.2f}",
             "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0",
@@ -83,7 +93,8 @@ def _notes(results: SystemResults) -> Iterator[str]:
         "peak: the most during forward and backward, less what was there before, the gradients among it, to which the "
         "step adds. step time: forward and backward, in turn with plain ones. gradient's error: of the whole gradient, "
         "with the same dropout; none for Q-layers where there is dropout, which draw their own. * not ours. on the "
-        f"front: none takes less of both memory and time; a way whose error is unknown or above {NOISE:g} is not on it."
+        f"front: none takes less of both memory and time, peaks within {_CLOSE:.0%} of each other being the same; a "
+        f"way whose error is unknown or above {NOISE:g} is not on it."
     )
     for subject in results.subjects:
         found = [cell for cell in front(results, subject) if cell.way != PLAIN]
