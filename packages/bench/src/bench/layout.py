@@ -9,7 +9,7 @@ from rich.text import Text
 
 from bench.machine import Machine
 
-WIDTH = 132  # what the tables take
+WIDTH = 160  # what the tables take
 
 
 def console() -> Console:

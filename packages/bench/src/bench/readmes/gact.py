@@ -34,10 +34,10 @@ def table(folder: Path) -> Made:
     """
     results = [one for file in FILES if (one := recorded(folder, file, Results)) is not None]
     found: dict[tuple[str, str], Row] = {}
-    for row in (row for one in results for row in rows(one)):
-        key = row.model, row.level
-        if key not in found or len(row.accuracies) >= len(found[key].accuracies):
-            found[key] = row
+    for candidate in (candidate for file in results for candidate in rows(file)):
+        key = candidate.model, candidate.level
+        if key not in found or len(candidate.accuracies) >= len(found[key].accuracies):
+            found[key] = candidate
     made = columns(
         "ARCH",
         "LEVEL",
