@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{measure.QUICK_STEPS} steps, {measure.QUICK_ROUNDS} rounds: shows that it works",
+        help=f"{', '.join(measure.QUICK_MODELS)} at {', '.join(measure.QUICK_LEVELS)}, all parts but {measure.PARTS[-1]}, "
+        f"{measure.QUICK_STEPS} steps, {measure.QUICK_ROUNDS} rounds: shows that it works",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
     add_chart(parser)
@@ -43,16 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_activations(options: argparse.Namespace) -> None:
     """``python -m bench activations``."""
-    parts = list(dict.fromkeys(options.part or measure.PARTS))
+    quick = options.quick
+    parts = list(dict.fromkeys(options.part or (measure.QUICK_PARTS if quick else measure.PARTS)))
     if options.chart is not None and "models" not in parts:
         raise BenchError("a chart shows the part models; add --part models, or leave --chart out")
     require_writable(options.json, options.chart)
     results = measure.run(
         measure.Options(
-            models=list(dict.fromkeys(options.model or MODELS)),
-            levels=list(dict.fromkeys(options.level or measure.LEVELS)),
-            steps=options.steps or (measure.QUICK_STEPS if options.quick else measure.STEPS),
-            rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
+            models=list(dict.fromkeys(options.model or (measure.QUICK_MODELS if quick else MODELS))),
+            levels=list(dict.fromkeys(options.level or (measure.QUICK_LEVELS if quick else measure.LEVELS))),
+            steps=options.steps or (measure.QUICK_STEPS if quick else measure.STEPS),
+            rounds=options.rounds or (measure.QUICK_ROUNDS if quick else measure.ROUNDS),
             threads=options.threads,
             parts=parts,
         )

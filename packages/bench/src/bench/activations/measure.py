@@ -22,6 +22,7 @@ PARTS = ("models", "overhead", "memory", "adaptation", "initial")
 LEVELS = ("L1", "L1.1", "L2", "L2.2")
 STEPS, ROUNDS = 5, 9
 QUICK_STEPS, QUICK_ROUNDS = 2, 2
+QUICK_PARTS, QUICK_MODELS, QUICK_LEVELS = PARTS[:-1], ("bert", "gcn"), ("L1", "L2")
 
 Item = TypeVar("Item")
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{measure.QUICK_PAIRS} pairs, {measure.QUICK_STEPS} steps: shows that it works",
+        help=f"{', '.join(measure.QUICK_MODELS)}; {measure.QUICK_PAIRS} pairs, {measure.QUICK_STEPS} steps: shows that it works",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
     add_chart(parser)
@@ -34,7 +34,7 @@ def run_sensitivity(options: argparse.Namespace) -> None:
     require_writable(options.json, options.chart)
     results = measure.run(
         measure.Options(
-            models=list(dict.fromkeys(options.model or measure.MODELS)),
+            models=list(dict.fromkeys(options.model or (measure.QUICK_MODELS if options.quick else measure.MODELS))),
             level=options.level,
             pairs=options.pairs or (measure.QUICK_PAIRS if options.quick else measure.PAIRS),
             steps=options.steps or (measure.QUICK_STEPS if options.quick else measure.STEPS),

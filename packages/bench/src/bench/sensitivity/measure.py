@@ -21,7 +21,7 @@ from bench.sensitivity.results import Sensitivities, SensitivityResults
 from integrations.adaptive.two_seed import two_seed_errors
 
 PAIRS, PASSES, STEPS = 40, 5, 10
-QUICK_PAIRS, QUICK_STEPS = 4, 3
+QUICK_PAIRS, QUICK_STEPS, QUICK_MODELS = 4, 3, ("bert", "gcn")
 MODELS: Mapping[str, Callable[[], Case]] = MappingProxyType(
     {"resnet18": partial(resnet18, 4), "vit_tiny": partial(vit_tiny, 2), "bert": partial(bert, 4, 0.0), "gcn": gcn}
 )
