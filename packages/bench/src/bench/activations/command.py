@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{', '.join(measure.QUICK_MODELS)} at {', '.join(measure.QUICK_LEVELS)}, all parts but {measure.PARTS[-1]}, "
-        f"{measure.QUICK_STEPS} steps, {measure.QUICK_ROUNDS} rounds: shows that it works",
+        help=f"{', '.join(measure.QUICK_MODELS)} at {', '.join(measure.QUICK_LEVELS)}, all parts but "
+        f"{measure.PARTS[-1]}, {measure.QUICK_STEPS} steps, {measure.QUICK_ROUNDS} rounds: shows that it works",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
     add_chart(parser)

@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{', '.join(measure.QUICK_MODELS)}; {measure.QUICK_PAIRS} pairs, {measure.QUICK_STEPS} steps: shows that it works",
+        help=f"{', '.join(measure.QUICK_MODELS)}; {measure.QUICK_PAIRS} pairs, {measure.QUICK_STEPS} steps: shows that "
+        "it works",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
     add_chart(parser)
