@@ -49,13 +49,27 @@ def test_a_run_prints_and_writes(quick, tmp_path, capsys):
     found = records.load(file)
     assert isinstance(found, ActivationResults)
     (model,) = found.models
-    assert [entry.level for entry in found.adaptations] == ["L2", "L2.2"]
+    assert [entry.level for entry in found.adaptations] == ["L2"]
     assert len(found.overheads) == 1
-    assert [level.level for level in model.levels] == list(measure.LEVELS)
+    assert [level.level for level in model.levels] == list(measure.QUICK_LEVELS)
     assert {len(level.errors) for level in model.levels} == {measure.QUICK_STEPS}
     assert {len(level.seconds) for level in model.levels} == {len(model.plain_seconds)} == {measure.QUICK_ROUNDS}
     assert cli.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_quick_is_small_unless_more_is_asked_for(monkeypatch):
+    asked = []
+
+    def run(options):
+        asked.append((options.models, options.levels, options.parts))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "run", run)
+    for more in ([], ["--model", "resnet18", "--level", "L1.1", "--part", "initial"]):
+        assert cli.main(["activations", "--quick", *more]) == 130
+    small = list(measure.QUICK_MODELS), list(measure.QUICK_LEVELS), list(measure.QUICK_PARTS)
+    assert asked == [small, (["resnet18"], ["L1.1"], ["initial"])]
 
 
 def test_bytes_and_errors_of_a_small_model(quick):
