@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from bench.layout import console
 from bench.machine import Machine
 from bench.systems.ways import PLAIN, DoesNotApply
 from bench.text import cell as cells
-from bench.text import encoding, measure, models, texts, training, ways
+from bench.text import chart, encoding, measure, models, texts, training, ways
 from bench.text.models import NETWORKS, Network
 from bench.text.report import render
 from bench.text.results import Cell, Facts, Run, TextResults
@@ -289,6 +290,15 @@ def text_of(results):
     with output.capture() as captured:
         output.print(render(results))
     return " ".join(captured.get().split())
+
+
+def test_a_way_that_stores_more_than_plain_is_in_the_chart():
+    """It was cut off at 115 %."""
+    plain = next(run for run in RESULTS.runs if run.original_bytes)
+    more = [replace(run, stored_bytes=2 * plain.original_bytes) if run.stored_bytes else run for run in RESULTS.runs]
+    figure = chart._draw(replace(RESULTS, runs=more), [(plain.model, plain.task)])
+    assert figure.axes[0].get_xlim()[1] > 200
+    plt.close(figure)
 
 
 def test_a_chart_of_nothing_is_refused(tmp_path, capsys):
