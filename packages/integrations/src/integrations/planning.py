@@ -32,11 +32,12 @@ def planned(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     real: bool = False,
+    holds_outputs: bool | None = None,
 ) -> Plan:
     """The plan for a forward at a level, whose calls are those that the level makes."""
     started = perf_counter()
     sizes = _Sizes(level)
-    graph = capture(model, args, kwargs, real=real, hooks=sizes.hooks)
+    graph = capture(model, args, kwargs, real=real, hooks=sizes.hooks, holds_outputs=holds_outputs)
     captured = perf_counter() - started
     return compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from integrations.checkpoint.capturing.capture import NoGradient
 from integrations.checkpoint.dispatch.casts import fresh_casts
 from integrations.checkpoint.dispatch.memory import Geometry
 from integrations.checkpoint.dispatch.versions import unseen
@@ -108,10 +109,12 @@ class Recomputing:
     @property
     def plan(self) -> Plan | None:
         """The one that was followed last; ``None`` before the first."""
-        return None if self.plans is None else self.plans.last
+        return None if self.plans is None else self.plans.followed
 
-    def following(self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Following:
-        """What has a forward with these inputs follow the plan for them.
+    def following(
+        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Following | None:
+        """What has a forward with these inputs follow the plan for them; ``None`` where there is none to follow.
 
         Raises:
             ValueError: the budget cannot be met; the message names the least that can.
@@ -119,9 +122,13 @@ class Recomputing:
         with self._lock:  # of two threads one plans
             if self.plans is None:
                 assert not isinstance(self.asked, Plan)
-                plan = planned(model, level, args, kwargs)
+                try:
+                    plan = planned(model, level, args, kwargs)
+                except NoGradient:
+                    return None
                 self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
-        return Following(model, self.plans, self.plans.plan_for(model, args, kwargs))
+        followed = self.plans.plan_for(model, args, kwargs)
+        return None if followed is None else Following(model, self.plans, followed)
 
     def in_words(self) -> str:
         """The plan that was followed last, for a report."""
@@ -134,7 +141,8 @@ class Recomputing:
     def state(self) -> dict[str, Any]:
         """Plain values only."""
         given = isinstance(self.asked, Plan)
-        return {"asked": None if given else self.asked, "plan": None if self.plan is None else self.plan.to_json()}
+        plan = None if self.plans is None else self.plans.last
+        return {"asked": None if given else self.asked, "plan": None if plan is None else plan.to_json()}
 
     @staticmethod
     def of(state: Mapping[str, Any], model: nn.Module, level: Level) -> Recomputing:
@@ -176,7 +184,7 @@ class _LevelPlans(Plans):
         self._level = level
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        return planned(model, self._level, args, kwargs, real)
+        return planned(model, self._level, args, kwargs, real, self._first.graph.holds_outputs)
 
 
 # ---- a forward ----

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from integrations.adaptive.closures import NothingCompressed, require_closure, require_compressed
-from integrations.adaptive.guard import random_states, trial
+from integrations.adaptive.guard import trial
+from integrations.random_states import random_states
 
 if TYPE_CHECKING:
     from integrations.compression import Compression

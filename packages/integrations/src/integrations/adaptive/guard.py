@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from integrations.adaptive.surroundings import Met, surroundings
+from integrations.random_states import random_states
 from integrations.saved.tensors import StorageSet, storage_of, tensors_in
 
 
@@ -104,21 +103,3 @@ def _writes(name: str) -> bool:
 
 
 _NOT_IN_PLACE = ("__invert__", "__index__", "__int__", "__iter__", "__init__", "__init_subclass__", "__instancecheck__")
-
-
-def random_states() -> Callable[[], None]:
-    """What puts torch's, Python's and, where it is loaded, NumPy's generators back."""
-    on_cpu, python = torch.get_rng_state(), random.getstate()
-    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    numpy = sys.modules.get("numpy")
-    of_numpy = numpy.random.get_state() if numpy is not None else None
-
-    def restore() -> None:
-        torch.set_rng_state(on_cpu)
-        random.setstate(python)
-        if on_cuda is not None:
-            torch.cuda.set_rng_state_all(on_cuda)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
-
-    return restore

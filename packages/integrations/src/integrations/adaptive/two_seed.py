@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from actcore import SavedTensor
-from integrations.adaptive.guard import random_states, trial
+from integrations.adaptive.guard import trial
 from integrations.adaptive.identity import Identity
+from integrations.random_states import random_states
 
 if TYPE_CHECKING:
     from integrations.compression import Compression

@@ -155,7 +155,7 @@ class CheckpointedForward(ForwardStandIn):
     @property
     def plan(self) -> Plan:
         """The one that was followed last."""
-        return self.plans.last
+        return self.plans.followed
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,6 +171,8 @@ class CheckpointedForward(ForwardStandIn):
         if copy is not None:
             return copy(*args, **kwargs)
         followed = self.plans.plan_for(self.model, args, kwargs)
+        if followed is None:
+            return self.forward(*args, **kwargs)
         with following(followed.schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:

@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from integrations.adaptive.guard import random_states, trial
+from integrations.adaptive.guard import trial
 from integrations.qmodules.layers import QEmbedding, QLayer
 from integrations.qmodules.spread import Spread
 from integrations.qmodules.variance_model import average_bits, predicted_variance
+from integrations.random_states import random_states
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Backward:
         self._makers: dict[int, object] = {}  # of storages that backward makes, the nodes
         self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator, if it is a sum
         self._live = 0
+        self._standing = 0  # bytes of the parameters' gradients that are complete
 
     def read(self, value: int) -> None:
         """The node that runs reads a value that was saved."""
@@ -44,6 +45,11 @@ class Backward:
         if self._recording.steps and value in self._recording.steps[-1]:
             self._node = self  # which has done its work: what comes now sums up gradients
 
+    def accumulated(self, gradient: Tensor) -> None:
+        """A parameter's gradient is complete. If one stood there before, this one is added to it, and gone."""
+        if is_plain(gradient) and self._memory.value_in(gradient) == PASSING:
+            self._standing += gradient.numel() * gradient.element_size()
+
     def finish(self) -> None:
         """Nothing is written any more."""
         self._watches.clear()
@@ -54,8 +60,7 @@ class Backward:
         if self._reading:
             # What a node reads is made again before the node makes anything: an event of its own.
             self._reading = False
-            self._recording.steps.append(list(self._recording.steps[-1]))
-            self._recording.other.append(self._live)
+            self._begin(list(self._recording.steps[-1]))
         out = func(*args, **kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         made = 0
@@ -96,8 +101,12 @@ class Backward:
         name = _running()
         if name != self._node or not self._recording.steps:
             self._node, self._reading, self._working = name, False, False
-            self._recording.steps.append([])
-            self._recording.other.append(self._live)
+            self._begin([])
+
+    def _begin(self, reads: list[int]) -> None:
+        self._recording.steps.append(reads)
+        self._recording.other.append(self._live)
+        self._recording.standing.append(self._standing)
 
 
 def _running() -> object:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 
+from integrations.checkpoint.capturing.loss import Differentiated, Loss, differentiated
 from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.checkpoint.capturing.recording import Recording
-from integrations.checkpoint.capturing.stand_ins import StandIns, untouched
+from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
 from integrations.checkpoint.costs.modelled import modelled
 from integrations.checkpoint.costs.workspaces import measured
 from integrations.checkpoint.dispatch.casts import fresh_casts
@@ -26,8 +26,11 @@ from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of, units_of, whole_parameters, within_units, without_hooks
 from integrations.checkpoint.graphs.signature import Signature
+from integrations.plain import PLAIN
 from integrations.saved.modules import ModulePaths
 from integrations.saved.tensors import tensors_in
+
+_REAL = "captured on real tensors: "
 
 Hooks = Callable[[Recorder], AbstractContextManager[Callable[[Tensor], Any]]]
 """A block around a forward that is recorded, and the pack hook for it, which hands on to the recorder's."""
@@ -41,32 +44,52 @@ def capture(
     real: bool = False,
     hooks: Hooks | None = None,
     measure: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
 ) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
     The model's own forward runs, on fake tensors, which have no elements: nothing is computed but what depends on
     integers and truth values alone, no generator moves, and parameters, gradients and buffers are never touched. Where
     it needs elements, as ``.item()`` does, it runs on real tensors instead, on aliases of the parameters and copies of
-    the buffers, and ``Graph.note`` says why.
+    the buffers, and ``Graph.note`` says why. What the forward and hooks change in modules, containers, classes and
+    globals is put back.
 
     Args:
-        model: in the mode in which it is trained.
-        args: positional inputs, a tuple; or one input.
+        model: in the mode in which it is trained. Tensors of it on the ``meta`` device are taken to be where the others
+            are, or the inputs, or else on the CPU.
+        args: positional inputs, a tuple; or one input. Those on ``meta`` are taken to be where the model is; what the
+            forward looks at, such as a mask, needs elements.
         kwargs: inputs by name.
         real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
         hooks: for who wants to see what the recorder sees, or runs the forward in surroundings of its own.
         measure: find out on this machine what operators take in time and in memory of their own, see ``measured``.
+        loss: from the model's output to what is differentiated, see ``differentiated``.
+        holds_outputs: whether the step holds the output during backward. ``None``: unless the model returns its loss.
 
     Raises:
-        ValueError: no output requires a gradient; or the model's parameters are cut, and it needs real tensors.
+        TypeError: ``loss`` returned no tensors.
+        ValueError: no output requires a gradient; or it needs real tensors, and the model's parameters are cut or on
+            the ``meta`` device.
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    kwargs = dict(kwargs or {})
+    trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
     with _capturing():
-        found, note = _recorded(model, args, kwargs, real, hooks or _own_hooks)
-    return _graph(model, args, kwargs, found, note, measure)
+        found, note = _recorded(trial, real)
+    return _graph(trial, found, note, measure)
+
+
+class _Trial(NamedTuple):
+    """A training step that is to be looked at, as ``capture`` is told of it."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    hooks: Hooks
+    loss: Loss | None
+    holds_outputs: bool | None
 
 
 class _Here(threading.local):
@@ -95,47 +118,59 @@ def _own_hooks(recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
     yield recorder.pack
 
 
-def _graph(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: _Recorded, note: str, measure: bool
-) -> Graph:
+def _graph(trial: _Trial, found: _Recorded, note: str, measure: bool) -> Graph:
+    model, differentiated = trial.model, found.differentiated
+    ops, values, steps, other, standing = found.recording.parts(measured if measure else modelled)
     graph = Graph(
-        *found.recording.parts(measured if measure else modelled),
+        ops=ops,
+        values=values,
+        steps=steps,
+        other=other,
+        standing=standing,
         outputs=found.outputs,
         gradients=found.gradients,
         fingerprint=fingerprint(model),
-        inputs=Signature.of(args, kwargs),
+        inputs=Signature.of(trial.args, trial.kwargs),
         note=note,
         measured=measure,
+        differentiated=differentiated.what,
+        holds_outputs=differentiated.held,
     )
     return within_units(graph, units_of(model))
 
 
-def _recorded(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool, hooks: Hooks
-) -> tuple[_Recorded, str]:
+def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
     """A training step, and why it is one on real tensors."""
-    note = "captured on real tensors: as asked"
+    note = _REAL + "as asked"
     if not real:
         try:
-            return _captured(model, args, kwargs, hooks, fake=True), ""
+            return _captured(trial, fake=True), ""
         except NoGradient:
             raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            note = f"captured on real tensors: on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
-    if whole_parameters(model):
+            note = f"{_REAL}on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
+    reason = note.removeprefix(_REAL)
+    if whole_parameters(trial.model):
         raise ValueError(
             "a model that fully_shard has cut has no whole parameters for a capture on real tensors, which is needed "
-            f"here ({note.removeprefix('captured on real tensors: ')}): plan before fully_shard, and apply the plan "
-            "afterwards"
+            f"here ({reason}): plan before fully_shard, and apply the plan afterwards"
         )
-    return _captured(model, args, kwargs, hooks, fake=False), note
+    tensors = (*trial.model.parameters(), *trial.model.buffers(), *tensors_in((trial.args, trial.kwargs)))
+    if any(map(_is_meta, tensors)):
+        raise ValueError(
+            "model and inputs must not be on the meta device for a capture on real tensors, which is needed here "
+            f"({reason}): give inputs that the forward looks at, such as indices and masks, on the CPU, or plan for a "
+            "model that has elements"
+        )
+    return _captured(trial, fake=False), note
 
 
 class _Recorded(NamedTuple):
     recording: Recording
     outputs: tuple[int, ...]  # the values that the model returned
     gradients: int  # bytes
+    differentiated: Differentiated
 
 
 class NoGradient(ValueError):
@@ -155,76 +190,82 @@ class _Loss(Function):
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
-class _Step(nn.Module):
-    """A training step as one forward: what backward computes again meets the model's stand-ins, too, as the segments of
-    ``torch.utils.checkpoint`` have to.
-    """
-
-    def __init__(self, model: nn.Module, step: Callable[[], Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._step = step
-
-    def forward(self) -> Any:
-        return self._step()
-
-
-def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Hooks, fake: bool) -> _Recorded:
+def _captured(trial: _Trial, fake: bool) -> _Recorded:
+    model, args, kwargs, hooks, loss, holds = trial
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    device = _device_of(model, args, kwargs)
     whole = whole_parameters(model)
 
     def stand_in(tensor: Tensor) -> Tensor:
         if mode is None:
             return _alias_or_copy(tensor)
-        if id(tensor) not in whole:
-            return _fake_or_copy(mode, tensor)
-        dtype, device = whole[id(tensor)]
-        with mode:
-            return torch.empty(tensor.shape, dtype=dtype, device=device)
+        if id(tensor) in whole:
+            dtype, on = whole[id(tensor)]
+            with mode:
+                return torch.empty(tensor.shape, dtype=dtype, device=on)
+        return _fake_or_copy(mode, tensor, device)
 
     stand_ins = StandIns(stand_in)
-    state = stand_ins.of_model(model)
-    given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     recorder = Recorder(ModulePaths(model), fake)
-    devices = list({tensor.device for tensor in state.values()})
 
-    def step() -> set[int | None]:
+    def step() -> tuple[set[int | None], Differentiated]:
         with fresh_casts(), hooks(recorder) as pack, saved_tensors_hooks(pack, recorder.unpack):
             outputs = model(*given_args, **given_kwargs)
-        found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
-        if not found:
+        returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
+        recorder.start_backward()  # and the loss, which is no part of the model's forward
+        found = differentiated(outputs, loss)
+        if not found.tensors:
             raise NoGradient(
                 f"model must return a tensor that requires a gradient, and {class_of(model).__name__} returned none: "
                 "there is no backward to plan for; check requires_grad of its parameters, and that no_grad is not in "
                 "its forward"
             )
-        recorder.start_backward()
-        _Loss.apply(*found).backward()
-        return {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
+        found = found if holds is None else found._replace(held=holds)
+        if not found.held:
+            del outputs
+        total = _Loss.apply(*found.tensors)
+        found.tensors.clear()
+        total.backward()
+        return returned, found
 
-    named = {f"model.{name}": tensor for name, tensor in state.items()}
-
-    with (
-        untouched(model, devices),
-        torch.enable_grad(),
-        mode or nullcontext(),
-        recorder,
-        without_hooks(model, recorder),
-    ):
-        returned = functional_call(_Step(model, step), named, ())
-        recording = recorder.finish()
-    gradients = [tensor.grad for tensor in set(state.values()) if isinstance(tensor, nn.Parameter)]
+    with stood_in(model, stand_ins):
+        given_args, given_kwargs = stand_ins.of_all((args, kwargs))
+        with torch.enable_grad(), mode or nullcontext(), recorder, without_hooks(model, recorder):
+            for parameter in stand_ins.parameters:
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(recorder.accumulated)
+            returned, found = step()
+            recording = recorder.finish()
+        gradients = [parameter.grad for parameter in stand_ins.parameters]
     return _Recorded(
         recording,
         outputs=tuple(sorted(value for value in returned if value is not None)),
         gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
+        differentiated=found,
     )
 
 
-def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+def _device_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """The device that tensors on ``meta`` are taken to be on: that of the model, or of its inputs, or the CPU."""
+    for tensor in (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))):
+        if not _is_meta(tensor):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    """Whether it has a shape and no elements; what a mode or a subclass makes of it has."""
+    return type(tensor) in PLAIN and tensor.device.type == "meta"
+
+
+def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Tensor:
+    if _is_meta(tensor):
+        with mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if is_plain(tensor) and not isinstance(tensor, FakeTensor) and is_index(tensor):
         return tensor.detach().clone()
-    return mode.from_tensor(tensor)
+    # An alias: the mode keeps a weak reference to what it is given, until the garbage collector comes.
+    return mode.from_tensor(tensor.detach())
 
 
 def _alias_or_copy(tensor: Tensor) -> Tensor:

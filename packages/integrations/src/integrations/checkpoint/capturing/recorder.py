@@ -64,6 +64,11 @@ class Recorder(TorchDispatchMode):
                 self._written_unseen(key)
         self._backward = Backward(self._recording, self._memory)
 
+    def accumulated(self, parameter: Tensor) -> None:
+        """A parameter has its gradient, which backward has made."""
+        if self._backward is not None and parameter.grad is not None:
+            self._backward.accumulated(parameter.grad)
+
     def finish(self) -> Recording:
         """What was recorded. What is alive now is taken to be alive to the end."""
         for value in self._holding.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from integrations.checkpoint.costs.calls import Calls
 from integrations.checkpoint.costs.modelled import Costs
@@ -62,6 +63,16 @@ class Run:
     call: int
 
 
+class Parts(NamedTuple):
+    """A graph's entries of these names."""
+
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    steps: tuple[Step, ...]
+    other: tuple[int, ...]
+    standing: tuple[int, ...]
+
+
 @dataclass
 class Recording:
     """A forward and its backward.
@@ -70,6 +81,7 @@ class Recording:
         values, ops: of the forward.
         steps: of backward: what each reads.
         other: of each step, the bytes of what backward has made when it begins.
+        standing: of each step, those of them that are parameters' gradients, complete by then.
         runs: the operators of backward.
         calls: of both.
         changed: storages that are no values' and were written.
@@ -79,6 +91,7 @@ class Recording:
     ops: list[RecordedOp] = field(default_factory=list)
     steps: list[list[int]] = field(default_factory=list)
     other: list[int] = field(default_factory=list)
+    standing: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     calls: Calls = field(default_factory=Calls)
     changed: set[int] = field(default_factory=set)
@@ -88,8 +101,8 @@ class Recording:
         """How many there are so far."""
         return len(self.ops) + len(self.steps)
 
-    def parts(self, costs: Costs) -> tuple[tuple[Op, ...], tuple[Value, ...], tuple[Step, ...], tuple[int, ...]]:
-        """Operators, values, steps and other bytes of a graph.
+    def parts(self, costs: Costs) -> Parts:
+        """What a graph has.
 
         Args:
             costs: asked once, for all calls that differ.
@@ -114,7 +127,8 @@ class Recording:
             Step(tuple(dict.fromkeys(last[value] for value in reads)), time)
             for reads, time in zip(self.steps, seconds, strict=True)
         )
-        return tuple(ops), self._values(last), steps, (*(0 for _ in ops), *other)
+        none = (0,) * len(ops)
+        return Parts(tuple(ops), self._values(last), steps, (*none, *other), (*none, *self.standing))
 
     def _last(self) -> list[int]:
         """Of each value, what its memory holds in the end."""

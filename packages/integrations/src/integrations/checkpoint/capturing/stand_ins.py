@@ -1,9 +1,7 @@
-"""Stand-ins for a model's parameters, buffers and inputs, and what else a trial run must leave as it was."""
+"""Stand-ins for a model's tensors and inputs, and what else a trial run must leave as it was."""
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-_OWN = ("_parameters", "_buffers", "_modules")  # dictionaries that torch.func.functional_call sees to
+from integrations.checkpoint.capturing.reach import Reach
+from integrations.random_states import random_states
 
 
 class StandIns:
@@ -43,38 +42,35 @@ class StandIns:
         """Nested values, with stand-ins for the tensors in them."""
         return tree_map_only(Tensor, self.of, values)
 
-    def of_model(self, model: nn.Module) -> dict[str, Tensor]:
-        """For all parameters and buffers, by name."""
-        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        return {name: self.of(tensor) for name, tensor in named}
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The stand-ins that are parameters."""
+        return [made for _, made in self._made.values() if isinstance(made, nn.Parameter)]
 
 
 @contextmanager
-def untouched(model: nn.Module, devices: list[torch.device]) -> Iterator[None]:
-    """A block after which generators, the model's gradients and its modules' attributes are as they were; what an
-    attribute learns from forwards, as a Q-layer's precision, it does not learn from those in the block."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    attributes = [(module, dict(module.__dict__)) for module in model.modules()]
-    indices = [device.index or 0 for device in devices if device.type == "cuda"]
-    numpy, states = sys.modules.get("numpy"), (random.getstate(), None)
-    if numpy is not None:
-        states = states[0], numpy.random.get_state()
+def stood_in(model: nn.Module, stand_ins: StandIns) -> Iterator[None]:
+    """A block in which stand-ins are in the place of the model's tensors, and after which nothing has changed.
+
+    That is: gradients, generators, and all that ``Reach`` finds. What an attribute learns from forwards, as a Q-layer's
+    precision, it does not learn from those in the block.
+    """
+    reach = Reach(model)
+    gradients = [(parameter, parameter.grad) for module in reach.modules for parameter in module.parameters(False)]
+    restore_random = random_states()
     try:
-        with torch.random.fork_rng(indices, device_type="cuda"), ExitStack() as unwatched:
-            for _, values in attributes:
-                for value in values.values():
+        with ExitStack() as unwatched:
+            for module in reach.modules:
+                for value in list(vars(module).values()):
                     if hasattr(value, "unwatched"):
                         unwatched.enter_context(value.unwatched())
             for parameter, _ in gradients:
                 parameter.grad = None
+            for holder, key, tensor in reach.tensors():
+                holder[key] = stand_ins.of(tensor)
             yield
     finally:
-        random.setstate(states[0])
-        if numpy is not None:
-            numpy.random.set_state(states[1])
+        reach.restore()
+        restore_random()
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        for module, before in attributes:
-            for name in set(module.__dict__) - set(before):
-                del module.__dict__[name]
-            module.__dict__.update(before)

@@ -6,7 +6,7 @@ Events are the forward's operators, in order, and then the steps of backward.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from integrations.checkpoint.graphs.entries import complete, entry_of, loaded, of_format
@@ -95,6 +95,12 @@ class Graph:
         inputs: what it was captured with.
         note: why it was captured on real tensors; empty where fake ones sufficed.
         measured: whether times and workspaces were measured; otherwise times are modelled and workspaces none.
+        standing: of each event, the bytes in ``other`` that are complete gradients of parameters. In a step that finds
+            gradients there, as all but the first do that accumulate them, these are not there: each is added to its
+            parameter's. Empty: not known.
+        differentiated: what backward starts from, in words.
+        holds_outputs: whether all that the model returns is held during backward.
+        accumulates: whether each parameter has a gradient already, to which backward adds.
     """
 
     ops: tuple[Op, ...]
@@ -107,6 +113,16 @@ class Graph:
     inputs: Signature
     note: str = ""
     measured: bool = False
+    standing: tuple[int, ...] = ()
+    differentiated: str = ""
+    holds_outputs: bool = True
+    accumulates: bool = False
+
+    @property
+    def accumulating(self) -> Graph:
+        """The same step where each parameter has a gradient already, to which backward adds."""
+        other = tuple(nbytes - standing for nbytes, standing in zip(self.other, self.standing, strict=True))
+        return replace(self, other=other, standing=(), gradients=0, accumulates=True)
 
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""
@@ -156,6 +172,10 @@ class Graph:
                 f"other must have an entry for each of {len(self.ops)} operators and {len(self.steps)} steps, got "
                 f"{len(self.other)}"
             )
+        if self.standing and len(self.standing) != len(self.other):
+            raise ValueError(f"standing must have an entry for each of {len(self.other)} events, got {len(self.standing)}")
+        if any(not 0 <= standing <= nbytes for standing, nbytes in zip(self.standing, self.other, strict=False)):
+            raise ValueError("standing must be bytes that are in other")
         for number, op in enumerate(self.ops):
             if not op.makes:
                 raise ValueError(f"operator {number} ({op.name}) must make a value")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
+from integrations.checkpoint.graphs.entries import of_type
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
 
@@ -23,6 +25,20 @@ class StoredBytes:
     saved: Mapping[int, int]
     read: Mapping[int, int]
     passing: Mapping[int, int]
+
+    def content(self) -> dict[str, list[tuple[int, int]]]:
+        """It as a JSON object."""
+        return {name: sorted(sizes.items()) for name, sizes in vars(self).items()}
+
+    @classmethod
+    def from_content(cls, content: Any) -> StoredBytes:
+        """Of such a JSON object.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        sizes = {name: {of_type(int, key, name): of_type(int, size, name) for key, size in given} for name, given in dict(content).items()}
+        return cls(**sizes)
 
 
 class CompressedPeak:

@@ -54,6 +54,7 @@ def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_second
         peak_bound=found[1].peak_bound - graph.gradients,  # of a step that takes less, whatever is kept
         exact=False,
         compressed=True,
+        stored=stored,
         capture_seconds=capture_seconds,
         search_seconds=perf_counter() - started,
     )

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from actcore import simulate
+from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.graphs.entries import complete, fields_of, loaded, of_format
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.planning.budget import Budget, bytes_of
 from integrations.checkpoint.planning.choice import Choice
+from integrations.checkpoint.planning.compressed_peak import StoredBytes
 from integrations.checkpoint.planning.planned_segments import PlannedSegment, planned_segments
 from integrations.checkpoint.planning.problem import training_step
 from integrations.report import format_bytes
 
 FORMAT = 1
 _WRITER = "Plan.to_json"
+_ACCUMULATING = "accumulating"
 
 Objective = Literal["peak", "paper"]
 
@@ -40,6 +43,9 @@ class Plan:
         objective: by which the choice was made, where that was not the budget.
         compressed: whether it is for a model whose tensors are stored in fewer bits, as all its peaks are then.
         capture_seconds, search_seconds: that planning took.
+        stored: of a compressed one, the bytes in which values are stored, where they are known.
+        loss: from the model's output to what is differentiated, for plans that are made for other inputs; it is not
+            saved.
     """
 
     model: str
@@ -53,6 +59,9 @@ class Plan:
     compressed: bool = False
     capture_seconds: float = field(default=0.0, compare=False)
     search_seconds: float = field(default=0.0, compare=False)
+    stored: StoredBytes | None = field(default=None, repr=False)
+    loss: Loss | None = field(default=None, repr=False, compare=False)
+    _others: dict[str, Plan] = field(default_factory=dict, repr=False, compare=False)  # which ``replace`` hands on
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -112,6 +121,32 @@ class Plan:
         """What is repeated, in the order of the forward. An inner segment is repeated from what others hold, too."""
         return planned_segments(self.graph, self.schedule)
 
+    @property
+    def accumulating(self) -> Plan:
+        """The plan for steps that find gradients there, to which they add theirs, as all but the first do that
+        accumulate gradients. It has the same budget; where that cannot be met, none, and the least peak. The activation
+        peak is then all that the step takes beyond what was there. The search is made when this is first asked for."""
+        if not self.graph.standing or (self.compressed and self.stored is None):
+            return self
+        if _ACCUMULATING not in self._others:
+            self._others[_ACCUMULATING] = self._searched(self.graph.accumulating)
+        found = self._others[_ACCUMULATING]
+        if self.budget is None:
+            return found
+        try:
+            return found.within(self.budget)
+        except ValueError:
+            return found
+
+    def _searched(self, graph: Graph) -> Plan:
+        """A plan of this kind for another graph."""
+        from integrations.checkpoint.planning.compressed_plan import compressed_plan
+        from integrations.checkpoint.planning.planner import plan_of_graph
+
+        if self.stored is not None:
+            return compressed_plan(self.model, graph, self.stored)
+        return plan_of_graph(self.model, graph, self.objective)
+
     def within(self, budget: Budget) -> Plan:
         """The plan of the front that takes the least time within a budget.
 
@@ -149,7 +184,13 @@ class Plan:
                 "or at a level of fewer bits"
             )
         proof = "no other is less" if self.exact else f"none is below {format_bytes(self.peak_bound)}"
-        return f"budget must be {found} ({proof}), got {budget!r}; compress what is kept, or take a smaller batch"
+        way_out = "compress what is kept, or take a smaller batch"
+        if isinstance(budget, float) and self.graph.standing and self.accumulating.peak < budget * self.accumulating.plain_peak:
+            way_out += (
+                "; if the step adds to gradients that are there already, name bytes: then the plain step's are "
+                f"{format_bytes(self.accumulating.plain_peak)}, and the least {format_bytes(self.accumulating.peak)}"
+            )
+        return f"budget must be {found} ({proof}), got {budget!r}; {way_out}"
 
     def to_json(self) -> str:
         """The plan as JSON."""
@@ -166,6 +207,7 @@ class Plan:
                 "compressed": self.compressed,
                 "capture_seconds": self.capture_seconds,
                 "search_seconds": self.search_seconds,
+                "stored": None if self.stored is None else self.stored.content(),
                 "graph": self.graph.content(),
             }
         )
@@ -182,7 +224,9 @@ class Plan:
         with complete(_WRITER):
             choice = Choice.from_content(content.pop("choice"))
             front = tuple(map(Choice.from_content, list(content.pop("front"))))
-            plan = cls(graph=graph, choice=choice, front=front, **fields_of(cls, content))
+            stored = content.pop("stored", None)
+            stored = None if stored is None else StoredBytes.from_content(stored)
+            plan = cls(graph=graph, choice=choice, front=front, stored=stored, **fields_of(cls, content))
             if plan.budget is not None:
                 bytes_of(plan.budget, 1)
         if not front or max(one.mask | (one.held or 0) for one in (choice, *front)) >> len(graph.values):
@@ -222,6 +266,10 @@ class Plan:
         from integrations.checkpoint.planning.plot import plot_front
 
         plot_front(self, path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled with a model: all but a function of the user's, and what can be found again."""
+        return {**self.__dict__, "loss": None, "_others": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The plan itself: nobody changes it, and copies of a model share it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from actcore import checkpoint_plans, simulate
 from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.budget import Budget
@@ -30,6 +32,8 @@ def plan(
     objective: Objective = "peak",
     real: bool = False,
     measure: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
 ) -> Plan:
     """Finds out what of a model's forward to keep for backward, and what backward had better compute again.
 
@@ -62,14 +66,22 @@ def plan(
             measured one within 5 %, where activations take more than a few MiB. Takes some steps' time; and as times
             are never quite the same, ranks get the plan from one of them. Otherwise times are modelled, and kernels
             take nothing.
+        loss: from what the model returns to what the step differentiates: one of its tensors, several, or a loss that
+            is computed of them, whose memory is then in the plan, too: ``lambda out: cross_entropy(out, y)``. ``None``:
+            the ``loss`` that the output has, as those of transformers do; or the only scalar in it, if it comes first
+            or follows from the others; or else all of it. ``print(plan)`` says which.
+        holds_outputs: whether the step holds the whole output while backward runs: so ``out = model(x)`` does, and
+            ``model(x).loss.backward()`` does not. ``None``: it does unless the output has its loss.
 
     Raises:
-        TypeError: an argument has the wrong type.
+        TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
         ValueError: the budget cannot be met (the message names the least that can), the model is not in training mode,
             or none of its outputs requires a gradient.
         Exception: what the model raises with these inputs.
     """
     model = plannable(model)
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be 'peak' or 'paper', got {objective!r}")
     if objective == "paper" and budget is not None:
@@ -79,9 +91,9 @@ def plan(
             raise ValueError("kwargs must be None where inputs is a mapping; put all into one of them")
         inputs, kwargs = (), inputs
     started = perf_counter()
-    graph = capture(model, inputs, kwargs, real=real, measure=measure)
+    graph = capture(model, inputs, kwargs, real=real, measure=measure, loss=loss, holds_outputs=holds_outputs)
     captured = perf_counter()
-    found = plan_of_graph(class_of(model).__name__, graph, objective, captured - started)
+    found = replace(plan_of_graph(class_of(model).__name__, graph, objective, captured - started), loss=loss)
     return found if budget is None else found.within(budget)
 
 

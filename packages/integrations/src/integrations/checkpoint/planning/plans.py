@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.capturing.capture import NoGradient, capture
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import whole_parameters
 from integrations.checkpoint.graphs.signature import Signature
@@ -31,7 +31,7 @@ class Followed(NamedTuple):
 
     Attributes:
         plan: for these inputs, or larger ones.
-        schedule: what it means for each operator.
+        schedule: what it means for each operator; where gradients are there already, that of ``plan.accumulating``.
         inputs: of the forward.
     """
 
@@ -62,23 +62,27 @@ class Plans:
 
     Attributes:
         last: the one that was followed last.
+        followed: the same; where gradients were there already, its ``accumulating``.
     """
 
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
-        self.last = self._first = plan
+        self.last = self.followed = self._first = plan
         self._shapes = shapes
         self._plans = {plan.graph.inputs: plan}
         self._astray: dict[Signature, _Astray] = {}
+        self._unplanned: dict[Signature, int] = {}  # inputs that cannot be planned for, while so much is trained
+        self._excess: set[tuple[Signature, str]] = set()  # inputs and states that were told of as over the budget
         self._told = False  # of inputs that have no plan of their own, and get none
         self._lock = OwnLock()
 
-    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed:
-        """What a forward with these inputs follows.
+    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed | None:
+        """What a forward with these inputs follows; ``None`` where there is nothing to follow: no output requires a
+        gradient, or the capture fails.
 
         Raises:
             ValueError: they are of other shapes, and these are refused.
         """
-        inputs = Signature.of(args, kwargs)
+        inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
         with self._lock:
             plan, astray = self._plan_of(inputs), self._astray.get(inputs, _Astray())
             if plan is None and self._shapes == "refuse":
@@ -90,11 +94,45 @@ class Plans:
             if (plan is None or (astray.due and astray.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
                 real = astray.captures == _MOST_CAPTURES
                 if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
-                    plan = self._plans[inputs] = self._made(model, args, kwargs, real)
+                    if self._unplanned.get(inputs) != trained:
+                        plan = self._tried(model, args, kwargs, real, inputs, trained)
                     astray.due = False
+            if self._unplanned.get(inputs) == trained:
+                return None
             self.last = plan = plan or self.last
+            self.followed = followed = plan.accumulating if 2 * standing > trained else plan
+            if plan.budget is not None and followed.budget is None:
+                self._tell_of_excess(followed, " where gradients are there already")
             fits = plan.graph.inputs == inputs
-            return Followed(plan, plan.schedule if fits else plan.schedule_of_any_sizes, inputs)
+            return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
+
+    def _tried(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool, inputs: Signature, trained: int
+    ) -> Plan | None:
+        """A plan for these inputs, if one can be made. What a capture raises does not end a training step: if it is the
+        model's own error, the forward raises it, too."""
+        try:
+            plan = self._plans[inputs] = self._made(model, args, kwargs, real)
+            self._unplanned.pop(inputs, None)
+            return plan
+        except NoGradient:
+            pass  # nothing is kept then
+        except Exception as error:
+            warn(
+                f"no plan of {self._first.model} for inputs {inputs} could be made, and everything is kept with such "
+                f"inputs: {type(error).__name__}: {error}"
+            )
+        self._unplanned[inputs] = trained
+        return None
+
+    def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
+        """Warns of a plan that takes more than the budget, once for inputs and state."""
+        if (about := (plan.graph.inputs, state)) not in self._excess:
+            self._excess.add(about)
+            warn(
+                f"no plan of {plan.model} for inputs {plan.graph.inputs}{state} fits the budget "
+                f"{self._first.budget!r}: the least activation peak, {format_bytes(plan.peak)}, is taken"
+            )
 
     def note_astray(self, followed: Followed, where: str) -> None:
         """A forward was not the one that its plan is for, which says nothing about the plan's own inputs if it has
@@ -137,18 +175,35 @@ class Plans:
         return min(fitting, key=lambda plan: plan.plain_peak, default=None)
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        first, made = self._first, self._planned(model, args, kwargs, real)
-        if first.budget is None:
+        made = replace(self._planned(model, args, kwargs, real), loss=self._first.loss)
+        if self._first.budget is None:
             return made
         try:
-            return made.within(first.budget)
+            return made.within(self._first.budget)
         except ValueError:
-            warn(
-                f"no plan of {first.model} for inputs {made.graph.inputs} fits the budget {first.budget!r}: the "
-                f"least activation peak, {format_bytes(made.peak)}, is taken"
-            )
+            self._tell_of_excess(made)
             return made
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        graph = capture(model, args, kwargs, real=real, measure=self._first.graph.measured)
-        return plan_of_graph(self._first.model, graph, self._first.objective)
+        first = self._first
+        graph = capture(
+            model,
+            args,
+            kwargs,
+            real=real,
+            measure=first.graph.measured,
+            loss=first.loss,
+            holds_outputs=first.graph.holds_outputs,
+        )
+        return plan_of_graph(first.model, graph, first.objective)
+
+
+def _elements(model: nn.Module) -> tuple[int, int]:
+    """How many elements of parameters are trained, and how many of these have gradients that the step adds to."""
+    trained = standing = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            count = parameter.numel()
+            trained += count
+            standing += count if parameter.grad is not None else 0
+    return trained, standing

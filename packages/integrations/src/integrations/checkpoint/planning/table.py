@@ -41,7 +41,8 @@ def table_of(plan: Plan) -> str:
 
 
 def _title(plan: Plan) -> str:
-    what = f"{plan.model} for inputs {plan.graph.inputs}: activation peak"
+    state = ", with gradients there already" if plan.graph.accumulates else ""
+    what = f"{plan.model} for inputs {plan.graph.inputs}{state}: activation peak"
     if not plan.segments:
         return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
     return (
@@ -61,6 +62,16 @@ def _caption(plan: Plan) -> str:
         ]
     if plan.compressed:
         lines.append("Peaks are those of a step that stores what it keeps in fewer bits.")
+    if plan.graph.differentiated:
+        outputs = "all outputs are held meanwhile" if plan.graph.holds_outputs else "no other output is held meanwhile"
+        lines.append(f"Backward starts from {plan.graph.differentiated}; {outputs}.")
+    other = plan.accumulating
+    if other is not plan:
+        lines.append(
+            f"In steps that find gradients there and add to them (accumulation), the peak is "
+            f"{format_bytes(other.plain_peak)} -> {format_bytes(other.peak)}, time {other.overhead:+.1%}: "
+            "plan.accumulating."
+        )
     if plan.graph.note:
         lines.append(f"It was {plan.graph.note}.")
     lines.append(f"Captured in {plan.capture_seconds:.2f} s, searched in {plan.search_seconds:.2f} s.")

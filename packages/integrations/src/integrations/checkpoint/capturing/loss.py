@@ -1,0 +1,77 @@
+"""``differentiated``: of what a model returns, the tensors that the training step calls ``backward`` on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from integrations.saved.tensors import tensors_in
+
+Loss = Callable[[Any], Any]
+"""From what the model returns to what is differentiated: one of its tensors, several, or a loss computed of them."""
+
+
+class Differentiated(NamedTuple):
+    """What backward starts from.
+
+    Attributes:
+        tensors: each gets a gradient.
+        what: in words, for a plan.
+        held: whether the step still holds all that the model returned while backward runs.
+    """
+
+    tensors: list[Tensor]
+    what: str
+    held: bool
+
+
+def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
+    """What backward starts from: what ``loss`` makes of the outputs, or else, by the first rule that applies,
+
+    - the ``loss`` that the outputs have, as an attribute or an entry: transformers' models return one;
+    - the only scalar among them, if it comes first or all others lead to it: ``(loss, logits)``, ``(logits, loss)``;
+    - every output that requires a gradient.
+
+    With a loss among the outputs, the step is taken to hold no other output during backward.
+
+    Raises:
+        TypeError: ``loss`` returned no tensors.
+    """
+    if loss is not None:
+        made = tensors_in(loss(outputs))
+        if not made:
+            raise TypeError("loss must return a tensor, or several, made of the model's output, and returned none")
+        return Differentiated(_trained(made), "what loss returned", True)
+    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(own, Tensor) and own.requires_grad:
+        return Differentiated([own], "the loss that the model returned", False)
+    tensors = _trained(tensors_in(outputs))
+    scalars = [tensor for tensor in tensors if tensor.dim() == 0]
+    if len(scalars) == 1 and len(tensors) > 1:
+        others = [tensor for tensor in tensors if tensor is not scalars[0]]
+        if tensors[0] is scalars[0] or _all_lead_to(scalars[0], others):
+            return Differentiated(scalars, "the only scalar that the model returned", False)
+    if len(tensors) == 1 and scalars:
+        return Differentiated(scalars, "the scalar that the model returned", False)
+    return Differentiated(tensors, "every output that requires a gradient", True)
+
+
+def _trained(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor.requires_grad]
+
+
+def _all_lead_to(result: Tensor, others: list[Tensor]) -> bool:
+    """Whether a tensor was computed from each of the others."""
+    wanted = {tensor.grad_fn for tensor in others}
+    waiting, seen = [result.grad_fn], set[Node | None]()
+    while waiting and wanted:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        wanted.discard(node)
+        waiting += [following for following, _ in node.next_functions]
+    return not wanted
