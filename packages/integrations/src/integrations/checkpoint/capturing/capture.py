@@ -223,7 +223,8 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         found = found if holds is None else found._replace(held=holds)
         if not found.held:
             del outputs
-        total = _Loss.apply(*found.tensors)
+        is_scalar = len(found.tensors) == 1 and found.tensors[0].dim() == 0
+        total = found.tensors[0] if is_scalar else _Loss.apply(*found.tensors)
         found.tensors.clear()
         total.backward()
         return returned, found

@@ -25,6 +25,10 @@ _WRITERS = "c10d"
 # They return what they are given, as no schema can tell where nothing is written: a view of it.
 _WAITS = frozenset({"_c10d_functional::wait_tensor"})
 
+# They change how a tensor lies in its memory, and that may be another one afterwards. Others of the kind, such as the
+# ``as_strided_`` of a pooling whose result is to lie as its input does, leave the memory as it is.
+_NEW_MEMORY = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"})
+
 # Positions of running_mean and running_var, and of the flag by which these are updated and not read (-1: they always
 # are). The schemas of most do not tell that they are written.
 _STATISTICS = {
@@ -94,6 +98,7 @@ def traits_of(function: OpOverload) -> Traits:
     return Traits(
         name=str(function),
         view=schema.name in _WAITS
+        or (torch.Tag.inplace_view in function.tags and schema.name not in _NEW_MEMORY)
         or (bool(returns) and not writes and all(part.alias_info is not None for part in returns)),
         writes=writes,
         statistics=statistics,
