@@ -151,7 +151,7 @@ def test_the_mean_over_seeds_is_the_exact_gradient():
         coding = None if codec is None else Coding(codec)
         if coding is not None:
             coding.step = step
-        with following(Schedule.of(graph, kept), keeping=None if coding is None else coding.begin()):
+        with following(Schedule.of(graph, kept), keeping=None if coding is None else coding.begin(graph)):
             output = model(x)
         output.backward(normal(*output.shape, seed=9))
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()

@@ -90,6 +90,11 @@ class Level:
         """Whether nothing is stored in another way than autograd stores it."""
         return self.bits is None and not self.offload
 
+    @property
+    def rounds_checkpoints(self) -> bool:
+        """Whether what backward computes something again from is stored in fewer bits."""
+        return self.bits is not None and self.checkpoint_bits is not None
+
     def title(self, name: str) -> str:
         """How a report names this level, which was made of the one called ``name``."""
         preset = LEVELS[name]

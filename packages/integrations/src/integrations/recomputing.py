@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Asked = str | int | float | Plan
 OPTIMAL = "optimal"
+_DECIDED = "something is decided by it, such as a mask, that has to go with it when backward computes again: kept exactly"
 NOT_COMPILED = (
     "a forward that torch compiles follows no plan of what backward makes again, and is compressed alone; leave out "
     "checkpoint, or do not compile the model"
@@ -121,7 +122,7 @@ class Recomputing:
                 assert not isinstance(self.asked, Plan)
                 plan = planned(model, level, args, kwargs)
                 self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
-        return Following(model, self.plans, self.plans.plan_for(model, args, kwargs))
+        return Following(model, self.plans, self.plans.plan_for(model, args, kwargs), level.rounds_checkpoints)
 
     def in_words(self) -> str:
         """The plan that was followed last, for a report."""
@@ -189,16 +190,19 @@ class Following:
         model: of the forward.
         plans: that the plan is one of.
         followed: by the forward.
+        rounds: whether what is kept for repetitions is rounded.
     """
 
-    def __init__(self, model: nn.Module, plans: Plans, followed: Followed) -> None:
-        self._model, self._plans, self._followed = model, plans, followed
+    def __init__(self, model: nn.Module, plans: Plans, followed: Followed, rounds: bool) -> None:
+        self._model, self._plans, self._followed, self._rounds = model, plans, followed, rounds
         self._contexts = ExitStack()
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""
         units = units_of(self._model)
         plan, schedule, _ = self._followed
+        if self._rounds:
+            schedule = schedule.where_rounded
         tape = Tape(schedule.within(units), _AsLevel(session, plan.graph, schedule))
         session.make_again, session.aside = tape.handle, unseen
         tracker = session.tracker
@@ -243,7 +247,8 @@ class _AsLevel(Exactly):
         found = self._known.get(key)
         if found is None:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                found = self._known[key] = self._session.pack_held(tensor)
+                decided = _DECIDED if self._graph.values[value].exact else ""
+                found = self._known[key] = self._session.pack_held(tensor, decided)
             while value in self._schedule.becomes:
                 value = self._schedule.becomes[value]
             if self._graph.values[value].saved < 0:  # autograd alone would not keep it

@@ -171,7 +171,8 @@ class CheckpointedForward(ForwardStandIn):
         if copy is not None:
             return copy(*args, **kwargs)
         followed = self.plans.plan_for(self.model, args, kwargs)
-        with following(followed.schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
+        keeping = None if self.coding is None else self.coding.begin(followed.plan.graph)
+        with following(followed.schedule, self.model, keeping) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:
             self.plans.note_astray(followed, tape.astray)
