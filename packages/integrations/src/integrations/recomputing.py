@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Asked = str | int | float | Plan
 OPTIMAL = "optimal"
-_DECIDED = "something is decided by it, such as a mask, that has to go with it when backward computes again: kept exactly"
+_DECIDED = "a mask was made by it, or the like, and goes with no other: kept exactly"
 NOT_COMPILED = (
     "a forward that torch compiles follows no plan of what backward makes again, and is compressed alone; leave out "
     "checkpoint, or do not compile the model"

@@ -20,17 +20,26 @@ from integrations.saved.tensors import StorageSet, storage_of
 
 DECIDES = "its segment decides something by its activations, such as a router of experts: kept exactly"
 
-_SHAPES = frozenset(
-    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided new_zeros "
-    "new_ones new_full new_tensor".split()
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OF_SHAPES = _names(
+    """empty_like zeros_like ones_like full_like rand_like randn_like randint_like
+    new_empty new_empty_strided new_zeros new_ones new_full new_tensor"""
 )
-_JUMPING = frozenset(
-    "round floor ceil trunc fix sign sgn heaviside floor_divide floordiv remainder mod fmod frac eq ne lt le gt ge "
-    "less less_equal greater greater_equal not_equal bernoulli gumbel_softmax".split()
+"""Operators that read the shape of their arguments."""
+
+JUMPING = _names(
+    """round floor ceil trunc fix sign sgn heaviside floor_divide floordiv remainder mod fmod frac threshold hardshrink
+    eq equal ne not_equal lt less le less_equal gt greater ge greater_equal
+    logical_and logical_or logical_xor logical_not bernoulli poisson binomial gumbel_softmax"""
 )
-_ASKING = frozenset("item tolist float int index complex equal allclose is_nonzero numpy array contains".split())
-"""Python gets numbers from these. ``bool``, of a cast and of a condition alike, is among what makes truth values."""
-_CONDITION = "bool"
+"""Operators whose results jump, whatever the dtype: of a comparison in place it is that of what is compared."""
+
+# Python gets numbers from these, or truth values.
+_ASKING = _names("bool item tolist float int index complex equal allclose is_nonzero numpy array contains")
 
 
 class Deciding:
@@ -44,13 +53,13 @@ class Deciding:
 
     def decides(self, call: Call, outputs: list[Tensor]) -> bool:
         """Whether a call that is over has decided something by activations."""
-        if call.name in _SHAPES or not any(map(self._is_activation, call.arguments)):
+        if call.name in OF_SHAPES or not any(map(self._is_activation, call.arguments)):
             return False
         whole = [output for output in outputs if not (output.is_floating_point() or output.is_complex())]
         for output in outputs:
             if not output.requires_grad and (storage := storage_of(output)) is not None:
                 self._followed.add(storage)
-        return bool(whole) or call.name in _JUMPING or (not outputs and call.name in (*_ASKING, _CONDITION))
+        return bool(whole) or call.name in JUMPING or (not outputs and call.name in _ASKING)
 
     def _is_activation(self, tensor: Tensor) -> bool:
         if not tensor.is_floating_point():

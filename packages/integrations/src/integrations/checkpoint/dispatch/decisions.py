@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.checkpoint.dispatch.memory import tensors_of
+from integrations.saved.deciding import JUMPING, OF_SHAPES
 
 
 class Decides(Enum):
@@ -26,45 +27,38 @@ class Decides(Enum):
     EXACTLY = "what it reads and what it makes are only right beside each other"
 
 
-# Of their arguments they read the shape.
-_SHAPES = frozenset(
-    f"aten::{name}"
-    for name in (
-        "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided "
-        "new_zeros new_ones new_full"
-    ).split()
-)
-_DRAWN = "bernoulli.p"  # as good as an overload of rand_like; those of bernoulli that read probabilities decide
+def _aten(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names)
+
+
+def _listed(names: str) -> frozenset[str]:
+    return _aten(names.split())
+
+
+_OF_SHAPES = _aten(OF_SHAPES)
+_DRAWN = "aten::bernoulli", "p"  # as good as an overload of rand_like; those that read probabilities decide
 
 # Their integers and truth values are drawn, or notes of a kernel to its own backward.
-_NOTES = frozenset(
-    f"aten::{name}"
-    for name in (
-        "native_dropout _fused_dropout _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable "
-        "_scaled_dot_product_flash_attention_for_cpu _flash_attention_forward _efficient_attention_forward "
-        "_cudnn_attention_forward _cudnn_rnn mkldnn_rnn_layer miopen_rnn cudnn_batch_norm _batch_norm_with_update "
-        "_native_multi_head_attention"
-    ).split()
+_NOTES = _listed(
+    """native_dropout _fused_dropout _native_multi_head_attention
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_fused_attention_overrideable
+    _flash_attention_forward _efficient_attention_forward _cudnn_attention_forward
+    _cudnn_rnn mkldnn_rnn_layer miopen_rnn cudnn_batch_norm _batch_norm_with_update"""
 )
 
-# Their results jump, whatever the dtype: of a comparison in place it is that of what is compared.
-_JUMPING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "round floor ceil trunc sign sgn heaviside floor_divide remainder fmod frac threshold hardshrink bernoulli "
-        "poisson binomial eq ne lt le gt ge logical_and logical_or logical_xor logical_not"
-    ).split()
-)
+# Nor do ours, whose bytes are stored forms and steps of smooth derivatives, but for a ReLU's signs and a pool's places.
+_OURS = "actcore"
+_OURS_DECIDING = frozenset({"actcore::relu_mask", "actcore::positive_mask", "actcore::max_pool"})
+
+_JUMPING = _aten(JUMPING)
 _ROUNDING_MODE = "_mode"  # how the overloads of div end that round
 
 # Backward looks for the results among the arguments: neither may be rounded, nor made again from what is.
-_FOUND_AGAIN = frozenset(
-    f"aten::{name}"
-    for name in (
-        "max min amax amin aminmax maximum minimum fmax fmin median nanmedian scatter_reduce index_reduce "
-        "segment_reduce"
-    ).split()
+_FOUND_AGAIN = _listed(
+    """max min amax amin aminmax maximum minimum fmax fmin median nanmedian
+    scatter_reduce index_reduce segment_reduce"""
 )
 _OF_ORDER = {"aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_cdist_forward": 2}  # the same for inf
 
@@ -72,7 +66,7 @@ _OF_ORDER = {"aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_cdist_forwa
 def reads_elements(function: OpOverload) -> bool:
     """Whether the elements of its arguments have to do with an operator's results."""
     schema = function._schema
-    return schema.name not in _SHAPES and f"{schema.name}.{schema.overload_name}" != f"aten::{_DRAWN}"
+    return schema.name not in _OF_SHAPES and (schema.name, schema.overload_name) != _DRAWN
 
 
 def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any]) -> Decides:
@@ -87,6 +81,8 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
     if name.endswith("_") and not name.endswith("__"):  # in place
         name = name[:-1]
     if not reads_elements(function) or name in _NOTES:
+        return Decides.NOTHING
+    if function.namespace == _OURS and name not in _OURS_DECIDING:
         return Decides.NOTHING
     dtypes = {tensor.dtype for tensor in tensors_of(results)}
     jumps = name in _JUMPING or function._schema.overload_name.endswith(_ROUNDING_MODE)
