@@ -142,6 +142,25 @@ def test_only_the_checkpoints_around_the_decision_keep_theirs():
     assert [row.codec for row in rows(model, "checkpoint")] == ["kept", EIGHT]
 
 
+def test_of_reentrant_ones_in_a_row_each_by_itself():
+    class Row(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.before = nn.Linear(32, 32)
+            self.inner = nn.ModuleList(Deciding(decide) for decide in (positions, unseen, positions, DECISIONS["hard"]))
+
+        def forward(self, x):
+            x = torch.tanh(self.before(x))
+            for inner in self.inner:
+                x = checkpoint(inner, x, use_reentrant=True)
+            return x
+
+    model = integrations.compress_model(Row().train(), "L1", min_bytes=0)
+    gradients(model, X)
+    assert [row.codec for row in rows(model, "checkpoint")] == [EIGHT, "kept", EIGHT, "kept"]
+
+
 @pytest.mark.usefixtures("no_garbage_collection")
 @pytest.mark.parametrize("how", ["positional", "keyword"])
 def test_an_input_waits_no_longer_than_its_segment(how):

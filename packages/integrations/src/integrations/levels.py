@@ -35,7 +35,7 @@ class Level:
         attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
             backward computes it again, at least ``bits``.
         checkpoint_bits: bits per element for the inputs of ``torch.utils.checkpoint`` that a gradient goes through, at
-            least ``bits``; ``None`` keeps them exactly, as a segment must have it whose shapes follow from its values.
+            least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
         group_size: elements that share two bounds, a positive multiple of 32.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.

@@ -73,7 +73,8 @@ class Checkpoints:
         self._inside = False  # of a segment, as far as hooks tell
         self._deciding = Deciding()
         self._decided: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._unseen_decided = False  # what ran without gradients since something ran with them: a reentrant segment
+        # What ran without gradients since something ran with them, or an input was saved: a reentrant segment.
+        self._unseen_decided = self._unseen_is_over = False
         self._inputs: weakref.WeakKeyDictionary[Any, list[Waiting]] = weakref.WeakKeyDictionary()
         self._entered: Any = None  # the checkpoint that saves its positional inputs
 
@@ -89,10 +90,12 @@ class Checkpoints:
 
     def over(self, call: Call, outputs: list[Tensor]) -> None:
         """A call is over: notes whether it decided something in a segment."""
+        if self._unseen_is_over or (not self._inside and torch.is_grad_enabled()):
+            self._unseen_decided = self._unseen_is_over = False
         if not self._inside and torch.is_grad_enabled():
-            self._unseen_decided = False
-        elif self._deciding.decides(call, outputs):
-            self._unseen_decided = not self._inside
+            return
+        if self._deciding.decides(call, outputs):
+            self._unseen_decided |= not self._inside
             for reference in self._waiting if self._inside else ():
                 checkpoint = reference()
                 if checkpoint is not None and not checkpoint.forward_completed:
@@ -131,7 +134,10 @@ class Checkpoints:
     def obstacle(self) -> str:
         """Why the tensor that a checkpoint saves now is to be kept exactly; empty if nothing speaks against its stored
         form as yet."""
-        return DECIDES if self._entered is None and self._unseen_decided else ""
+        if self._entered is not None:
+            return ""
+        self._unseen_is_over = True
+        return DECIDES if self._unseen_decided else ""
 
     def stored(self, packed: Packed, exactly: Callable[[], Packed | None]) -> Packed:
         """What autograd is to hold in the place of a checkpoint's input that is stored so.
@@ -190,11 +196,11 @@ class Checkpoints:
             args = [rebuilder.visit(value) for value in getattr(checkpoint, "saved_args", ())]
             if not found:
                 return
-            if rebuilder.circular or obstacle:
+            if rebuilder.circular:
                 functions = [getattr(owner, name) for owner, name in owners]
-                exact = found.keep_all(self._packer, obstacle or _CIRCULAR)
+                exact = found.keep_all(self._packer, _CIRCULAR)
             else:
-                exact = found.store_all(self._packer)
+                exact = found.store_all(self._packer, obstacle)
                 if args:
                     checkpoint.saved_args = args
         for (owner, name), function in zip(owners, functions, strict=True):

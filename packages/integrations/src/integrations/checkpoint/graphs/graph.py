@@ -14,7 +14,8 @@ from typing import Any
 from integrations.checkpoint.graphs.entries import complete, entry_of, loaded, of_format
 from integrations.checkpoint.graphs.signature import Signature
 
-FORMAT = 1
+FORMAT = 2
+"""In format 1 nothing was said of what decides."""
 _WRITER = "Graph.to_json"
 
 
