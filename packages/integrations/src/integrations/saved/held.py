@@ -98,8 +98,8 @@ class Found:
         return bool(self.slots or self.left)
 
     def store_all(self, packer: Packer, obstacle: str = "") -> list[Packed]:
-        """Stores what can be stored; the rest is returned, as it is kept: also what a gradient goes through, where there
-        is an obstacle."""
+        """Stores what can be stored; the rest is returned, as it is kept. Where there is an obstacle, that is also what
+        a gradient goes through."""
         exact: list[Packed] = []
         for slot in self.slots:
             assert slot.tensor is not None
