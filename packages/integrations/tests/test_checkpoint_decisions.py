@@ -116,6 +116,18 @@ def test_other_segments_inputs_are_rounded_as_before(decide, how):
     assert [codec for codec, _ in inputs] == [EIGHT]
 
 
+def test_masks_that_such_a_segment_is_given_take_a_bit_still():
+    class Masked(Checkpointed):
+        def forward(self, x):
+            h = torch.tanh(self.before(x))
+            mask = torch.arange(32) < torch.arange(64)[:, None]
+            return checkpoint(lambda h, mask: self.inner(h * mask), h=h, mask=mask, use_reentrant=False)
+
+    model = integrations.compress_model(Masked(DECISIONS["routed"]).train(), "L1", min_bytes=0)
+    gradients(model, X)
+    assert [row.codec for row in rows(model, "checkpoint")] == ["kept", str(actcore.BitMask())]
+
+
 def test_only_the_checkpoints_around_the_decision_keep_theirs():
     class Nested(nn.Module):
         def __init__(self):
