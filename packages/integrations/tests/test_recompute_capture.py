@@ -111,10 +111,11 @@ def test_json_round_trip():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "of format 1; got format None"),
+        ("[]", "of format 2; got format None"),
         ("{", "it is no JSON"),
         ('{"format": 9}', "got format 9"),
-        ('{"format": 1}', "lacks or adds something: .*'ops'"),
+        ('{"format": 1}', "got format 1"),
+        ('{"format": 2}', "lacks or adds something: .*'ops'"),
     ],
 )
 def test_what_is_no_graph_is_refused(text, message):

@@ -1,6 +1,7 @@
 """What a plan keeps may be stored through a codec: unbiased, once for all who keep it, and the rest exactly."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import actcore
 from integrations.checkpoint import capture
 from integrations.checkpoint.execution.following import following, run
 from integrations.checkpoint.execution.keeping import Coding
+from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
 
 from .nets import EIGHT_BITS, Net, gradients, normal, relative_error
@@ -151,7 +153,7 @@ def test_the_mean_over_seeds_is_the_exact_gradient():
         coding = None if codec is None else Coding(codec)
         if coding is not None:
             coding.step = step
-        with following(Schedule.of(graph, kept), keeping=None if coding is None else coding.begin()):
+        with following(Schedule.of(graph, kept), keeping=None if coding is None else coding.begin(graph)):
             output = model(x)
         output.backward(normal(*output.shape, seed=9))
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
@@ -234,21 +236,32 @@ def test_memory_that_is_written_part_by_part_is_kept_as_it_is():
     assert all(tensor.numel() == 16 * 32 or (tensor > 0).all() for tensor in noted.given)
 
 
-def test_shapes_that_follow_from_rounded_values():
-    def forward(model, x):
-        y = (x @ model.q) * 2
-        chosen = y[y > 0.01 * y.detach().abs().mean()]
-        return chosen.exp().sin().sum()
+def by_shape(model, x):
+    y = (x @ model.q) * 2
+    chosen = y[y > 0.01 * y.detach().abs().mean()]
+    return chosen.exp().sin().sum()
 
-    model = Net(forward, q=normal(32, 32)).train()
+
+@pytest.mark.parametrize("codec", [None, actcore.GroupAffine(2)])
+def test_shapes_that_follow_from_values_are_the_forwards(codec):
+    """What is rounded decides nothing anew, and what a mask goes with is kept exactly."""
+    model = Net(by_shape, q=normal(32, 32)).train()
     x = normal(64, 32)
     graph = capture(model, x, real=True)
-    kept = [value_of(graph, "mul")]
     plain = gradients(model, x, loss=lambda loss: loss)
     model.zero_grad()
-    run(model, graph, kept)(x).backward()
+    run(model, graph, [value_of(graph, "mul")], codec=codec)(x).backward()
     assert torch.equal(plain["q"], model.q.grad)
-    loss = run(model, graph, kept, codec=actcore.GroupAffine(2))(x)
+
+
+def test_shapes_that_come_out_otherwise_raise(monkeypatch):
+    """Of an operator that decides without anybody's knowledge."""
+    monkeypatch.setattr(Schedule, "where_rounded", property(lambda schedule: schedule))
+    monkeypatch.setattr(Graph, "where_rounded", property(lambda graph: graph))
+    model, x = Net(by_shape, q=normal(32, 32)).train(), normal(64, 32)
+    graph = capture(model, x, real=True)
+    graph = replace(graph, values=tuple(replace(value, exact=False) for value in graph.values))
+    loss = run(model, graph, [value_of(graph, "mul")], codec=actcore.GroupAffine(2))(x)
     with pytest.raises(RuntimeError, match=r"follow from values, .* kept in fewer bits; keep it exactly"):
         loss.backward()
 

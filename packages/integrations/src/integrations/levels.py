@@ -35,7 +35,7 @@ class Level:
         attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
             backward computes it again, at least ``bits``.
         checkpoint_bits: bits per element for the inputs of ``torch.utils.checkpoint`` that a gradient goes through, at
-            least ``bits``; ``None`` keeps them exactly, as a segment must have it whose shapes follow from its values.
+            least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
         group_size: elements that share two bounds, a positive multiple of 32.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
@@ -89,6 +89,11 @@ class Level:
     def off(self) -> bool:
         """Whether nothing is stored in another way than autograd stores it."""
         return self.bits is None and not self.offload
+
+    @property
+    def rounds_checkpoints(self) -> bool:
+        """Whether what backward computes something again from is stored in fewer bits."""
+        return self.bits is not None and self.checkpoint_bits is not None
 
     def title(self, name: str) -> str:
         """How a report names this level, which was made of the one called ``name``."""

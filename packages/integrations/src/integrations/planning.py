@@ -38,6 +38,8 @@ def planned(
     started = perf_counter()
     sizes = _Sizes(level)
     graph = capture(model, args, kwargs, real=real, hooks=sizes.hooks, holds_outputs=holds_outputs)
+    if level.rounds_checkpoints:
+        graph = graph.where_rounded
     captured = perf_counter() - started
     return compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured)
 
@@ -51,6 +53,7 @@ class _Sizes:
         self._found: dict[int, list[tuple[int, bool]]] = {}  # of values: bytes that are stored, and if for one alone
         self._read: dict[int, int] = {}
         self._passing: dict[int, int] = {}
+        self._forward: dict[int, set[tuple[int, bool]]] = {}  # of what is never made again: as in _found
 
     @contextmanager
     def hooks(self, recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
@@ -59,6 +62,7 @@ class _Sizes:
         self._found.clear()
         self._read.clear()
         self._passing.clear()
+        self._forward.clear()
 
         def pack(tensor: Tensor) -> Any:
             with torch._C.DisableTorchFunction():
@@ -80,6 +84,8 @@ class _Sizes:
         whole = storage.nbytes() / max(1, tensor.numel() * tensor.itemsize)
         size = min(int(expected_bytes(decision, tensor) * whole), storage.nbytes())
         self._found.setdefault(value, []).append((size, alone))
+        if decision.from_forward and self._level.rounds_checkpoints:
+            self._forward.setdefault(value, set()).add((size, alone))
         if decision.form not in (None, Need.SHAPE):  # made of another tensor, which is computed for it
             self._passing[value] = storage.nbytes()
         read = self._decided(tensor, checkpoints.OPERATOR, "input" if tensor.requires_grad else "other")
@@ -102,7 +108,10 @@ class _Sizes:
             alone = sum({size for size, alone in found if alone})
             for sizes, size in ((saved, shared + alone), (read, max(shared, self._read[value]) + alone)):
                 sizes[last[value]] = min(sizes.get(last[value], 0) + size, graph.values[value].nbytes)
-        return StoredBytes(saved, read, {last[value]: size for value, size in self._passing.items()})
+        forward: dict[int, int] = {}
+        for value, stored in self._forward.items():
+            forward[last[value]] = forward.get(last[value], 0) + sum(size for size, _ in stored)
+        return StoredBytes(saved, read, {last[value]: size for value, size in self._passing.items()}, forward)
 
 
 def expected_bytes(decision: Decision, tensor: Tensor) -> float:

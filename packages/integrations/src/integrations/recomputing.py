@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Asked = str | int | float | Plan
 OPTIMAL = "optimal"
+_DECIDED = "a mask was made by it, or the like, and goes with no other: kept exactly"
 NOT_COMPILED = (
     "a forward that torch compiles follows no plan of what backward makes again, and is compressed alone; leave out "
     "checkpoint, or do not compile the model"
@@ -128,7 +129,7 @@ class Recomputing:
                     return None
                 self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
         followed = self.plans.plan_for(model, args, kwargs)
-        return None if followed is None else Following(model, self.plans, followed)
+        return None if followed is None else Following(model, self.plans, followed, level.rounds_checkpoints)
 
     def in_words(self) -> str:
         """The plan that was followed last, for a report."""
@@ -197,16 +198,19 @@ class Following:
         model: of the forward.
         plans: that the plan is one of.
         followed: by the forward.
+        rounds: whether what is kept for repetitions is rounded.
     """
 
-    def __init__(self, model: nn.Module, plans: Plans, followed: Followed) -> None:
-        self._model, self._plans, self._followed = model, plans, followed
+    def __init__(self, model: nn.Module, plans: Plans, followed: Followed, rounds: bool) -> None:
+        self._model, self._plans, self._followed, self._rounds = model, plans, followed, rounds
         self._contexts = ExitStack()
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""
         units = units_of(self._model)
         plan, schedule, _ = self._followed
+        if self._rounds:
+            schedule = schedule.where_rounded
         tape = Tape(schedule.within(units), _AsLevel(session, plan.graph, schedule))
         session.make_again, session.aside = tape.handle, unseen
         tracker = session.tracker
@@ -251,7 +255,8 @@ class _AsLevel(Exactly):
         found = self._known.get(key)
         if found is None:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                found = self._known[key] = self._session.pack_held(tensor)
+                decided = _DECIDED if self._graph.values[value].exact else ""
+                found = self._known[key] = self._session.pack_held(tensor, decided)
             while value in self._schedule.becomes:
                 value = self._schedule.becomes[value]
             if self._graph.values[value].saved < 0:  # autograd alone would not keep it

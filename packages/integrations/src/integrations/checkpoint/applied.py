@@ -173,7 +173,8 @@ class CheckpointedForward(ForwardStandIn):
         followed = self.plans.plan_for(self.model, args, kwargs)
         if followed is None:
             return self.forward(*args, **kwargs)
-        with following(followed.schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
+        keeping = None if self.coding is None else self.coding.begin(followed.plan.graph)
+        with following(followed.schedule, self.model, keeping) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:
             self.plans.note_astray(followed, tape.astray)

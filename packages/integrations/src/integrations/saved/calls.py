@@ -118,6 +118,7 @@ class CallTracker(TorchFunctionMode):
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
         look: runs before each call; ``None`` where nobody asks.
+        over: is given each call that is over, with the tensors that it returned; ``None`` where nobody asks.
     """
 
     def __init__(self) -> None:
@@ -129,6 +130,7 @@ class CallTracker(TorchFunctionMode):
         self.exposed = StorageSet()
         self.watcher: Callable[[list[Tensor]], None] | None = None
         self.look: Callable[[], None] | None = None
+        self.over: Callable[[Call, list[Tensor]], None] | None = None
 
     @property
     def idle(self) -> bool:
@@ -160,6 +162,8 @@ class CallTracker(TorchFunctionMode):
             outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
             if self.watcher is not None:
                 self.watcher([*call.arguments, *outputs])
+            if self.over is not None:
+                self.over(call, outputs)
         finally:
             self.call = outer
         for output in outputs:

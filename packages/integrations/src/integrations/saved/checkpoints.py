@@ -22,6 +22,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from integrations.saved.calls import Call
 from integrations.saved.checkpoint_frames import checkpoint_of
+from integrations.saved.deciding import DECIDES, Deciding, Waiting
 from integrations.saved.forms import Packed
 from integrations.saved.held import Again, Found, Packer
 from integrations.saved.masks import may_be_masked
@@ -69,16 +70,36 @@ class Checkpoints:
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: list[weakref.ref[Any]] = []  # those whose segment may be running still
         self._reentrant: list[Packed] = []  # while these live, others that save their storages keep them, too
+        self._inside = False  # of a segment, as far as hooks tell
+        self._deciding = Deciding()
+        self._decided: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What ran without gradients since something ran with them, or an input was saved: a reentrant segment.
+        self._unseen_decided = self._unseen_is_over = False
+        self._inputs: weakref.WeakKeyDictionary[Any, list[Waiting]] = weakref.WeakKeyDictionary()
+        self._entered: Any = None  # the checkpoint that saves its positional inputs
 
     def look(self) -> None:
         """Meets the checkpoint inside of which the caller is, and settles those that are over."""
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        inside = hooks is not None and hooks[0] is not self._own
+        self._inside = inside = hooks is not None and hooks[0] is not self._own
         if inside:
             self._meet(checkpoint_of(hooks[0]))
         # A selective checkpoint counts each operator that runs inside of it: ours must wait.
         if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
             self.settle()
+
+    def over(self, call: Call, outputs: list[Tensor]) -> None:
+        """A call is over: notes whether it decided something in a segment."""
+        if self._unseen_is_over or (not self._inside and torch.is_grad_enabled()):
+            self._unseen_decided = self._unseen_is_over = False
+        if not self._inside and torch.is_grad_enabled():
+            return
+        if self._deciding.decides(call, outputs):
+            self._unseen_decided |= not self._inside
+            for reference in self._waiting if self._inside else ():
+                checkpoint = reference()
+                if checkpoint is not None and not checkpoint.forward_completed:
+                    self._decided.add(checkpoint)
 
     def settle(self) -> None:
         """Puts stored forms into the checkpoints whose segment is over.
@@ -91,7 +112,11 @@ class Checkpoints:
             if checkpoint is not None and not checkpoint.forward_completed:
                 self._waiting.append(reference)
             elif checkpoint is not None:
-                self._replace(checkpoint)
+                decided = checkpoint in self._decided
+                with torch._C.DisableTorchFunction():
+                    for saved in self._inputs.pop(checkpoint, ()):
+                        saved.settle(decided)
+                self._replace(checkpoint, DECIDES if decided else "")
 
     def role(self, tensor: Tensor) -> str:
         """What a tensor that is being saved outside of any call is to a checkpoint, as ``Boundary`` has it; empty if
@@ -102,8 +127,30 @@ class Checkpoints:
         if frame is None or frame.f_globals.get("__name__") != _CHECKPOINT:
             return ""
         self.settle()
+        self._entered = None
         self._meet_below(frame, tensor)
         return _role(tensor)
+
+    def obstacle(self) -> str:
+        """Why the tensor that a checkpoint saves now is to be kept exactly; empty if nothing speaks against its stored
+        form as yet."""
+        if self._entered is not None:
+            return ""
+        self._unseen_is_over = True
+        return DECIDES if self._unseen_decided else ""
+
+    def stored(self, packed: Packed, exactly: Callable[[], Packed | None]) -> Packed:
+        """What autograd is to hold in the place of a checkpoint's input that is stored so.
+
+        Args:
+            packed: the stored form.
+            exactly: keeps the tensor as it is instead; ``None`` if that is not there any more.
+        """
+        if self._entered is None:
+            return packed
+        waiting = Waiting(packed, exactly)
+        self._inputs.setdefault(self._entered, []).append(waiting)
+        return waiting
 
     def _meet(self, checkpoint: Any) -> None:
         # What a backward computes again is gone when it has passed.
@@ -118,6 +165,8 @@ class Checkpoints:
             names = frame.f_locals
             if "new_frame" in names:
                 self._meet(names["new_frame"])
+                if names["new_frame"] in self._met:
+                    self._entered = names["new_frame"]
                 return
             if "function" in names and "args" in names:  # a reentrant one; told of with the first tensor that it saves
                 if next((value for value in names["args"] if isinstance(value, Tensor)), None) is tensor:
@@ -135,7 +184,7 @@ class Checkpoints:
                 rebuilder.visit(value)
         self._reentrant += found.keep_all(self._packer, _REENTRANT)
 
-    def _replace(self, checkpoint: Any) -> None:
+    def _replace(self, checkpoint: Any, obstacle: str) -> None:
         owners = _owners_of_functions(checkpoint)
         functions = [getattr(owner, name) for owner, name in owners]
         if any(isinstance(function, Again) for function in functions):  # by a session around this one, or inside
@@ -151,7 +200,7 @@ class Checkpoints:
                 functions = [getattr(owner, name) for owner, name in owners]
                 exact = found.keep_all(self._packer, _CIRCULAR)
             else:
-                exact = found.store_all(self._packer)
+                exact = found.store_all(self._packer, obstacle)
                 if args:
                     checkpoint.saved_args = args
         for (owner, name), function in zip(owners, functions, strict=True):

@@ -97,12 +97,13 @@ class Found:
     def __bool__(self) -> bool:
         return bool(self.slots or self.left)
 
-    def store_all(self, packer: Packer) -> list[Packed]:
-        """Stores what can be stored; the rest is returned, as it is kept."""
+    def store_all(self, packer: Packer, obstacle: str = "") -> list[Packed]:
+        """Stores what can be stored; the rest is returned, as it is kept. Where there is an obstacle, that is also what
+        a gradient goes through."""
         exact: list[Packed] = []
         for slot in self.slots:
             assert slot.tensor is not None
-            packed = packer.pack_held(slot.tensor)
+            packed = packer.pack_held(slot.tensor, obstacle if slot.tensor.requires_grad else "")
             if isinstance(packed, (Exact, Kept)):
                 exact.append(packed)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -36,12 +36,15 @@ class Decision:
         form: a need for which the arguments of the call may allow a form of its own; ``codec`` is then that of the
             values in it, or what is left where they do not.
         indices: whether these are integers, whose range the arguments of the call may tell.
+        from_forward: whether the forward's own tensor is stored even where a plan has it made again from rounded ones:
+            backward decides by it, by its signs above all, or asks for nothing but its shape.
     """
 
     codec: Codec | None
     why: str
     form: Need | None = None
     indices: bool = False
+    from_forward: bool = False
 
 
 class Policy(Protocol):
@@ -59,6 +62,10 @@ class FixedBits:
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = self._decide(saved)
+        return replace(decision, from_forward=True) if _decides(saved) else decision
+
+    def _decide(self, saved: SavedTensor) -> Decision:
         if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
             return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
         if self.level.bits is None:
@@ -107,6 +114,12 @@ class FixedBits:
         """Bits an element for a need; no need gets fewer than linear operators do."""
         bits, own = self.level.bits, getattr(self.level, _BITS[need])
         return None if bits is None or own is None else max(bits, own)
+
+
+def _decides(saved: SavedTensor) -> bool:
+    """Whether backward asks of a tensor on which side of a jump its elements are."""
+    rule = RULES.get(saved.operator)
+    return rule is not None and saved.role != "" and rule.decides(saved.role)
 
 
 def no_rule(operator: str) -> str:

@@ -43,6 +43,7 @@ class Rule:
         internal: one that the call made for itself, such as a mask or statistics.
         recomputed: an argument from which backward computes the call again.
         why: the reason why what is kept exactly is.
+        jumps: whether backward asks on which side of a jump they are, of those that are kept exactly.
     """
 
     input: Need = Need.EXACT
@@ -52,9 +53,15 @@ class Rule:
     recomputed: Need = Need.EXACT
     why: str = ""
 
+    jumps: bool = False
+
     def need(self, role: str) -> Need:
         need: Need = getattr(self, role)
         return need
+
+    def decides(self, role: str) -> bool:
+        """Whether backward asks of such a tensor on which side of a jump its elements are, or only for its shape."""
+        return self.jumps or self.need(role) in (Need.SIGN, Need.INSIDE, Need.SHAPE)
 
 
 # Linear in each operand, whatever copies or reshapes it makes on the way.
@@ -77,7 +84,7 @@ _ATTENTION = Rule(recomputed=Need.ATTENTION, why="torch's own attention normalis
 _CHECKPOINT = Rule(Need.RECOMPUTED, why="an input of a checkpoint that is a mask, or may have one in it: kept exactly")
 _SKETCH = Rule(why="a random sketch in the place of a linear layer's input: as small as was asked for")
 _EXPONENTIAL = Rule(why="exp() and division amplify an error without bound")
-_JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly")
+_JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly", jumps=True)
 
 _OPERATORS = (
     (_LINEAR, "linear matmul mm bmm mv addmm addmv addbmm baddbmm dot vdot inner outer ger addr einsum tensordot kron"),

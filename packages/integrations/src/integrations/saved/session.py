@@ -19,11 +19,12 @@ from integrations.saved.announced import Announced, noted, settle
 from integrations.saved.calls import CallTracker
 from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.compiled import hooks_of
+from integrations.saved.deciding import DECIDES
 from integrations.saved.forms import Packed
 from integrations.saved.hook_stack import OnStack
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
-from integrations.saved.recipes import Place, Recipes
+from integrations.saved.recipes import Extent, Place, Recipes
 from integrations.saved.records import RECOMPUTED, Record, kept_by
 from integrations.saved.storage import Storages, inner
 from integrations.saved.storing import StoredLater, Storing
@@ -114,6 +115,8 @@ class Session:
             self.tracker.pack = self._hook
         self._checkpoints = Checkpoints(self, self._hook, self.tracker.born)
         self.tracker.look = self._checkpoints.look
+        if self._level.rounds_checkpoints:
+            self.tracker.over = self._checkpoints.over
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
         if self._observer is not None:
             self.tracker.watcher = self._watch
@@ -129,7 +132,7 @@ class Session:
                     self._checkpoints.settle()
             finally:
                 _innermost.session, self._hook, self._checkpoints = self._outer, None, None
-                self.tracker.pack = self.tracker.watcher = self.tracker.look = None
+                self.tracker.pack = self.tracker.watcher = self.tracker.look = self.tracker.over = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
             complete = error is None
@@ -198,6 +201,8 @@ class Session:
         if call is None:
             role = "" if self._checkpoints is None else self._checkpoints.role(tensor)
             operator = checkpoints.OPERATOR if role else ""
+            if self._checkpoints is not None and role == "input":
+                obstacle = self._checkpoints.obstacle()
         else:
             operator, role = call.operator, call.role(tensor, storage)
         place = (module, operator, role)
@@ -221,19 +226,38 @@ class Session:
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = self.stream(recipe.identity, saved)
-        if self.make_again is not None:
+        if self.make_again is not None and not (decision.from_forward and self._level.rounds_checkpoints):
             later = StoredLater(self._level, decision, extent, saved, stream, call)
             handle = self.make_again(tensor, later)
             if handle is not None:
                 record.codec, record.why = RECOMPUTED, "made again for backward"
                 settle(due)
-                return handle
+                return self._input(tensor, handle, extent, record)
         if len(self.tracker.exposed) and storage in self.tracker.exposed:
             self.storages.forget(storage)
         packed, codec = self._storing.store(tensor, decision, extent, record, call, stream)
         settle(due)
         self._tell(saved, tensor, codec, packed)
-        return packed
+        lossy = codec is not None and isinstance(inner(codec), GroupAffine)
+        return self._input(tensor, packed, extent, record) if lossy else packed
+
+    def _input(self, tensor: Tensor, packed: Packed, extent: Extent, record: Record) -> Packed:
+        """What autograd holds in the place of a tensor: an input of a checkpoint may have to be kept after all."""
+        checkpoint = self._checkpoints
+        if checkpoint is None or self.tracker.call is not None or not self._level.rounds_checkpoints:
+            return packed
+        if record.saved.operator != checkpoints.OPERATOR:
+            return packed
+        kept, storages = Kept.of(tensor), self.storages
+
+        def exactly() -> Packed | None:
+            if kept.tensor._version != kept.version:
+                return None
+            found = storages.keep(kept.tensor, extent, record, overlapping=True)
+            record.codec, record.why = "kept", DECIDES
+            return found
+
+        return checkpoint.stored(packed, exactly)
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
         """The stream for a tensor's noise in this forward."""

@@ -18,6 +18,7 @@ from integrations.checkpoint.capturing.backward import Backward
 from integrations.checkpoint.capturing.contents import Contents
 from integrations.checkpoint.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations.checkpoint.dispatch import indices
+from integrations.checkpoint.dispatch.decisions import decides, may_be_rounded, reads_elements
 from integrations.checkpoint.dispatch.memory import Geometry, Memory, is_plain, key_of, parts_of, shapes_of, tensors_of
 from integrations.checkpoint.dispatch.operators import Traits, is_drawable, traits_of
 from integrations.saved.modules import ModulePaths
@@ -105,7 +106,7 @@ class Recorder(TorchDispatchMode):
         self._look((*args, *kwargs.values()))
         out = self._run(func, traits, args, kwargs)
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
-        reads, outside = self._arguments(traits, args, kwargs)
+        reads, outside, rounded = self._arguments(traits, args, kwargs)
         op = len(self._recording.ops)
         makes: dict[int, tuple[Tensor, int]] = {}  # by storage: in what lies the new value, and the one it takes over
         effects = not traits.known
@@ -138,6 +139,9 @@ class Recorder(TorchDispatchMode):
                 repeatable=plain and drawable and not effects,
                 shapes=shapes_of(results),
                 outside=outside,
+                decides=decides(func, args, results),
+                rounded=rounded,
+                reads_elements=reads_elements(func),
             )
         )
         for tensor, reuses in makes.values():
@@ -170,9 +174,10 @@ class Recorder(TorchDispatchMode):
 
     def _arguments(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[int, ...], set[int]]:
-        """The values and the other storages that an operator reads."""
+    ) -> tuple[tuple[int, ...], set[int], frozenset[int]]:
+        """The values and the other storages that an operator reads, and which of the values may be rounded for that."""
         reads: dict[int, None] = {}
+        rounded: set[int] = set()
         outside: set[int] = set()
         updates = traits.updates_statistics(args)
         for place, given in enumerate((*args, *kwargs.values())):
@@ -182,13 +187,15 @@ class Recorder(TorchDispatchMode):
                 value, key = self._memory.value_in(tensor), key_of(tensor)
                 if value is not None:
                     reads[value] = None
+                    if may_be_rounded(tensor):
+                        rounded.add(value)
                     continue
                 self._outside[key] = tensor.untyped_storage()
                 if updates and place in traits.statistics[:2]:
                     self._recording.changed.add(key)
                 else:
                     outside.add(key)
-        return tuple(reads), outside
+        return tuple(reads), outside, frozenset(rounded)
 
     def _make(self, tensor: Tensor, op: int, reuses: int) -> None:
         """Notes a new value, in the memory of a tensor."""

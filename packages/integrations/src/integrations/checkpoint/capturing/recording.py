@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from integrations.checkpoint.costs.calls import Calls
 from integrations.checkpoint.costs.modelled import Costs
+from integrations.checkpoint.dispatch.decisions import Decides
 from integrations.checkpoint.graphs.graph import Op, Step, Value
 
 PASSING = -1
@@ -33,6 +34,9 @@ class RecordedOp:
         call: its place among the calls that differ.
         scratch: bytes that it takes in passing, beside those of the call.
         outside: storages that it reads and that are no values'.
+        decides: by the elements of what it reads.
+        rounded: the values among what it reads that a repetition may find rounded.
+        reads_elements: whether its results follow from more than shapes.
         packs: what autograd saves after it.
     """
 
@@ -45,6 +49,9 @@ class RecordedOp:
     repeatable: bool
     shapes: tuple[tuple[int, ...], ...]
     outside: set[int]
+    decides: Decides = Decides.NOTHING
+    rounded: frozenset[int] = frozenset()
+    reads_elements: bool = True
     packs: list[int] = field(default_factory=list)
 
 
@@ -109,8 +116,9 @@ class Recording:
         """
         taken = costs(self.calls.distinct)
         last = self._last()
+        deciding, exact = self._decisions()
         ops: list[Op] = []
-        for op in self.ops:
+        for number, op in enumerate(self.ops):
             lost = any(
                 self.values[value].reused and not ops[self.values[value].producer].repeatable for value in op.reads
             )
@@ -118,7 +126,20 @@ class Recording:
             packs = tuple(dict.fromkeys(last[value] for value in op.packs))
             cost = taken[op.call]
             scratch = op.scratch + cost.scratch
-            ops.append(Op(op.name, op.module, op.reads, op.makes, cost.seconds, repeatable, packs, op.shapes, scratch))
+            ops.append(
+                Op(
+                    name=op.name,
+                    module=op.module,
+                    reads=op.reads,
+                    makes=op.makes,
+                    seconds=cost.seconds,
+                    repeatable=repeatable,
+                    packs=packs,
+                    shapes=op.shapes,
+                    scratch=scratch,
+                    decides=number in deciding,
+                )
+            )
         other, seconds = list(self.other), [0.0] * len(self.steps)
         for run in self.runs:
             other[run.step] = max(other[run.step], run.live + taken[run.call].scratch)
@@ -128,7 +149,24 @@ class Recording:
             for reads, time in zip(self.steps, seconds, strict=True)
         )
         none = (0,) * len(ops)
-        return Parts(tuple(ops), self._values(last), steps, (*none, *other), (*none, *self.standing))
+        return Parts(tuple(ops), self._values(last, exact), steps, (*none, *other), (*none, *self.standing))
+
+    def _decisions(self) -> tuple[set[int], set[int]]:
+        """The operators that may decide otherwise when they are repeated on rounded values, and the values that have to
+        stay as they are beside what was decided."""
+        # What is decided is kept, and nothing but what may be rounded itself comes out otherwise that follows from it.
+        other = {value for op in self.ops for value in op.rounded}
+        deciding: set[int] = set()
+        exact: set[int] = set()
+        for number, op in enumerate(self.ops):
+            met = other.intersection(op.reads) if op.reads_elements else ()
+            if met and op.decides is Decides.NOTHING:
+                other.update(op.makes)
+            elif met:
+                deciding.add(number)
+            if met and op.decides is Decides.EXACTLY:
+                exact.update(met, op.makes)
+        return deciding, exact
 
     def _last(self) -> list[int]:
         """Of each value, what its memory holds in the end."""
@@ -139,12 +177,12 @@ class Recording:
                 last[reuses] = last[number]
         return last
 
-    def _values(self, last: list[int]) -> tuple[Value, ...]:
+    def _values(self, last: list[int], exact: set[int]) -> tuple[Value, ...]:
         """What was saved before another part of its memory was written is saved as the last value there."""
         saved = [-1] * len(self.values)
         for number, value in enumerate(self.values):
             saved[last[number]] = max(saved[last[number]], value.saved)
         return tuple(
-            Value(value.nbytes, value.producer, value.reuses, value.until, end)
-            for value, end in zip(self.values, saved, strict=True)
+            Value(value.nbytes, value.producer, value.reuses, value.until, end, number in exact)
+            for number, (value, end) in enumerate(zip(self.values, saved, strict=True))
         )

@@ -48,7 +48,7 @@ def run(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
-        with following(schedule, model, None if coding is None else coding.begin()) as tape:
+        with following(schedule, model, None if coding is None else coding.begin(graph)) as tape:
             result = model(*args, **kwargs)
         if tape.astray:
             warn(
@@ -67,7 +67,7 @@ def following(schedule: Schedule, model: nn.Module | None = None, keeping: Keepi
     Args:
         schedule: of the model.
         model: whose units of ``fully_shard`` a repetition is not to leave; ``None`` if it has none.
-        keeping: how what is kept is kept; ``None``: as it is.
+        keeping: how what is kept is rounded; ``None``: it is kept as it is.
     """
     if runs_transformed():
         yield Tape(schedule)
@@ -80,6 +80,8 @@ def following(schedule: Schedule, model: nn.Module | None = None, keeping: Keepi
         )
     with ExitStack() as stack:
         units = frozenset[str]() if model is None else units_of(model)
+        if keeping is not None:
+            schedule = schedule.where_rounded
         tape = Tape(schedule.within(units), keeping)
         stack.enter_context(fresh_casts())
         stack.enter_context(saved_tensors_hooks(tape.pack, _unpack))

@@ -12,6 +12,7 @@ from torch import Tensor
 from actcore import FLOATS, Codec, Compressed, GroupAffine, Kept, Offload, current_rank, stream_of
 from integrations.checkpoint.dispatch.memory import Geometry, is_plain
 from integrations.checkpoint.dispatch.versions import Version, unseen, unseen_alias
+from integrations.checkpoint.graphs.graph import Graph
 from integrations.saved.masks import is_masked, may_be_masked
 
 _STEPS = threading.Lock()
@@ -72,22 +73,22 @@ class Coding:
         self.seed = seed
         self.step = 0
 
-    def begin(self) -> Coded:
-        """For the forward that starts now."""
+    def begin(self, graph: Graph) -> Coded:
+        """For the forward that starts now, of this graph."""
         with _STEPS:  # no two forwards get the same number, in whichever thread they start
             step, self.step = self.step, self.step + 1
-        return Coded(self.codec, self.seed, step)
+        return Coded(self.codec, self.seed, step, frozenset(n for n, value in enumerate(graph.values) if value.exact))
 
 
 class Coded(Exactly):
     """Stores the activations that a forward keeps: one stored form for all that lies in a value's memory.
 
     Activations are large floating-point tensors through which gradients flow. Others, and those that are masked, are
-    kept exactly: masks, indices, statistics.
+    kept exactly: masks, indices, statistics; and what something was decided by that has to go with it.
     """
 
-    def __init__(self, codec: Codec, seed: int, step: int) -> None:
-        self._codec, self._seed, self._step = codec, seed, step
+    def __init__(self, codec: Codec, seed: int, step: int, exact: frozenset[int] = frozenset()) -> None:
+        self._codec, self._seed, self._step, self._exact = codec, seed, step, exact
         self._stored: WeakValueDictionary[int, _Stored] = WeakValueDictionary()
         self._count = 0
 
@@ -100,7 +101,7 @@ class Coded(Exactly):
         return self._coded(tensor, value) or super().read(tensor, value)
 
     def _coded(self, tensor: Tensor, value: int) -> Packed | None:
-        if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
+        if value in self._exact or not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
             return None
         stored = self._stored.get(value)
         if stored is None:

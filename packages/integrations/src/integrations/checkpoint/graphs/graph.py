@@ -6,13 +6,16 @@ Events are the forward's operators, in order, and then the steps of backward.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from integrations.checkpoint.graphs.entries import complete, entry_of, loaded, of_format
 from integrations.checkpoint.graphs.signature import Signature
 
-FORMAT = 1
+FORMAT = 2
+"""In format 1 nothing was said of what decides."""
 _WRITER = "Graph.to_json"
 
 
@@ -29,6 +32,7 @@ class Value:
         until: the last event at which somebody other than autograd holds it, such as a variable of the forward; the
             very last event for what the model returns.
         saved: the last event at which autograd holds it, where it is kept; -1 if autograd never saves it.
+        exact: whether something was decided by it that is only right beside it as it was, as a mask is.
     """
 
     nbytes: int
@@ -36,6 +40,7 @@ class Value:
     reuses: int = -1
     until: int = -1
     saved: int = -1
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Op:
             last one there.
         shapes: the shapes of its results, by which a run is compared with the capture.
         scratch: bytes that it takes only while it runs, as far as they are known.
+        decides: whether it may decide otherwise where it reads what was made again from rounded values.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Op:
     packs: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     scratch: int = 0
+    decides: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,24 @@ class Graph:
         """The same step where each parameter has a gradient already, to which backward adds."""
         other = tuple(nbytes - standing for nbytes, standing in zip(self.other, self.standing, strict=True))
         return replace(self, other=other, standing=(), gradients=0, accumulates=True)
+
+    def keeping(self, fixed: Collection[int]) -> Graph:
+        """The graph, in which these values are not made again, nor what would need them after their memory was taken
+        over: what is gone and cannot be made again cannot be read again."""
+        taken_over = {value.reuses for value in self.values}
+        repeatable: list[bool] = []
+        for op in self.ops:
+            lost = any(value in taken_over and not repeatable[self.values[value].producer] for value in op.reads)
+            repeatable.append(op.repeatable and not lost and not any(value in fixed for value in op.makes))
+        ops = tuple(replace(op, repeatable=flag) for op, flag in zip(self.ops, repeatable, strict=True))
+        return replace(self, ops=ops)
+
+    @cached_property
+    def where_rounded(self) -> Graph:
+        """The graph, where what is kept is rounded: what decides is not repeated, nor what has to go with that."""
+        fixed = {value for op in self.ops if op.decides for value in op.makes}
+        fixed.update(number for number, value in enumerate(self.values) if value.exact)
+        return self.keeping(fixed) if fixed else self
 
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import within_units
@@ -62,6 +63,14 @@ class Schedule:
             made = Schedule.of(within_units(self.graph, units), self.kept, self.held)
             self._within[units] = made.of_any_sizes() if self.any_sizes else made
         return self._within[units]
+
+    @cached_property
+    def where_rounded(self) -> Schedule:
+        """The schedule where what is kept is rounded: nothing is decided again."""
+        if self.graph.where_rounded is self.graph:
+            return self
+        made = Schedule.of(self.graph.where_rounded, self.kept, self.held)
+        return made.of_any_sizes() if self.any_sizes else made
 
     def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -63,14 +62,7 @@ def within_units(graph: Graph, units: Collection[str]) -> Graph:
         for value in (*op.reads, *op.packs)
         if owners[graph.values[value].producer] != owner
     }
-    taken_over = {value.reuses for value in graph.values}
-    repeatable: list[bool] = []
-    for op in graph.ops:
-        # What is gone and cannot be made again cannot be read again.
-        lost = any(value in taken_over and not repeatable[graph.values[value].producer] for value in op.reads)
-        repeatable.append(op.repeatable and not lost and crossing.isdisjoint(op.makes))
-    ops = tuple(replace(op, repeatable=flag) for op, flag in zip(graph.ops, repeatable, strict=True))
-    return replace(graph, ops=ops)
+    return graph.keeping(crossing)
 
 
 def _owner(path: str, units: Collection[str]) -> str:

@@ -20,11 +20,13 @@ class StoredBytes:
         saved: as autograd saves them.
         read: where a repetition reads them, too, which may need more.
         passing: what storing them takes while it runs.
+        forward: what the forward stores of them, whether they are made again or not: what backward decides by.
     """
 
     saved: Mapping[int, int]
     read: Mapping[int, int]
     passing: Mapping[int, int]
+    forward: Mapping[int, int] = field(default_factory=dict)
 
     def content(self) -> dict[str, list[tuple[int, int]]]:
         """It as a JSON object."""
@@ -59,10 +61,11 @@ class CompressedPeak:
         self._raw = [value.nbytes for value in values]
         self._saved = [min(stored.saved.get(number, size), size) for number, size in enumerate(self._raw)]
         self._read = [
-            max(saved, min(stored.read.get(number, saved), size))
+            size if values[number].exact else max(saved, min(stored.read.get(number, saved), size))
             for number, (saved, size) in enumerate(zip(self._saved, self._raw, strict=True))
         ]
         self._passing = [stored.passing.get(number, 0) for number in range(len(values))]
+        self._forward = [min(stored.forward.get(number, 0), saved) for number, saved in enumerate(self._saved)]
         self._taken_over = {value.reuses: number for number, value in enumerate(values) if value.reuses >= 0}
 
     def of(self, kept: Collection[int]) -> tuple[int, float]:
@@ -92,6 +95,8 @@ class CompressedPeak:
             if number in self._taken_over:
                 until = min(max(until, 0), graph.values[self._taken_over[number]].producer - 1)
             end = -1 if number in schedule.recomputed else run.ends[number]
+            if number in schedule.recomputed:
+                run.add(entry.producer, run.ends[number], self._forward[number])
             size = self._read[number] if number in run.read else self._saved[number]
             if size == entry.nbytes:
                 run.add(entry.producer, max(until, end), size)
@@ -126,9 +131,10 @@ class CompressedPeak:
                     continue
                 if value in again and graph.values[value].saved >= event:
                     most = max(most, live + self._passing[value])
-                    live += self._saved[value]
-                    left += self._saved[value]
-                    run.add(event + 1, graph.values[value].saved, self._saved[value])
+                    stored = self._saved[value] - self._forward[value]
+                    live += stored
+                    left += stored
+                    run.add(event + 1, graph.values[value].saved, stored)
                 live -= self._raw[value]
         return most, left
 

@@ -1,0 +1,92 @@
+"""Whether the segment of a checkpoint decides something by the activations that it was given, and what follows.
+
+A comparison, a choice of experts, a number that Python asks for: computed again from rounded inputs it may come out
+otherwise, and the gradient is one of another function then, in every step to the same side. Such a segment's inputs are
+kept exactly. Those that autograd saves are saved before the segment runs: they wait until it is over.
+
+What an operator decides within itself, such as a ReLU, is left out: nearly every segment has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from integrations.saved.calls import Call
+from integrations.saved.forms import Packed
+from integrations.saved.tensors import StorageSet, storage_of
+
+DECIDES = "its segment decides something by its activations, such as a router of experts: kept exactly"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OF_SHAPES = _names(
+    """empty_like zeros_like ones_like full_like rand_like randn_like randint_like
+    new_empty new_empty_strided new_zeros new_ones new_full new_tensor"""
+)
+"""Operators that read the shape of their arguments."""
+
+JUMPING = _names(
+    """round floor ceil trunc fix sign sgn heaviside floor_divide floordiv remainder mod fmod frac threshold hardshrink
+    eq equal ne not_equal lt less le less_equal gt greater ge greater_equal
+    logical_and logical_or logical_xor logical_not bernoulli poisson binomial gumbel_softmax"""
+)
+"""Operators whose results jump, whatever the dtype: of a comparison in place it is that of what is compared."""
+
+# Python gets numbers from these, or truth values.
+_ASKING = _names("bool item tolist float int index complex equal allclose is_nonzero numpy array contains")
+
+
+class Deciding:
+    """Follows activations through the calls of segments, and tells which of the calls decide.
+
+    A tensor that was drawn, or made of masks and positions, decides the same each time.
+    """
+
+    def __init__(self) -> None:
+        self._followed = StorageSet()  # of those that autograd does not follow: under no_grad, detached
+
+    def decides(self, call: Call, outputs: list[Tensor]) -> bool:
+        """Whether a call that is over has decided something by activations."""
+        if call.name in OF_SHAPES or not any(map(self._is_activation, call.arguments)):
+            return False
+        whole = [output for output in outputs if not (output.is_floating_point() or output.is_complex())]
+        for output in outputs:
+            if not output.requires_grad and (storage := storage_of(output)) is not None:
+                self._followed.add(storage)
+        return bool(whole) or call.name in JUMPING or (not outputs and call.name in _ASKING)
+
+    def _is_activation(self, tensor: Tensor) -> bool:
+        if not tensor.is_floating_point():
+            return False
+        if tensor.requires_grad:
+            return not tensor.is_leaf
+        storage = storage_of(tensor)
+        return storage is not None and storage in self._followed
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """What autograd holds in the place of a checkpoint's input: its stored form, and until its segment is over, itself.
+
+    Attributes:
+        packed: the stored form.
+        exactly: keeps the input as it is instead; ``None`` once that is settled.
+    """
+
+    packed: Packed
+    exactly: Callable[[], Packed | None] | None
+
+    def settle(self, decided: bool) -> None:
+        """The segment is over."""
+        exactly, self.exactly = self.exactly, None
+        if decided and exactly is not None:
+            self.packed = exactly() or self.packed
+
+    def unpack(self) -> Tensor:
+        return self.packed.unpack()
