@@ -36,12 +36,19 @@ class Decision:
         form: a need for which the arguments of the call may allow a form of its own; ``codec`` is then that of the
             values in it, or what is left where they do not.
         indices: whether these are integers, whose range the arguments of the call may tell.
+        normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
     """
 
     codec: Codec | None
     why: str
     form: Need | None = None
     indices: bool = False
+    normalised: bool = False
+
+    @property
+    def asks_call(self) -> bool:
+        """Whether the arguments of the call are to be looked at."""
+        return self.indices or self.normalised or self.form is not None
 
 
 class Policy(Protocol):
@@ -94,7 +101,8 @@ class FixedBits:
             if need is Need.RECOMPUTED:  # a segment may begin with a normalisation of rows
                 group_size = _row_group(saved, group_size) or group_size
             form = need if need is Need.SATURATING else None
-            return Decision(GroupAffine(bits, group_size), need.value, form)
+            normalised = need is Need.NORM and saved.operator not in _ROW_NORMS
+            return Decision(GroupAffine(bits, group_size), need.value, form, normalised=normalised)
         if need is Need.SIGN:
             return Decision(Positive(), need.value)
         if need is Need.MASK:
