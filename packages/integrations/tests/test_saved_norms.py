@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
@@ -15,6 +16,7 @@ from integrations.saved.records import Record
 from integrations.saved.storage import Storages, View
 
 from .nets import EIGHT_BITS, Net, assert_same, gradients, normal, plain_and_compressed, relative_error, rows
+from .qnets import q_layer, step
 from .regions import compiled, trained
 
 # Deviations of channels from a thousandth of the largest to the largest, as random weights of a channel each make them.
@@ -250,3 +252,28 @@ def test_compiled_regions_store_elements_as_they_are_normalised(name):
     assert row.codec.endswith("standardised")
     for channel in range(32):
         assert relative_error({"w": plain[:, channel]}, {"w": found[:, channel]}) < EIGHT_BITS
+
+
+# ---- Q-layers ----
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [(nn.BatchNorm1d(512), (2, 512)), (nn.GroupNorm(256, 512), (2, 512)), (nn.LayerNorm(2), (64, 2))],
+    ids=lambda value: type(value).__name__,
+)
+def test_q_layers_keep_few_elements(norm, shape):
+    x = normal(*shape)
+    expected, found = step(norm, x), step(q_layer(norm), x)
+    for one, other in zip((expected[0], *expected[1]), (found[0], *found[1]), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("case", ["rows", "planes", "channels last"])
+def test_q_layers_store_channels_as_they_are_normalised(case):
+    """At 2 and 4 bits RepViT's gradients were off by 240 and by 1e8 times themselves."""
+    x, over, _ = UNEQUAL[case]
+    norm = nn.BatchNorm1d(32) if x.dim() == 2 else nn.BatchNorm2d(32)
+    (_, [expected, *_]), (_, [found, *_]) = step(norm, x), step(q_layer(norm), x)
+    relative = (found - expected).square().sum(over) / expected.square().sum(over)
+    assert relative.max() < EIGHT_BITS**2

@@ -88,7 +88,7 @@ class Stored:
         """The elements that are rounded, and what each is multiplied with then; ``None`` for 1."""
         whole = self._layout.dense and self._layout.stored_numel == flat.numel()
         tensor = self._layout.restore(flat) if whole else flat
-        if not isinstance(self.codec, Standardized) or not whole or not self.codec.takes(tensor):
+        if not isinstance(self.codec, Standardized) or not whole or not self.codec.normalizer.takes(tensor):
             return flat, None
-        normal, statistics = self.codec.standardized(tensor)
-        return self._layout.flatten(normal), self._layout.flatten(self.codec.scales(statistics, tensor))
+        normal, statistics = self.codec.normalizer.normalized(tensor)
+        return self._layout.flatten(normal), self._layout.flatten(self.codec.normalizer.scales(statistics, tensor))

@@ -99,7 +99,7 @@ class CompiledForm:
             else:
                 values = layout.restore(_elements(parts[:2], numel, dtype, self.codec.bits, self.codec.group_size))
                 if isinstance(self.codec, Standardized) and count == 3 + self.sign:
-                    values = self.codec.restored(values, parts[2])
+                    values = self.codec.normalizer.restored(values, parts[2])
             if positive is None:
                 return values
             # On the side where it was, and otherwise as it was rounded.

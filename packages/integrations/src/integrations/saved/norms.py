@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actcore import Compressed, GroupAffine, Layout, Raw
+from actcore import Codec, Compressed, GroupAffine, Layout, Raw
 from integrations.saved.arguments import Arguments
 
 FEW = 8
@@ -99,44 +99,16 @@ def statistics_of(operator: str, given: Arguments, shape: Sequence[int]) -> Stat
 
 
 @dataclass(frozen=True)
-class Standardized(GroupAffine):
-    """``GroupAffine`` of elements less their mean, over their deviation, which are stored besides: two numbers for
-    all elements that share a statistic.
+class Normalizer:
+    """Takes a tensor's elements to less their mean and over their deviation, and back.
 
     Attributes:
         groups: as in ``Statistics``.
         count: how many statistics there are.
     """
 
-    groups: int = CHANNELS
-    count: int = 0
-
-    def __str__(self) -> str:
-        return f"{self._plain!r}, standardised"
-
-    def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
-        return super().stored_bytes(numel, dtype) + 2 * self.count * _wide(dtype).itemsize
-
-    def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
-        """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``; of another tensor, such as an
-        expanded one, the plain stored form."""
-        if not self.takes(tensor):
-            return self._plain.compress(tensor, seed=seed, stream=stream)
-        normal, statistics = self.standardized(tensor)
-        stored = self._plain.compress(normal, seed=seed, stream=stream)
-        if isinstance(stored.codec, Raw):
-            return self._plain.compress(tensor, seed=seed, stream=stream)
-        return Compressed(self, (*stored.payload, statistics), Layout.of(tensor), tensor.dtype)
-
-    def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, with the rounding error of its elements as they are normalised."""
-        *parts, statistics = compressed.payload
-        layout = compressed.layout
-        dense = layout if layout.dense else Layout.of(torch.empty(layout.shape, device="meta"))
-        stored = Compressed(self._plain, tuple(parts), dense, compressed.dtype)
-        values = self.restored(self._plain.decompress(stored), statistics)
-        return values if dense is layout else layout.restore(values.view(-1))
+    groups: int
+    count: int
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether a tensor has as many statistics, and no element of it stands for several."""
@@ -146,9 +118,9 @@ class Standardized(GroupAffine):
         samples, channels = tensor.shape[:2]
         return (channels if self.groups == CHANNELS else samples * self.groups) == self.count
 
-    def standardized(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor's elements as they are stored, before their rounding, and the mean and the deviation that they
-        have lost: ``Float[2, count]``."""
+    def normalized(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """A tensor's elements, dense in memory, and the mean and the deviation that they have lost:
+        ``Float[2, count]``."""
         tensor = tensor.detach()
         if not Layout.of(tensor).dense:
             tensor = tensor.contiguous()
@@ -162,7 +134,7 @@ class Standardized(GroupAffine):
         return normal, torch.stack([mean.view(-1), scale.view(-1)])
 
     def restored(self, normal: Tensor, statistics: Tensor) -> Tensor:
-        """The inverse of ``standardized``, which changes what it is given."""
+        """The inverse of ``normalized``, which changes what it is given."""
         cells, over = self._cells(normal)
         shape = [1 if dim in over else size for dim, size in enumerate(cells.shape)]
         mean, scale = statistics.view(2, *shape)
@@ -173,6 +145,26 @@ class Standardized(GroupAffine):
         """The deviation by which each element of a tensor was divided: ``Float[like.shape]``, in its strides."""
         return self.restored(torch.ones_like(like), torch.stack([torch.zeros_like(statistics[0]), statistics[1]]))
 
+    def compress(self, tensor: Tensor, plain: Codec, seed: Any, stream: Any) -> Compressed | None:
+        """What ``plain`` stores of the normalised elements, with the statistics as the last part; ``None`` for a tensor
+        that is not taken, or too small to gain."""
+        if not self.takes(tensor):
+            return None
+        normal, statistics = self.normalized(tensor)
+        stored = plain.compress(normal, seed=seed, stream=stream)
+        if isinstance(stored.codec, Raw):
+            return None
+        return Compressed(stored.codec, (*stored.payload, statistics), Layout.of(tensor), tensor.dtype)
+
+    def decompress(self, compressed: Compressed, plain: Codec) -> Tensor:
+        """The tensor of which ``compress`` made the stored form."""
+        *parts, statistics = compressed.payload
+        layout = compressed.layout
+        dense = layout if layout.dense else Layout.of(torch.empty(layout.shape, device="meta"))
+        stored = Compressed(plain, tuple(parts), dense, compressed.dtype)
+        values = self.restored(plain.decompress(stored), statistics)
+        return values if dense is layout else layout.restore(values.view(-1))
+
     def _cells(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
         """A view, and its dimensions that a statistic is taken over."""
         if self.groups == CHANNELS:
@@ -180,9 +172,68 @@ class Standardized(GroupAffine):
         view = tensor.unflatten(1, (self.groups, -1))
         return view, list(range(2, view.dim()))
 
+
+@dataclass(frozen=True)
+class Standardized(GroupAffine):
+    """``GroupAffine`` of elements as a ``Normalizer`` makes them, whose two numbers a statistic are stored besides.
+
+    Attributes:
+        groups, count: the normalizer's.
+    """
+
+    groups: int = CHANNELS
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self._plain!r}, standardised"
+
+    @property
+    def normalizer(self) -> Normalizer:
+        return Normalizer(self.groups, self.count)
+
+    def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
+        """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
+        return super().stored_bytes(numel, dtype) + 2 * self.count * _wide(dtype).itemsize
+
+    def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
+        """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``; of another tensor, such as an
+        expanded one, the plain stored form."""
+        stored = self.normalizer.compress(tensor, self._plain, seed, stream)
+        return self._plain.compress(tensor, seed=seed, stream=stream) if stored is None else replace(stored, codec=self)
+
+    def decompress(self, compressed: Compressed) -> Tensor:
+        """The tensor, with the rounding error of its elements as they are normalised."""
+        return self.normalizer.decompress(compressed, self._plain)
+
     @property
     def _plain(self) -> GroupAffine:
         return GroupAffine(self.bits, self.group_size, self.rounding)
+
+
+@dataclass(frozen=True)
+class OfChannels:
+    """Another codec's stored form of a batch norm's input, as its channels are normalised.
+
+    Args:
+        inner: stores the normalised elements.
+    """
+
+    inner: Codec
+
+    def __str__(self) -> str:
+        return f"{self.inner}, standardised"
+
+    def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
+        """The inner payload and ``Float[2, channels]``; of a tensor too small to gain, the inner stored form."""
+        channels = tensor.shape[1] if tensor.dim() > 1 else 0
+        stored = Normalizer(CHANNELS, channels).compress(tensor, self.inner, seed, stream)
+        if stored is None:
+            return self.inner.compress(tensor, seed=seed, stream=stream)
+        return replace(stored, codec=OfChannels(stored.codec))
+
+    def decompress(self, compressed: Compressed) -> Tensor:
+        """The tensor, with the inner codec's error of its elements as they are normalised."""
+        return Normalizer(CHANNELS, compressed.layout.shape[1]).decompress(compressed, self.inner)
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
