@@ -79,7 +79,7 @@ def seeded(loop):
 @pytest.mark.parametrize("backward", ["inside", "function", "grad", "after"])
 def test_blocks_train_as_a_converted_model_does(backward):
     """Bit for bit: bits, noise, what is measured and when."""
-    converted, blocks = Converted(adapt_interval=3), Blocks(backward=backward, adapt_interval=3)
+    converted, blocks = Converted(adapt_interval=3, bits=3), Blocks(backward=backward, adapt_interval=3, bits=3)
     expected, found = (seeded(loop).train(6) for loop in (converted, blocks))
     assert expected == found
     plan = integrations.compression(converted.model).plan

@@ -54,7 +54,7 @@ def test_an_integer_factor_is_exact():
 NORMS = {
     "layer_norm": (nn.LayerNorm(64), X),
     "batch_norm": (nn.BatchNorm1d(64), X),
-    "group_norm": (nn.GroupNorm(8, 64), X),
+    "group_norm": (nn.GroupNorm(4, 64), X),
     "instance_norm": (nn.InstanceNorm2d(3, affine=True), normal(4, 3, 16, 16)),
 }
 

@@ -47,7 +47,8 @@ DIFFERENTIABLE = [
     (nn.Conv2d(4, 6, 3, padding=1, stride=2), grid(4, 4, 8, 8)),
     (nn.ConvTranspose1d(4, 6, 3), grid(4, 4, 16)),
     (nn.Linear(32, 6), grid(8, 32)),
-    (nn.BatchNorm2d(4), grid(4, 4, 8, 8)),
+    # Each channel has all of the grid, and so has each sample, which is a group: channels are normalised alike.
+    (nn.BatchNorm2d(4), torch.stack([sample.roll(at, 0) for at, sample in enumerate(grid(4, 4, 8, 8))])),
     (nn.LayerNorm(32), grid(8, 32)),
     (nn.GroupNorm(2, 4), grid(4, 4, 8, 8)),
     (nn.RMSNorm(32), grid(8, 32)),

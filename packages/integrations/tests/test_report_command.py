@@ -349,7 +349,7 @@ def test_the_command_exchanges_layers(monkeypatch, tmp_path, looks):
             return x if x.sum().item() else -x
 
     def subject(name, batch, size, elements, **options):
-        layers = nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Dropout(), nn.BatchNorm1d(64), nn.Linear(64, 8)
+        layers = nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Dropout(), nn.LayerNorm(64), nn.Linear(64, 8)
         model = nn.Sequential(*layers, *([Looks()] if looks else []))
         return Subject(
             name, model, (torch.randn(batch, 64) if elements else torch.empty(batch, 64, device="meta"),), {}
@@ -366,7 +366,7 @@ def test_the_command_exchanges_layers(monkeypatch, tmp_path, looks):
         ("few-bit gelu", "4-bit steps"),
         ("linear_randomized", "sketch of 32 rows in 4 bits"),
         ("dropout", "mask of 1 bit"),
-        ("QBatchNorm1d", rows["4"].codec),
+        ("QLayerNorm", rows["4"].codec),
         ("linear_randomized", "sketch of 32 rows in 4 bits"),
     ]
     assert rows["1"].original_bytes == 64 * 64 * 4

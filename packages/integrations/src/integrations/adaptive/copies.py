@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from actcore import GroupAffine, Layout
 from integrations.adaptive.identity import Identity
-from integrations.adaptive.rounding import rounding_deviations, rounding_energies
+from integrations.adaptive.rounding import rounding_deviations, rounding_energies, rounding_noise
 from integrations.saved.forms import Clamped, Packed
+from integrations.saved.norms import Standardized
 from integrations.saved.storage import Region, View
 
 Copy: TypeAlias = Region | Clamped
@@ -65,8 +67,28 @@ class Stored:
         self.numel = elements.numel()
         self.dtype = elements.dtype
         self.codec = codec
-        self.energies = rounding_energies(elements, codec.group_size)
+        self._layout = Layout.of(tensor)
+        elements, scales = self._as_rounded(elements)
+        self.energies = rounding_energies(elements, codec.group_size, scales)
         small = 0 < self.numel <= _DETAILED
         self.deviations = rounding_deviations(elements, codec.group_size, bits) if small else None
         self.effects: list[tuple[int, Tensor]] = []  # where an error ends, or is modelled from there on; its energy
         self.why = "no gradient reached it in the step that was measured"
+
+    def noise(self, flat: Tensor, energy: Tensor, generator: torch.Generator) -> Tensor:
+        """Noise like that of rounding the copy, of this energy.
+
+        Args:
+            flat: the copy's elements, in the order in which they are stored.
+        """
+        elements, scales = self._as_rounded(flat)
+        return rounding_noise(elements, self.codec.group_size, energy, generator, self.deviations, scales)
+
+    def _as_rounded(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The elements that are rounded, and what each is multiplied with then; ``None`` for 1."""
+        whole = self._layout.dense and self._layout.stored_numel == flat.numel()
+        tensor = self._layout.restore(flat) if whole else flat
+        if not isinstance(self.codec, Standardized) or not whole or not self.codec.normalizer.takes(tensor):
+            return flat, None
+        normal, statistics = self.codec.normalizer.normalized(tensor)
+        return self._layout.flatten(normal), self._layout.flatten(self.codec.normalizer.scales(statistics, tensor))

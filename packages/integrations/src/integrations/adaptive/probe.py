@@ -23,6 +23,7 @@ number of tensors (``two_seed.py``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -37,8 +38,9 @@ from integrations.adaptive.errors import Error
 from integrations.adaptive.graph import NOWHERE, PARAMETER, Graph, backward_of
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.measurement import Measurement, Sensitivity
-from integrations.adaptive.rounding import WIDTHS, rounding_noise
+from integrations.adaptive.rounding import WIDTHS
 from integrations.saved.forms import Packed
+from integrations.saved.storage import fineness
 from integrations.saved.watch import watched_unpacks
 
 Gradients = tuple[Tensor | None, ...]
@@ -94,7 +96,7 @@ class Probe:
         if copy is None or self._over or copy in self._settled:
             return
         known = self._stored.get(copy)
-        if known is None or (codec.bits, -codec.group_size) > (known.codec.bits, -known.codec.group_size):
+        if known is None or fineness(codec) > fineness(known.codec):
             found = Stored(copy, codec, tensor, self._bits)
             if known is not None:
                 found.identities = known.identities
@@ -201,7 +203,7 @@ class Probe:
         flat = layout.flatten(elements_of(copy))
         energy = stored.energies[self._bits - 1]
         generator = self._generator(flat.device)
-        noise = rounding_noise(flat, stored.codec.group_size, energy, generator, stored.deviations)
+        noise = stored.noise(flat, energy, generator)
         perturbed = layout.restore(flat + noise.to(flat.dtype))
         del flat, noise
 
@@ -269,7 +271,7 @@ class Probe:
         raw = stored.numel * stored.dtype.itemsize
         sizes, costs, errors = [], [], []
         for bits, error in zip(WIDTHS, energies, strict=True):
-            size = GroupAffine(bits, stored.codec.group_size).stored_bytes(stored.numel, stored.dtype)
+            size = replace(stored.codec, bits=bits).stored_bytes(stored.numel, stored.dtype)
             exact = size >= raw  # the codec then keeps a copy as it is
             sizes.append(min(size, raw))
             errors.append(0.0 if exact else error)

@@ -15,7 +15,7 @@ WIDTHS = range(1, 9)
 _SAMPLED = 256
 
 
-def rounding_energies(flat: Tensor, group_size: int) -> Tensor:
+def rounding_energies(flat: Tensor, group_size: int, scales: Tensor | None = None) -> Tensor:
     """The expected squared error of ``GroupAffine`` with 1 to 8 bits, summed over the elements.
 
     Large tensors are sampled: 256 groups, evenly spread.
@@ -23,6 +23,7 @@ def rounding_energies(flat: Tensor, group_size: int) -> Tensor:
     Args:
         flat: ``Float[Tensor, "n"]``, in the order in which the codec groups them.
         group_size: elements that share bounds.
+        scales: ``Float[Tensor, "n"]``, what the rounded elements are multiplied with; ``None`` for 1.
 
     Returns:
         ``Float64[Tensor, "8"]``, on the device of ``flat``; NaN where an element is not finite.
@@ -30,18 +31,24 @@ def rounding_energies(flat: Tensor, group_size: int) -> Tensor:
     if not flat.numel():
         return torch.zeros(len(WIDTHS), dtype=torch.float64, device=flat.device)
     whole = flat.numel() // group_size
-    groups = flat[: whole * group_size].view(whole, group_size) if whole else flat.view(1, -1)
-    sampled = groups[:: max(1, whole // _SAMPLED)]
-    sampled = sampled if sampled.dtype is torch.float64 else sampled.float()
+    sampled = _sampled(flat, whole, group_size)
     low, high = sampled.aminmax(dim=1, keepdim=True)
     spread = high - low
     position = torch.where(spread > 0, (sampled - low) / spread, 0)
+    if scales is not None:
+        spread = spread * _sampled(scales, whole, group_size)
     energies = []
     for bits in WIDTHS:
         steps = 2**bits - 1
         fraction = (position * steps).frac()
         energies.append((fraction * (1 - fraction) * (spread / steps).square()).sum(dtype=torch.float64))
     return torch.stack(energies) * (flat.numel() / max(1, sampled.numel()))
+
+
+def _sampled(flat: Tensor, whole: int, group_size: int) -> Tensor:
+    groups = flat[: whole * group_size].view(whole, group_size) if whole else flat.view(1, -1)
+    sampled = groups[:: max(1, whole // _SAMPLED)]
+    return sampled if sampled.dtype is torch.float64 else sampled.float()
 
 
 def rounding_deviations(flat: Tensor, group_size: int, bits: int) -> Tensor:
@@ -58,7 +65,12 @@ def rounding_deviations(flat: Tensor, group_size: int, bits: int) -> Tensor:
 
 
 def rounding_noise(
-    flat: Tensor, group_size: int, energy: Tensor, generator: torch.Generator, deviations: Tensor | None = None
+    flat: Tensor,
+    group_size: int,
+    energy: Tensor,
+    generator: torch.Generator,
+    deviations: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Noise like that of rounding: as large in each group as its range makes it, ``energy`` in all.
 
@@ -67,8 +79,11 @@ def rounding_noise(
         energy: a scalar on the same device.
         generator: of the noise.
         deviations: of each element, by ``rounding_deviations``; ``None`` takes them for equal within a group.
+        scales: as for ``rounding_energies``.
     """
     _, amplitudes = _bounds(flat, group_size)
+    if scales is not None:
+        amplitudes = amplitudes * scales
     if deviations is not None:
         amplitudes = amplitudes * deviations
     signs = torch.empty_like(amplitudes).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)

@@ -24,6 +24,8 @@ def scaled(
 ) -> Report:
     """The report for a batch, from real forwards of two and of four where it is larger.
 
+    A statistic that has few elements in those is kept, as it is not in a larger batch: too much rather than too little.
+
     Args:
         make: the subject with a batch of a size, with elements.
         batch: the size that is asked for.

@@ -92,14 +92,6 @@ def rows_of(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(count, size)
 
 
-def rows_like(values: Tensor, x: Tensor, own: bool) -> Tensor:
-    """``values``, expanded over the batch to the shape of ``x``, as ``rows_of`` orders x: one row for all samples, or
-    (``own=False``) one row of all samples one after another."""
-    like = x[:1] if own else x
-    laid_out = torch.empty_like(like, dtype=values.dtype).copy_(values[: like.shape[0]])
-    return rows_of(laid_out if own else laid_out[None])
-
-
 def code_bytes(total: int, rows: int, size: int) -> int:
     """Bytes that suffice for rows of ``size`` codes whose widths add up to ``total``: a row's end begins no byte."""
     return (total * size + (7 * rows if size % 8 else 0)) // 8

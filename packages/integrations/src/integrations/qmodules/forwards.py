@@ -47,14 +47,6 @@ def source_of(x: Tensor) -> object:
     return found[1]
 
 
-def inverse_variance(x: Tensor) -> Tensor:
-    """What a batch norm's weight counts the variance of each element: the inverse of its channel's, ``Float32[Tensor,
-    "batch ..."]`` expanded to the shape of ``x``."""
-    variance = x.float().var((0, *range(2, x.dim())), correction=0)
-    # torch's default for eps: a channel that is nearly constant is not divided by less.
-    return (1 / (variance + 1e-5)).view(1, -1, *[1] * (x.dim() - 2)).expand(x.shape)
-
-
 def squared_norms(gradient: Tensor) -> Tensor:
     """``Float64[Tensor, "batch"]``: each sample's squared norm, summed in float32."""
     dims = tuple(range(1, gradient.dim()))

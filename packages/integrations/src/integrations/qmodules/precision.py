@@ -15,13 +15,14 @@ from torch import Tensor
 
 import actcore
 from integrations.qmodules.batch import Batch
-from integrations.qmodules.device_rows import DeviceRows, rows_like, rows_of
-from integrations.qmodules.forwards import Forward, inverse_variance, source_of, squared_norms
+from integrations.qmodules.device_rows import DeviceRows, rows_of
+from integrations.qmodules.forwards import Forward, source_of, squared_norms
 from integrations.qmodules.gradient_table import GradientTable
 from integrations.qmodules.levels import QLevel
-from integrations.qmodules.per_sample import group_means, range_energies, rounding_profile, sample_bits
+from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme
 from integrations.qmodules.sharing import packed
+from integrations.saved.norms import CHANNELS, Normalizer
 
 Kind = Literal["linear", "norm", "other"]
 
@@ -37,12 +38,11 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is measured once in several forwards: a layer's profile and, of a norm, what its channels count."""
+    """What is measured once in several forwards."""
 
     forward: int
     shape: tuple[int, ...]
     profile: Tensor
-    weights: Tensor | None
 
 
 class LayerPrecision:
@@ -156,16 +156,15 @@ class LayerPrecision:
         """
         x = x.detach()
         samples, group_size = x.shape[0], self.level.group_size
+        if self.kind == "norm":  # as it is stored
+            x, _ = Normalizer(CHANNELS, x.shape[1]).normalized(x)
         rows = rows_of(x) if own else rows_of(x[None])
         kept = self._profile
         fresh = kept is not None and kept.shape == tuple(rows.shape) and kept.profile.device == x.device
         if kept is None or not fresh or self._forwards - kept.forward >= _PROFILE_EVERY:
-            weights = None
-            if self.kind == "norm":
-                weights = group_means(rows_like(inverse_variance(x), x, own), group_size)
-            kept = _Kept(self._forwards, tuple(rows.shape), rounding_profile(rows, group_size), weights)
+            kept = _Kept(self._forwards, tuple(rows.shape), rounding_profile(rows, group_size))
             self._profile = kept
-        energies = range_energies(rows, group_size, kept.weights)
+        energies = range_energies(rows, group_size)
         positions = x.numel() / (samples * x.shape[self.channel_dim])
         return Forward(energies, kept.profile, rows.shape[1], samples, positions)
 

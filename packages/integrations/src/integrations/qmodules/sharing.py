@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
+from integrations.saved.norms import OfChannels
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def _serves(stored: actcore.Codec, wanted: actcore.Codec, rows: int) -> bool:
         return True
     if isinstance(stored, actcore.Offload) and isinstance(wanted, actcore.Offload):
         return _serves(stored.inner, wanted.inner, rows)
+    if isinstance(stored, OfChannels):  # which serves others, too
+        return _serves(stored.inner, wanted.inner if isinstance(wanted, OfChannels) else wanted, rows)
     have, want = _width(stored, rows), _width(wanted, rows)
     alike = getattr(stored, "group_size", None) == getattr(wanted, "group_size", None)
     return alike and have is not None and want is not None and have >= want

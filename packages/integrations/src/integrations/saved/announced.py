@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actcore import Codec, Offload, SavedTensor
 from actcore.stored import Absent, Stored
+from integrations.saved.norms import OfChannels
 from integrations.saved.policy import UNKNOWN
 from integrations.saved.records import Record, kept_by
 from integrations.saved.storage import codec_name, inner
@@ -189,11 +190,14 @@ class Announced:
 def _words(codec: Codec, source: Tensor | Absent) -> str:
     """The codec of a layer, with the mean of widths that differ from row to row."""
     own = inner(codec)
+    words = ", on the host" if own is not codec else ""
+    if isinstance(own, OfChannels):
+        own, words = own.inner, f", standardised{words}"
     widths, total = getattr(own, "bits", None), getattr(own, "total", None)
     rows = source.shape[0] if source.shape else 1
     if isinstance(widths, tuple):
         rows, total = len(widths), sum(widths)
     if total is None:
         return codec_name(codec)
-    words = f"GroupAffine(bits={total / max(rows, 1):.3g} on average, group_size={getattr(own, 'group_size', 0)})"
-    return words if own is codec else f"{words}, on the host"
+    mean = total / max(rows, 1)
+    return f"GroupAffine(bits={mean:.3g} on average, group_size={getattr(own, 'group_size', 0)}){words}"

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from integrations.saved.norms import CHANNELS
+
 
 @dataclass(frozen=True, order=True)
 class Use:
@@ -28,11 +30,14 @@ class Use:
     Attributes:
         operator, role: as ``rules.RULES`` has them; an operator without a rule is kept exactly.
         name: of the aten operator in the backward graph.
+        statistics: what a normalisation takes its statistics over, as ``norms.Statistics`` has it: the sizes of its
+            input, then the number of groups; empty for any other operator.
     """
 
     operator: str
     role: str
     name: str
+    statistics: tuple[int, ...] = ()
 
 
 class _Value(Enum):
@@ -195,11 +200,20 @@ def _in_gradient(
         yield _product(name)
     elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user):
         _, operator, role = _BACKWARDS[name]
-        yield Use(operator, role, name)
+        yield Use(operator, role, name, _statistics(name, node, user))
         if value is not _Value.ITSELF:
             yield _product(name)
     else:
         yield _unknown(name)
+
+
+def _statistics(name: str, node: Node, user: Node) -> tuple[int, ...]:
+    """Those that the backward operator of a normalisation knows; none for one by running statistics."""
+    if name == "native_group_norm_backward":
+        return (*map(hint, _shape(node)), hint(user.args[8]))
+    if name == "cudnn_batch_norm_backward" or (name == "native_batch_norm_backward" and user.args[7] is True):
+        return (*map(hint, _shape(node)), CHANNELS)
+    return ()
 
 
 def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
@@ -227,7 +241,7 @@ def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) 
     if name in _SUMS or scaled:
         yield _Value.RECOMPUTED
     elif name == "mul" and origin in _BATCH_NORMS:
-        yield Use("batch_norm", "input", origin)
+        yield Use("batch_norm", "input", origin, (*map(hint, _shape(user)), CHANNELS))
         yield _Value.RECOMPUTED
     elif name == "mul" and origin in _ROW_NORMS and _shape(start)[-1:] == _shape(user)[-1:]:
         yield Use("layer_norm", "input", origin)
@@ -264,6 +278,12 @@ def _origin(node: Node) -> str:
     """The operator of which the node is a part, where a backend decomposed it."""
     original = node.meta.get("original_aten")
     return _name(original) if original is not None else _name(node.target)
+
+
+def hint(size: Any) -> int:
+    """A size; one that varies as it was when the region was compiled. ``int(size)`` would make it one that does not."""
+    found = size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
+    return found if isinstance(found, int) else 0
 
 
 def _number(value: Any) -> int | float | None:

@@ -10,6 +10,7 @@ from integrations.saved.arguments import departures, index_codec
 from integrations.saved.calls import Call
 from integrations.saved.checkpoints import OPERATOR
 from integrations.saved.masks import is_masked
+from integrations.saved.norms import statistics_of
 from integrations.saved.policy import Decision, no_rule
 from integrations.saved.records import Record
 
@@ -53,8 +54,22 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
         if looked_at and isinstance(decision.codec, GroupAffine) and is_masked(tensor, decision.codec.group_size):
             record.why = MASKED
             return Raw()
+        if decision.normalised and isinstance(decision.codec, GroupAffine) and call is not None:
+            return _of_norm(tensor, decision.codec, record, call)
         return decision.codec
     if tensor.device.type != "cpu":
         record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
         return Raw()
     return BitMask((0.0, tensor.max().item() if has_elements(tensor) else 1.0))
+
+
+def _of_norm(tensor: Tensor, codec: GroupAffine, record: Record, call: Call) -> Codec:
+    """The codec for the input of a normalisation that ``codec`` would be for if nothing were normalised."""
+    statistics = statistics_of(call.name, call.given, tensor.shape)
+    if statistics is None:
+        return codec
+    found = statistics.codec(codec, tensor.shape, tensor.stride())
+    if found is None:
+        record.why = statistics.why
+        return Raw()
+    return found

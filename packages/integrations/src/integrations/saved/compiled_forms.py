@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTen
 from integrations.levels import Level
 from integrations.saved.aten_rules import Use
 from integrations.saved.forms import SATURATED, Placeholder
+from integrations.saved.norms import Standardized, Statistics
 from integrations.saved.policy import UNKNOWN, FixedBits
 from integrations.saved.rules import Need
 
@@ -97,6 +98,8 @@ class CompiledForm:
                 values = parts[0]
             else:
                 values = layout.restore(_elements(parts[:2], numel, dtype, self.codec.bits, self.codec.group_size))
+                if isinstance(self.codec, Standardized) and count == 3 + self.sign:
+                    values = self.codec.normalizer.restored(values, parts[2])
             if positive is None:
                 return values
             # On the side where it was, and otherwise as it was rounded.
@@ -155,7 +158,14 @@ def form_of(level: Level, saved: SavedTensor, uses: Iterable[Use], made_by: str)
             return CompiledForm(decision.codec, decision.why)
         operators.add(use.operator)
         if isinstance(decision.codec, GroupAffine):
-            values.append(decision.codec)
+            codec = decision.codec
+            if len(use.statistics) > 2:
+                statistics = Statistics(use.statistics[:-1], use.statistics[-1])
+                fitted = statistics.codec(codec, saved.shape, saved.strides)
+                if fitted is None:
+                    return CompiledForm(Raw(), statistics.why)
+                codec = fitted
+            values.append(codec)
         elif isinstance(decision.codec, Positive):
             sign = True
         else:
@@ -177,4 +187,6 @@ def form_of(level: Level, saved: SavedTensor, uses: Iterable[Use], made_by: str)
         # has none: zero is a bound of each of its groups that has it, and so exact.
         bits = max(bits, level.pointwise_bits)
     bounds = SATURATED.get(next(iter(operators))) if len(operators) == 1 else None
-    return CompiledForm(GroupAffine(bits, min(codec.group_size for codec in values)), why, sign, bounds)
+    size = min(codec.group_size for codec in values)
+    normalised = next((codec for codec in values if isinstance(codec, Standardized)), values[0])
+    return CompiledForm(replace(normalised, bits=bits, group_size=size), why, sign, bounds)

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from actcore import Raw, SavedTensor
 from integrations.levels import Level
-from integrations.saved.aten_rules import Backward, operator_of
+from integrations.saved.aten_rules import Backward, hint, operator_of
 from integrations.saved.compiled_forms import CompiledForm, form_of
 from integrations.saved.compiled_order import Order
 from integrations.warn import warn
@@ -141,7 +141,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
         varies = not all(isinstance(size, int) for size in value.shape)
         entry = Entry(next(_keys), saved, form, given, outside, varies)
         region.entries[node.name] = entries[entry.key] = entry
-        region.storages[node.name] = storage._cdata, _hint(storage.nbytes())
+        region.storages[node.name] = storage._cdata, hint(storage.nbytes())
         if form.exact:
             kept.setdefault(storage._cdata, CompiledForm(Raw(), "its storage is kept exactly for another operator"))
     for name, entry in region.entries.items():
@@ -194,16 +194,10 @@ def _inputs(forward: Graph) -> dict[Node, Tensor]:
 
 def _described(value: Tensor, operator: str, module: str) -> SavedTensor:
     """Sizes that vary are as they are now; without strides where rows vary in length, which no group then fits."""
-    shape = torch.Size(map(_hint, value.shape))
+    shape = torch.Size(map(hint, value.shape))
     varies = value.dim() > 0 and not isinstance(value.shape[-1], int)
-    strides = () if varies else tuple(map(_hint, value.stride()))
+    strides = () if varies else tuple(map(hint, value.stride()))
     return SavedTensor(shape, value.dtype, strides, value.device, operator, ROLE, module)
-
-
-def _hint(size: Any) -> int:
-    """A size that varies, as it was when the region was compiled. ``int(size)`` would make it one that does not."""
-    hint = size if isinstance(size, int) else getattr(size.node, "hint", None)
-    return hint if isinstance(hint, int) else 0
 
 
 def _module_of(node: Node) -> str:

@@ -38,6 +38,7 @@ class Decision:
         indices: whether these are integers, whose range the arguments of the call may tell.
         from_forward: whether the forward's own tensor is stored even where a plan has it made again from rounded ones:
             backward decides by it, by its signs above all, or asks for nothing but its shape.
+        normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
     """
 
     codec: Codec | None
@@ -45,6 +46,12 @@ class Decision:
     form: Need | None = None
     indices: bool = False
     from_forward: bool = False
+    normalised: bool = False
+
+    @property
+    def asks_call(self) -> bool:
+        """Whether the arguments of the call are to be looked at."""
+        return self.indices or self.normalised or self.form is not None
 
 
 class Policy(Protocol):
@@ -101,7 +108,8 @@ class FixedBits:
             if need is Need.RECOMPUTED:  # a segment may begin with a normalisation of rows
                 group_size = _row_group(saved, group_size) or group_size
             form = need if need is Need.SATURATING else None
-            return Decision(GroupAffine(bits, group_size), need.value, form)
+            normalised = need is Need.NORM and saved.operator not in _ROW_NORMS
+            return Decision(GroupAffine(bits, group_size), need.value, form, normalised=normalised)
         if need is Need.SIGN:
             return Decision(Positive(), need.value)
         if need is Need.MASK:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, Positive, Raw
+from integrations.saved.norms import Standardized
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 
@@ -92,7 +93,7 @@ class Region:
                 self._sign_record = record
             else:
                 record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
-        elif self.value is None or _fineness(codec) > _fineness(self.value.codec):
+        elif self.value is None or fineness(codec) > fineness(self.value.codec):
             if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
                 codec = Offload(codec)  # what was on the host stays there
             self.value = self._compress(tensor, whole, codec, record, seed, stream)
@@ -295,7 +296,10 @@ def _name(codec: Hashable) -> str:
     return "copied" if isinstance(codec, Raw) else str(codec)
 
 
-def _fineness(codec: Codec) -> tuple[int, int]:
-    """How much a stored value keeps: bits an element, then how few share bounds; what is exact keeps most."""
+def fineness(codec: Codec) -> tuple[int, bool, int]:
+    """How much a stored value keeps: bits an element, then whether these are of it as it is normalised, then how few
+    share bounds; what is exact keeps most."""
     codec = inner(codec)
-    return (codec.bits, -codec.group_size) if isinstance(codec, GroupAffine) else (64, 0)
+    if not isinstance(codec, GroupAffine):
+        return (64, False, 0)
+    return (codec.bits, isinstance(codec, Standardized), -codec.group_size)

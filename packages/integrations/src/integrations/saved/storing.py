@@ -101,8 +101,7 @@ class StoredLater:
         self._level, self._decision, self._extent = level, decision, extent
         self._saved, self._stream = saved, stream
         # What is asked of a call is plain values and shapes; its tensors are not to be kept alive.
-        asked = call is not None and (decision.indices or decision.form is not None)
-        self._call = _without_tensors(call) if asked and call is not None else None
+        self._call = _without_tensors(call) if decision.asks_call and call is not None else None
 
     def store(self, tensor: Tensor, stored: dict[str, Any]) -> Packed:
         """Stores it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import actcore
 from actcore.stored import Absent, Stored, announce, is_heard
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.sharing import once
+from integrations.saved.norms import OfChannels
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Saving:
         """Saves ``x`` by the codec and the others as they are; once, in a Function's ``forward``."""
         ctx.saving = self
         pairs = [(tensor, None) for tensor in exact]
-        codec = self.codec if x is None else once(self.codec, x)  # which holds x, so ctx must not
+        codec = _normalising(self.codec) if self.precision.kind == "norm" else self.codec
+        codec = codec if x is None else once(codec, x)  # which holds x, so ctx must not
         seed = self.precision.level.seed
         actcore.save_for_backward(ctx, (x, codec), *pairs, seed=seed, stream=self.stream, operator=self.layer)
 
@@ -50,6 +52,13 @@ class Saving:
         """Passes on the gradient of the layer's output."""
         if not torch.compiler.is_compiling():
             self.precision.observe(self.token, gradient.detach())
+
+
+def _normalising(codec: actcore.Codec) -> actcore.Codec:
+    """A batch norm's: its channels share groups, and the error of one is its step over its own deviation."""
+    if isinstance(codec, actcore.Offload):
+        return replace(codec, inner=_normalising(codec.inner))
+    return codec if isinstance(codec, actcore.Raw) else OfChannels(codec)
 
 
 def placeholder(gradient: Tensor, shape: torch.Size) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
+from integrations.saved.norms import FEW
 
 
 class AnyBatchNorm(QLayer):
@@ -56,8 +58,8 @@ class AnyBatchNorm(QLayer):
         return output
 
     def _may_normalize(self, input: Tensor) -> bool:
-        """Whether there is something to normalise; torch refuses one value a channel."""
-        return input.numel() > input.shape[1]
+        """Whether a statistic is over so many elements that their rounding leaves a gradient; torch refuses one."""
+        return input.numel() > FEW * input.shape[1]
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None]:
         """The running ones that a batch changes."""
@@ -107,6 +109,10 @@ class _SampleNorm(QLayer):
     def _takes(self, input: Tensor) -> bool:
         return self.precision.level.norms and self._stores(input, *_affine(self))
 
+    def _takes_rows(self, input: Tensor, shape: tuple[int, ...]) -> bool:
+        """The same of a norm over the last dimensions, of which torch has this shape: of more than a few elements."""
+        return self._takes(input) and tuple(input.shape[-len(shape) :]) == shape and math.prod(shape) > FEW
+
 
 class QLayerNorm(_SampleNorm, nn.LayerNorm):
     """``torch.nn.LayerNorm`` whose input is stored in 8 bits."""
@@ -114,8 +120,7 @@ class QLayerNorm(_SampleNorm, nn.LayerNorm):
     counterpart = nn.LayerNorm
 
     def forward(self, input: Tensor) -> Tensor:
-        dims = len(self.normalized_shape)
-        if self._takes(input) and tuple(input.shape[-dims:]) == tuple(self.normalized_shape):
+        if self._takes_rows(input, tuple(self.normalized_shape)):
             x, weight, bias = in_float32("aten::layer_norm", input, self.weight, self.bias)
             assert x is not None
             saving = self._saving(x)
@@ -141,8 +146,10 @@ class QGroupNorm(_SampleNorm, nn.GroupNorm):
         return super().forward(input)
 
     def _fits(self, input: Tensor) -> bool:
-        """Whether torch takes it, which refuses one value a group."""
-        return input.dim() >= 2 and input.shape[1] == self.num_channels and input.numel() > self.num_groups
+        """Whether torch takes it, and has a statistic of more than a few elements."""
+        if input.dim() < 2 or input.shape[1] != self.num_channels:
+            return False
+        return input.numel() > FEW * input.shape[0] * self.num_groups
 
 
 class QRMSNorm(_SampleNorm, nn.RMSNorm):
@@ -151,8 +158,7 @@ class QRMSNorm(_SampleNorm, nn.RMSNorm):
     counterpart = nn.RMSNorm
 
     def forward(self, x: Tensor) -> Tensor:
-        dims = len(self.normalized_shape)
-        if self._takes(x) and tuple(x.shape[-dims:]) == tuple(self.normalized_shape):
+        if self._takes_rows(x, tuple(self.normalized_shape)):
             cast, weight = in_float32("aten::rms_norm", x, self.weight)
             assert cast is not None
             saving = self._saving(cast)
