@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from integrations.saved.history import MOST_NODES, node_of
+
 PARAMETER = -1  # the gradient ends in a parameter
 NOWHERE = -2  # it ends in something else, or in what was there before the forward
 
@@ -25,7 +27,7 @@ _PURE = ("actcore", "integrations")
 
 
 class Graph:
-    """Nodes in the order in which they were found.
+    """Nodes in the order in which they were found, as many as may be looked at.
 
     Attributes:
         repeatable: for each node, whether its backward may run once more.
@@ -40,6 +42,11 @@ class Graph:
         self._index: dict[Node, int] = {}
         self._start = torch._C._autograd._get_sequence_nr()  # nodes are numbered as they are made
 
+    @property
+    def full(self) -> bool:
+        """Whether no more nodes are added."""
+        return len(self.repeatable) >= MOST_NODES
+
     def add(self, tensors: Iterable[Tensor], ours: bool) -> list[tuple[int, Node]]:
         """Adds the nodes that computed these tensors and are not known yet, and returns them with their places.
 
@@ -48,8 +55,8 @@ class Graph:
             ours: whether what its nodes saved went through our hooks; another library's may refuse a second look.
         """
         found = []
-        waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-        while waiting:
+        waiting = [node for tensor in tensors if (node := node_of(tensor)) is not None]
+        while waiting and not self.full:
             node = waiting.pop()
             if node in self._index or hasattr(node, "variable") or node._sequence_nr() < self._start:
                 continue

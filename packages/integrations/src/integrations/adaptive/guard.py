@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from integrations.adaptive.surroundings import Met, surroundings
 from integrations.random_states import random_states
+from integrations.saved.history import RESET_HOOKS
 from integrations.saved.tensors import StorageSet, storage_of, tensors_in
 
 
@@ -76,7 +77,7 @@ class _Guard(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and func != RESET_HOOKS:
             name = str(getattr(func, "__name__", ""))
             written = [*(args[:1] if _writes(name) else ()), kwargs.get("out")]
             for tensor in tensors_in(written):

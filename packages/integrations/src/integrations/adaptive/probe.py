@@ -63,12 +63,13 @@ class Probe:
     Attributes:
         measurement: what was found; ``None`` until the backward has passed.
         sees: whether there is something to measure, and a node to measure it in; known when the forward is over.
+        too_large: whether the forward's graph has too many nodes to look at, and is not measured.
     """
 
     def __init__(self, bits: int, seed: int, step: int, block: bool = False) -> None:
         self.step = step
         self.measurement: Measurement | None = None
-        self.sees = False
+        self.sees = self.too_large = False
         self._bits, self._block = bits, block
         self._over = False  # whether the forward is
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
@@ -89,6 +90,9 @@ class Probe:
         if not self._over:
             for place, node in self._graph.add(tensors, ours):
                 self._hooks.append(node.register_hook(partial(self._visit, place)))
+            if self._graph.full:
+                self.too_large = True
+                self.cancel()
 
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
         """A tensor was quantised, or found so."""

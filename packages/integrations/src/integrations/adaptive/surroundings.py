@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from integrations.saved.history import MOST_NODES, has_history, node_of
 from integrations.saved.modules import module_called_in
 
 if TYPE_CHECKING:
@@ -43,14 +44,18 @@ class Met:
         """Sets the gradients of the leaves among the tensors to ``None``, so that one that is there keeps its values;
         one that is a view, as DistributedDataParallel makes them of its buckets, is copied."""
         for leaf in tensors:
-            if leaf.requires_grad and leaf.is_leaf and leaf not in self._gradients:
+            if leaf.requires_grad and not has_history(leaf) and leaf not in self._gradients:
                 grad = leaf.grad
                 self._gradients[leaf] = grad, None if grad is None or grad._base is None else grad.clone()
                 leaf.grad = None
 
     def graph(self, roots: Iterable[Tensor]) -> None:
-        """Meets the leaves that a backward from the roots reaches: a compiled function's are in no call."""
-        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+        """Meets the leaves that a backward from the roots reaches: a compiled function's are in no call.
+
+        Raises:
+            RuntimeError: there are more nodes on the way than may be looked at.
+        """
+        waiting = [node for root in roots if (node := node_of(root)) is not None]
         seen: set[Node] = set(waiting)
         while waiting:
             node = waiting.pop()
@@ -60,6 +65,12 @@ class Met:
             following = {other for other, _ in node.next_functions if other is not None} - seen
             seen |= following
             waiting += following
+            if len(seen) > MOST_NODES:
+                raise RuntimeError(
+                    f"the closure's backward must go through at most {MOST_NODES} nodes of autograd's graph, and goes "
+                    "through more: torch cannot free a graph of which so many are looked at; torch.compile and "
+                    "checkpoints make fewer, and a level of fixed bits, such as 'L1', looks at none"
+                )
 
     def modules(self, modules: Iterable[nn.Module]) -> None:
         """Copies the buffers that are the modules' own."""

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING
 
 from integrations.adaptive.probe import Probe
 from integrations.saved import checkpoints, compiled_regions
+from integrations.saved.history import MOST_NODES
 from integrations.saved.records import Record
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
 
+_TOO_LARGE = (
+    f"the forward makes more than {MOST_NODES} nodes of autograd's graph, and torch cannot free one of which so many "
+    "are looked at, so that all has the level's fixed bits; torch.compile and checkpoints make fewer"
+)
 _ROUNDED = "GroupAffine"  # what the name of such a codec begins with
 
 
 def judge_measurement(handle: Compression, probe: Probe, records: Sequence[Record]) -> None:
     """Notes what is in the way of a plan when a forward that was to be measured is over, and warns of it once."""
-    handle.obstacle = "" if probe.sees else _why_not(records)
+    handle.obstacle = "" if probe.sees else _TOO_LARGE if probe.too_large else _why_not(records)
     rounded = any(map(_is_rounded, records))
     if handle.obstacle and rounded and handle.plan is None and not handle.in_trial:
         handle.warn_once("plan", f"{handle.name} makes no plan: {handle.obstacle}")

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from integrations.saved import attention
 from integrations.saved.arguments import Arguments, variant
+from integrations.saved.history import RESET_HOOKS, has_history
 from integrations.saved.rules import operator_name
 from integrations.saved.tensors import StorageSet, storage_of, storages_of, tensors_in
 
@@ -73,7 +74,7 @@ class Call:
         for position, argument in enumerate(self.arguments):
             if argument is tensor or (address and self._storages[position] == address):
                 return "input" if position == 0 else "other"
-        return "internal" if tensor.grad_fn is None else "result"
+        return "result" if has_history(tensor) else "internal"
 
 
 def _address(storage: torch.UntypedStorage | None) -> int:
@@ -101,9 +102,10 @@ _SPECIAL: Mapping[Any, str] = MappingProxyType(
         **dict.fromkeys(_EXPOSING, "exposing"),
         **dict.fromkeys(_ATTENTION, "attention"),
         F.multi_head_attention_forward: "layers",
+        RESET_HOOKS: "resetting",
     }
 )
-"""Functions for which more is to be done than to watch."""
+"""Functions for which more is to be done than to watch, or less."""
 
 
 class CallTracker(TorchFunctionMode):
@@ -146,6 +148,9 @@ class CallTracker(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_compiling():  # nothing for torch.compile to trace: a compiled region stays one
             return func(*args, **(kwargs or {}))
+        special = _SPECIAL.get(func)
+        if special == "resetting":  # and nothing to be looked at under a lock
+            return func(*args, **(kwargs or {}))
         if self.look is not None:
             self.look()
         kwargs = kwargs or {}
@@ -155,9 +160,8 @@ class CallTracker(TorchFunctionMode):
             for argument in call.arguments:
                 # One with a history is left: some operator that the mode does not see, such as a custom autograd
                 # Function, may have made it. A parameter is known for one as it is, and by its views.
-                if argument.grad_fn is None and type(argument) is not nn.Parameter:
+                if type(argument) is not nn.Parameter and not has_history(argument):
                     self._meet(argument)
-            special = _SPECIAL.get(func)
             result = self._run(special, call, func, types, args, kwargs) if special else func(*args, **kwargs)
             outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
             if self.watcher is not None:
@@ -167,7 +171,7 @@ class CallTracker(TorchFunctionMode):
         finally:
             self.call = outer
         for output in outputs:
-            if output.grad_fn is None:  # only such are met
+            if not has_history(output):  # only such are met
                 self._bear(output, call)
         return result
 

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actcore import Kept
 from integrations.saved.forms import Packed
+from integrations.saved.history import node_of
 from integrations.saved.rebuild import Built, Place, build
 from integrations.saved.storage import Exact
 from integrations.saved.tensors import StorageSet, storages_of
@@ -89,8 +90,8 @@ class Found:
 
     def _is_ours(self, tensor: Tensor) -> bool:
         """As for positional ones: what has a history is an activation, and a leaf is if the forward has made it. A
-        leaf that requires a gradient is left to who asks for that."""
-        if tensor.grad_fn is not None:
+        leaf that requires a gradient is left to who asks for that, and so is a view that autograd cannot follow."""
+        if node_of(tensor) is not None:
             return True
         return not tensor.requires_grad and any(storage in self.born for storage in storages_of(tensor))
 

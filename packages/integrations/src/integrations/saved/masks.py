@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actcore import Layout
+from integrations.saved.history import node_of
 
 # They move elements or take some, and change none.
 _MOVES = frozenset(
@@ -42,7 +43,7 @@ def may_be_masked(tensor: Tensor) -> bool:
     """Whether the last operator on the elements, a sum or a choice, put what has no gradient to or in place of what
     has one, wherever they went and were scaled since: the bias of attention, ``(scores + mask) / 8``, is made so, and
     hidden states, sums of what has a gradient, are not."""
-    waiting, met = [tensor.grad_fn], set()
+    waiting, met = [node_of(tensor)], set()
     while waiting:
         node = waiting.pop()
         if node is None or node in met:

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from integrations.saved.calls import Call
+from integrations.saved.history import has_history, node_of
 from integrations.saved.tensors import StorageSet, storage_of, storages_of
 
 PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
@@ -23,6 +25,9 @@ class Owners:
     def __init__(self, model: nn.Module) -> None:
         self._holders: dict[int, str] = {}  # by address
         self._held: list[torch.UntypedStorage] = []
+        self._parameters: list[nn.Parameter] = []
+        self._dtypes: set[torch.dtype] = set()  # of the parameters
+        self._shapes: dict[torch.Size, set[torch.dtype]] | None = None  # of the parameters, once somebody has asked
         self._add_model(model)
 
     def _add_model(self, model: nn.Module) -> None:
@@ -33,6 +38,8 @@ class Owners:
             for parameter in module._parameters.values():
                 if parameter is not None:
                     self._add(parameter, PARAMETER)
+                    self._parameters.append(parameter)
+                    self._dtypes.add(parameter.dtype)
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self._add(buffer, BUFFER)
@@ -52,13 +59,14 @@ class Owners:
         """Declares what the caller gave to the model, and so keeps alive. What the caller computed under autograd is
         no such thing: it is one more activation, which callers seldom hold on to."""
         for tensor in tensors:
-            if tensor.grad_fn is None:
+            if not has_history(tensor):
                 self._add(tensor, INPUT)
 
     def release(self) -> None:
         """Forgets it all: the forward is over."""
         self._holders.clear()
         self._held.clear()
+        self._parameters.clear()
 
     def holder(self, storage: torch.UntypedStorage, foreign: StorageSet) -> str:
         """Who holds a storage, in words; empty if only autograd does."""
@@ -79,21 +87,40 @@ class Owners:
 
     def _is_cast_of_parameter(self, tensor: Tensor, root: Tensor, call: Call | None) -> bool:
         """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
-        cast = root.grad_fn
-        if cast is None:
+        if len(self._dtypes) == 1 and root.dtype in self._dtypes:  # nothing has another dtype than the weights
+            return False
+        if not has_history(root):
             return any(
                 not weight.requires_grad  # a trained one's copy has a history
                 and weight.dtype != tensor.dtype
                 and sorted(weight.shape) == sorted(tensor.shape)
                 for weight in self._weights(call)
             )
-        if cast.name() != "ToCopyBackward0":
+        cast = node_of(root) if self._is_like_cast(root, call) else None
+        if cast is None or cast.name() != "ToCopyBackward0":
             return False
         source = cast.next_functions[0][0]
         leaf = getattr(source, "variable", None)
         if leaf is not None:
             return self._is_weight(leaf)
-        return any(source is weight.grad_fn for weight in self._weights(call))  # a view of a weight: weight.t()
+        return any(source is node_of(weight) for weight in self._weights(call))  # a view of a weight: weight.t()
+
+    def _is_like_cast(self, root: Tensor, call: Call | None) -> bool:
+        """Whether a parameter, or a view of one that the call got, has the tensor's shape and another dtype: few
+        tensors are so, and only of those the node is asked for."""
+        if self._shapes is None:
+            self._shapes = {}
+            for parameter in self._parameters:
+                if not is_lazy(parameter):
+                    self._shapes.setdefault(parameter.shape, set()).add(parameter.dtype)
+        dtype, shape = root.dtype, root.shape
+        found = self._shapes.get(shape)
+        if found is not None and found != {dtype}:
+            return True
+        for given in () if call is None else call.arguments:
+            if given.dtype != dtype and given.shape == shape and self._is_weight(given):
+                return True
+        return False
 
     def _weights(self, call: Call | None) -> list[Tensor]:
         return [] if call is None else [argument for argument in call.arguments if self._is_weight(argument)]

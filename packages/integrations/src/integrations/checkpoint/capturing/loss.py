@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from integrations.saved.history import MOST_NODES
 from integrations.saved.tensors import tensors_in
 
 Loss = Callable[[Any], Any]
@@ -64,10 +65,10 @@ def _trained(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _all_lead_to(result: Tensor, others: list[Tensor]) -> bool:
-    """Whether a tensor was computed from each of the others."""
+    """Whether a tensor was computed from each of the others, as far as one may look."""
     wanted = {tensor.grad_fn for tensor in others}
     waiting, seen = [result.grad_fn], set[Node | None]()
-    while waiting and wanted:
+    while waiting and wanted and len(seen) < MOST_NODES:
         node = waiting.pop()
         if node is None or node in seen:
             continue
