@@ -16,6 +16,7 @@ from torch import Tensor
 
 from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
+from integrations.saved.history import has_history
 from integrations.saved.tensors import StorageSet, storage_of
 
 DECIDES = "its segment decides something by its activations, such as a router of experts: kept exactly"
@@ -65,7 +66,7 @@ class Deciding:
         if not tensor.is_floating_point():
             return False
         if tensor.requires_grad:
-            return not tensor.is_leaf
+            return has_history(tensor)
         storage = storage_of(tensor)
         return storage is not None and storage in self._followed
 
