@@ -29,6 +29,7 @@ class BlockCompression(Compression):
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
         super().__init__(model, level_name, level, strict)
+        self._kept = model  # which does not hold it
         self._adapter = _adapters.setdefault(model, {}).setdefault(level, Adapter(blocks=True))
         self.leave_step: Callable[[int], None] = _to_nobody  # the number of the model's next block
 
