@@ -125,7 +125,11 @@ class BlockCompression(Compression):
     def _as_block(self, closure: Callable[[], Any], name: str) -> Callable[[], Any]:
         require_closure(closure)
         if in_block(self.model):
-            raise RuntimeError(f"handle.{name} opens blocks of its own: call it when this one is left")
+            raise RuntimeError(
+                f"handle.{name} must be called outside of the blocks of its model, and one of {type(self.model).__name__} "
+                f"is open: it makes a block of each call of the closure itself. Call it when this one is left, behind the "
+                f"with statement: the handle lives on, and the blocks that follow use what it finds"
+            )
 
         def run() -> None:
             if not self.active:
