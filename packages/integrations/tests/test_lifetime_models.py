@@ -209,3 +209,28 @@ def test_a_shallow_copy_outlives_the_original():
     del model
     with pytest.warns(UserWarning, match="shallow copy"):
         assert torch.isfinite(twin(X)).all()
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("first", ["model", "handle"])
+def test_a_model_that_holds_its_own_handle_is_copied(make, first):
+    """As Lightning's module does in training, by its trainer's callbacks."""
+    model = integrations.compress_model(mlp())
+    model.handles = {"handle": integrations.compression(model)}
+    step(model)
+    twin = make(model) if first == "model" else make(integrations.compression(model)).model
+    handle = integrations.compression(twin)
+    assert twin.handles["handle"] is handle
+    assert (handle.model, handle.step) == (twin, 1)
+    step(twin)
+    assert (handle.step, integrations.compression(model).step) == (2, 1)
+
+
+def test_steps_of_others_after_a_model_went_and_its_shallow_copy_stayed():
+    model = integrations.compress_model(mlp())
+    twin = copy.copy(model)
+    del model
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(other.parameters()).step()
+    assert twin.training

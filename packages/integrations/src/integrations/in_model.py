@@ -7,7 +7,7 @@ comes by, and on a GPU the next allocation fails before that.
 from __future__ import annotations
 
 import weakref
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
@@ -42,6 +42,9 @@ class ModelRef:
         return ModelRef, (self.alive,)
 
 
+Held = TypeVar("Held", bound="InModel")
+
+
 class _Gone(nn.Module):
     """Stands for a model that was gone when a reference to it was copied."""
 
@@ -59,9 +62,10 @@ class InModel:
 
     __slots__ = ("__dict__", "__weakref__", "_kept")
 
+    _given: weakref.ref[Self] | None = None  # what the user has
+
     def __init__(self, model: nn.Module) -> None:
         self._model = ModelRef(model)
-        self._given: weakref.ref[Self] | None = None
         self._kept: nn.Module | None = None
 
     @property
@@ -71,29 +75,29 @@ class InModel:
 
     def for_user(self) -> Self:
         """The object that the user gets: the same one for as long as he has it."""
-        found = None if self._given is None else self._given()
-        if found is None:
-            found = object.__new__(type(self))
-            found.__dict__ = self.__dict__
-            found._kept = self.model
-            self._given = weakref.ref(found)
-        return found
+        return _given_by(self, self.model)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         own = None if self._kept is None else self._kept.__dict__.get(self.PLACE)
         if isinstance(own, InModel) and own.__dict__ is self.__dict__:
-            return _given_by, (self._kept, self.PLACE)
+            return _given_by, (own, self._kept)
         return super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_given": None, "_kept": self._kept}
+        own = {name: value for name, value in self.__dict__.items() if name != "_given"}
+        return {**own, "_kept": self._kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._kept = state.pop("_kept")
         self.__dict__.update(state)
 
 
-def _given_by(model: nn.Module, place: str) -> InModel:
-    """What the user of a model's copy gets."""
-    found: InModel = model.__dict__[place]
-    return found.for_user()
+def _given_by(own: Held, model: nn.Module) -> Held:
+    """What the user gets for what lies in the model, either of which may be a copy that is still to be filled."""
+    found = None if own._given is None else own._given()
+    if found is None:
+        found = object.__new__(type(own))
+        found.__dict__ = own.__dict__
+        found._kept = model
+        own._given = weakref.ref(found)
+    return found
