@@ -198,7 +198,7 @@ def test_layers_that_keep_more_than_torchs_own_say_so():
     """A gate of which torch saves the other half was stored in 3 bits beside it, without a word."""
     torch.manual_seed(0)
     model = integrations.compress_model(GateOfOneProduct(), "L0", activations="fewbit")
-    with pytest.warns(UserWarning, match="nothing is stored in fewer bytes: 64.0 KiB before and 6"):
+    with pytest.warns(UserWarning, match=r"nothing is stored in fewer bytes: 64\.0 KiB before and 6"):
         gradients(model, normal(64, 64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,7 +207,7 @@ def test_layers_that_keep_more_than_torchs_own_say_so():
     assert report.stored_bytes > report.original_bytes
 
     model = integrations.compress_model(GateOfOneProduct(), "L0", activations="fewbit", strict=True)
-    with pytest.raises(RuntimeError, match="take a level that stores the rest, such as 'L1', .* this is a warning$"):
+    with pytest.raises(RuntimeError, match=r"take a level that stores the rest, such as 'L1', .* this is a warning$"):
         gradients(model, normal(64, 64))
 
     model = integrations.compress_model(GateOfOneProduct(), "L1", activations="fewbit")
