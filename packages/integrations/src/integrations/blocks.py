@@ -126,9 +126,9 @@ class BlockCompression(Compression):
         require_closure(closure)
         if in_block(self.model):
             raise RuntimeError(
-                f"handle.{name} must be called outside of its model's blocks, and one of {type(self.model).__name__} is "
-                "open: it makes a block of each call of the closure itself. Call it when this one is left, behind the "
-                "with statement: the handle lives on, and the blocks that follow use what it finds"
+                f"handle.{name} must be called outside of its model's blocks, and one of {type(self.model).__name__} "
+                "is open: it makes a block of each call of the closure itself. Call it when this one is left, behind "
+                "the with statement: the handle lives on, and the blocks that follow use what it finds"
             )
 
         def run() -> None:

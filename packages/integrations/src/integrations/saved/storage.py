@@ -209,13 +209,17 @@ class Storages:
         """Shares nothing that was stored so far with what is saved of this storage from now on."""
         self._of(storage).regions.clear()
 
+    def keeps(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is kept whole, as it is."""
+        return any(region.kept is not None for region in self._of(storage).alive())
+
     def keep(self, tensor: Tensor, extent: Extent, record: Record, overlapping: bool = False) -> View | Exact:
         """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too; unless it is
         a small part of a storage that nothing else keeps, of which it is worth a copy."""
         storage = tensor.untyped_storage()
         known = self._of(storage)
         regions = known.alive()
-        counted = any(region.kept is not None for region in regions)
+        counted = self.keeps(storage)
         small = _SMALL * extent.numel * tensor.itemsize <= storage.nbytes()
         if small and not counted and not overlapping and not any(_lazy(tensor)):
             return self.store(tensor, extent, Raw(), record, seed=0, stream=0)
