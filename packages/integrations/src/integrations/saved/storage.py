@@ -24,6 +24,9 @@ from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, Posit
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 
+Stream = int | Tensor
+"""Of a tensor's noise: as Python counts, or on the device."""
+
 # A part of a storage that is this many times smaller is worth a copy, even if somebody unknown keeps the storage alive.
 _SMALL = 8
 
@@ -79,7 +82,7 @@ class Region:
         self.value = self.sign = None
 
     def store(
-        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: int
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: Stream
     ) -> None:
         """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
         # A dense tensor of as many elements is all of the region, whatever its shape, and stored in the same order.
@@ -105,7 +108,7 @@ class Region:
             record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
 
     def _compress(
-        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: int
+        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: Stream
     ) -> Compressed:
         if isinstance(codec, Raw):
             compressed = codec.compress(self.source(tensor).clone())
@@ -234,7 +237,7 @@ class Storages:
         return Exact(Kept.of(tensor), region)
 
     def store(
-        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, *, seed: int, stream: int
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, *, seed: int, stream: Stream
     ) -> View | Exact:
         """Stores a tensor, or finds it stored."""
         storage = tensor.untyped_storage()
