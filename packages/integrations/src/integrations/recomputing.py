@@ -20,6 +20,8 @@ from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import class_of, hooks_unseen, units_of
+from integrations.checkpoint.graphs.signature import Signature
+from integrations.checkpoint.planning.attempts import Attempts
 from integrations.checkpoint.planning.budget import bytes_of
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.plans import Followed, Plans
@@ -101,6 +103,7 @@ class Recomputing:
     def __init__(self, asked: Asked, level: Level) -> None:
         self.asked = asked
         self.plans: Plans | None = None
+        self._attempts = Attempts()
         self._lock = OwnLock()
         if isinstance(asked, Plan):
             self.plans = _LevelPlans(asked, level) if asked.compressed else Plans(asked, "replan")
@@ -110,8 +113,10 @@ class Recomputing:
         """The one that was followed last; ``None`` before the first."""
         return None if self.plans is None else self.plans.last
 
-    def following(self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Following:
-        """What has a forward with these inputs follow the plan for them.
+    def following(
+        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Following | None:
+        """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
 
         Raises:
             ValueError: the budget cannot be met; the message names the least that can.
@@ -119,9 +124,13 @@ class Recomputing:
         with self._lock:  # of two threads one plans
             if self.plans is None:
                 assert not isinstance(self.asked, Plan)
-                plan = planned(model, level, args, kwargs)
+                inputs = Signature.of(args, kwargs)
+                plan = self._attempts.plan(model, inputs, lambda: planned(model, level, args, kwargs))
+                if plan is None:
+                    return None
                 self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
-        return Following(model, self.plans, self.plans.plan_for(model, args, kwargs))
+        followed = self.plans.plan_for(model, args, kwargs)
+        return None if followed is None else Following(model, self.plans, followed)
 
     def in_words(self) -> str:
         """The plan that was followed last, for a report."""

@@ -171,6 +171,8 @@ class CheckpointedForward(ForwardStandIn):
         if copy is not None:
             return copy(*args, **kwargs)
         followed = self.plans.plan_for(self.model, args, kwargs)
+        if followed is None:
+            return self.forward(*args, **kwargs)
         with following(followed.schedule, self.model, None if self.coding is None else self.coding.begin()) as tape:
             result = self.forward(*args, **kwargs)
         if tape.astray:

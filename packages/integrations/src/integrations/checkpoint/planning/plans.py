@@ -11,6 +11,7 @@ from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import whole_parameters
 from integrations.checkpoint.graphs.signature import Signature
+from integrations.checkpoint.planning.attempts import Attempts
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.planner import plan_of_graph
 from integrations.locking import OwnLock
@@ -69,11 +70,12 @@ class Plans:
         self._shapes = shapes
         self._plans = {plan.graph.inputs: plan}
         self._astray: dict[Signature, _Astray] = {}
+        self._attempts = Attempts()
         self._told = False  # of inputs that have no plan of their own, and get none
         self._lock = OwnLock()
 
-    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed:
-        """What a forward with these inputs follows.
+    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed | None:
+        """What a forward with these inputs follows; ``None`` where no plan can be made of it, and it runs plainly.
 
         Raises:
             ValueError: they are of other shapes, and these are refused.
@@ -90,8 +92,12 @@ class Plans:
             if (plan is None or (astray.due and astray.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
                 real = astray.captures == _MOST_CAPTURES
                 if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
-                    plan = self._plans[inputs] = self._made(model, args, kwargs, real)
-                    astray.due = False
+                    made = self._attempts.plan(model, inputs, lambda: self._made(model, args, kwargs, real))
+                    if made is None and plan is None:
+                        return None
+                    if made is not None:
+                        plan = self._plans[inputs] = made
+                        astray.due = False
             self.last = plan = plan or self.last
             fits = plan.graph.inputs == inputs
             return Followed(plan, plan.schedule if fits else plan.schedule_of_any_sizes, inputs)
