@@ -185,7 +185,7 @@ def test_adapt_makes_a_plan_for_the_blocks_that_follow():
 def test_inside_of_a_block_there_is_no_trial(name):
     blocks = Blocks()
     with blocks.block() as handle:
-        with pytest.raises(RuntimeError, match="call it when this one is left"):
+        with pytest.raises(RuntimeError, match="Call it when this one is left"):
             getattr(handle, name)(lambda: blocks.loss().backward())
         blocks.loss().backward()
 

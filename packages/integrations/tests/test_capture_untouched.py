@@ -133,6 +133,13 @@ def test_what_was_there_is_there_again():
     assert model.new is known
 
 
+def test_a_forecast_leaves_caches_of_classes_and_globals_as_they_were():
+    model, x = Caching().train(), normal(4, 8)
+    integrations.forecast(model, x)
+    assert (Caching.of_class, CACHE, Caching.count, CALLS) == ({}, {}, 0, 0)
+    assert cached.cache_info().currsize == cached_by_some.cache_info().currsize == 0
+
+
 @pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
 def test_hooks_leave_nothing(real):
     model, seen, calls = mlp().train(), [], {"forward": 0}

@@ -182,6 +182,42 @@ def test_an_option_that_applies_to_no_layer(layer, options, words):
     assert not fewbit.is_converted(model)
 
 
+class GateOfOneProduct(nn.Module):
+    """As the experts of a mixture are: gate and value are halves of one memory, which the product keeps whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.act, self.down = nn.Linear(64, 128, bias=False), nn.SiLU(), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        gate, value = self.both(x).chunk(2, dim=-1)
+        return self.down(self.act(gate) * value)
+
+
+def test_layers_that_keep_more_than_torchs_own_say_so():
+    """A gate of which torch saves the other half was stored in 3 bits beside it, without a word."""
+    torch.manual_seed(0)
+    model = integrations.compress_model(GateOfOneProduct(), "L0", activations="fewbit")
+    with pytest.warns(UserWarning, match=r"nothing is stored in fewer bytes: 64\.0 KiB before and 6"):
+        gradients(model, normal(64, 64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients(model, normal(64, 64))  # once
+    report = integrations.compression(model).report()
+    assert report.stored_bytes > report.original_bytes
+
+    model = integrations.compress_model(GateOfOneProduct(), "L0", activations="fewbit", strict=True)
+    with pytest.raises(RuntimeError, match=r"take a level that stores the rest, such as 'L1', .* this is a warning$"):
+        gradients(model, normal(64, 64))
+
+    model = integrations.compress_model(GateOfOneProduct(), "L1", activations="fewbit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients(model, normal(64, 64))
+    report = integrations.compression(model).report()
+    assert report.ratio > 4
+
+
 @pytest.mark.parametrize("level", ["L0", "L1"])
 def test_activations_that_are_not_there_are_told_by_the_first_forward(level):
     words = r"came by none that has a few-bit form \(.*sigmoid.*\)"

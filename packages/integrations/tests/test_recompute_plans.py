@@ -51,6 +51,16 @@ def test_more_budget_takes_no_more_time_and_no_plan_is_beaten(made):
     assert made.peak_bound <= peaks[0]
 
 
+def test_a_choice_is_printed_without_its_mask(made):
+    choice = made.front[0]
+    assert choice.mask > 10**6
+    assert repr(choice) == (
+        f"Choice(peak={choice.peak}, seconds={choice.seconds:.3g}, kept={len(choice.kept)} values, "
+        f"held={choice.held.bit_count()} values)"
+    )
+    assert repr(made.front[-1]).endswith(f"kept={len(made.front[-1].kept)} values)")
+
+
 @pytest.mark.parametrize("budget", [0.6, "2 MB", "2.5MiB", "2400000 B", 2_400_000], ids=str)
 def test_a_budget_is_kept(deep, made, budget):
     within = plan(*deep, budget=budget)

@@ -201,7 +201,9 @@ def test_the_command_for_timm(capsys, tmp_path):
     files = [
         part for option, name in zip(("--json", "--plot", "--html"), names, strict=True) for part in (option, name)
     ]
-    code, told = run(capsys, "--timm", "resnet18", "--batch", 4, "--image-size", 64, "--level", "L1.1", *files)
+    code, told = run(
+        capsys, "--timm", "resnet18", "--batch", 4, "--image-size", 64, "--level", "L1.1", "--loss", "none", *files
+    )
     assert code == 0, told.err
     assert "resnet18 (timm), batch 4x3x64x64" in told.out
     assert "layer1" in told.out
@@ -357,7 +359,7 @@ def test_the_command_exchanges_layers(monkeypatch, tmp_path, looks):
 
     monkeypatch.setattr(importlib.import_module("integrations.forecast.timm"), "subject", subject)
     path = tmp_path / "report.json"
-    asked = ["--activations", "4", "--linear", "0.5", "--q-layers", "L2", "--json", str(path)]
+    asked = ["--activations", "4", "--linear", "0.5", "--q-layers", "L2", "--loss", "none", "--json", str(path)]
     main(["report", "--timm", "net", "--batch", "64", *asked])
     report = Report.from_json(path.read_text())
     rows = {row.module: row for row in report.rows if not row.owner and row.role != "internal"}

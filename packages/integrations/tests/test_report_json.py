@@ -27,9 +27,8 @@ def test_there_and_back(report):
 
 def test_every_field_comes_back():
     row = integrations.Row("a", "b", "c", (2, 3), torch.bfloat16, "d", 12, 4, "e", "f", host=True, seconds=0.5)
-    report = Report(
-        "L3", [row], off=True, offload=True, plan="g", monitor="h", recomputed="k", model="i", note="j", exchanged="l"
-    )
+    words = {"plan": "g", "monitor": "h", "recomputed": "k", "model": "i", "note": "j", "exchanged": "l", "loss": "m"}
+    report = Report("L3", [row], off=True, offload=True, gradient_bytes=8, **words)
     assert Report.from_json(report.to_json()) == report
     defaults = Report("L3", [row])
     assert all(getattr(report, field.name) != getattr(defaults, field.name) for field in dataclasses.fields(report)[2:])

@@ -159,6 +159,6 @@ def test_a_block_s_handle_measures_blocks(clock):
     model = mlp()
     with integrations.compress(model) as handle:
         step(model)()
-        with pytest.raises(RuntimeError, match="call it when this one is left"):
+        with pytest.raises(RuntimeError, match="Call it when this one is left"):
             handle.report(step(model))
     assert {row.seconds for row in alone(handle.report(step(model)))} == {2.0}

@@ -67,10 +67,14 @@ def test_the_report_and_the_log(tmp_path):
     trainer = trainer_of(tmp_path, callback, save_strategy="no")
     trainer.train()
     report = integrations.Report.from_json((tmp_path / "new" / "report.json").read_text())
-    last = trainer.state.log_history[-1]
-    assert last["compression_ratio"] == report.ratio == callback.handle.report().ratio > 2
-    assert last["compression_original_bytes"] / last["compression_stored_bytes"] == report.ratio
-    assert last["step"] == 4
+    ours, last = trainer.state.log_history[-2:]
+    assert ours["compression_ratio"] == report.ratio == callback.handle.report().ratio > 2
+    assert ours["compression_original_bytes"] / ours["compression_stored_bytes"] == report.ratio
+    assert ours["step"] == 4
+    plain = trainer_of(tmp_path, None, save_strategy="no")
+    plain.train()
+    assert last.keys() == plain.state.log_history[-1].keys()
+    assert "train_loss" in last
 
 
 def test_the_report_as_a_page_and_printed(tmp_path, capsys):

@@ -17,6 +17,7 @@ from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
 from actcore.compressed import Compressed
+from actcore.device_streams import in_cuda_graph, replayable
 from actcore.dtypes import FLOATS, INTEGERS
 from actcore.functional import (
     dropout,
@@ -81,6 +82,7 @@ __all__ = [
     "fit_steps",
     "graph_hooks",
     "hooks",
+    "in_cuda_graph",
     "in_memory_order",
     "max_pool1d",
     "max_pool2d",
@@ -88,6 +90,7 @@ __all__ = [
     "missing_on",
     "pack_bits",
     "relu",
+    "replayable",
     "restored",
     "round_to_levels",
     "save_for_backward",

@@ -14,7 +14,7 @@ from torch.autograd.function import Function
 from actcore.codec import Codec, as_int64, require_codec
 from actcore.codecs import BitMask, Narrow, Positive, Raw
 from actcore.compressed import Compressed
-from actcore.device_streams import new_key
+from actcore.device_streams import new_key, replayable
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
 from actcore.ops import Key
@@ -154,7 +154,7 @@ def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
         return stream_of(str(number), stream, current_rank())  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():  # a number would be a constant of the compiled code
         return torch.ops.actcore.next_stream(tensor.detach(), new_key(tensor.device))  # type: ignore[no-any-return]
-    return shared_streams(seed).next()
+    return replayable(shared_streams(seed).next(), tensor)
 
 
 def _require_randomness(codec: Codec) -> None:

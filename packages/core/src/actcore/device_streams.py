@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from actcore.noise import current_rank, stream_of
 
+_CAPTURED = -1  # the key of the counter of what is captured by hand; new_key counts from 0
+
 _counters: dict[tuple[int, torch.device], Tensor] = {}
 _lock = threading.Lock()
 _keys = itertools.count()
@@ -28,6 +30,28 @@ def new_key(device: torch.device) -> int:
     with _disable_current_modes():  # those of a trace in progress, too
         _counter(key, device)
     return key
+
+
+def in_cuda_graph() -> bool:
+    """Whether a CUDA graph is captured on the current stream: what Python does now is done once, and not in its
+    replays."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def replayable(stream: int, like: Tensor) -> int | Tensor:
+    """The stream for rounding ``like``: the one that Python has counted, or, while a CUDA graph is captured, the next
+    of a counter on the device, ``Int64[Tensor, "1"]``, which every replay advances.
+
+    Raises:
+        RuntimeError: nothing was stored on the device before the capture, so that the counter is not there yet.
+    """
+    if in_cuda_graph():
+        counted: Tensor = torch.ops.actcore.next_stream(like.detach(), _CAPTURED)
+        return counted
+    if like.is_cuda and (_CAPTURED, like.device) not in _counters:  # a capture needs a counter that is there
+        with _disable_current_modes():
+            _counter(_CAPTURED, like.device)
+    return stream
 
 
 def first_stream(key: int) -> int:
@@ -45,7 +69,7 @@ def _counter(key: int, device: torch.device) -> Tensor:
     with _lock:
         found = _counters.get((key, device))
         if found is None:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if device.type == "cuda" and in_cuda_graph():
                 raise RuntimeError(
                     f"actcore::next_stream: key={key} is new while a CUDA graph is captured, which would give every "
                     "replay the same noise; run one step before the capture"

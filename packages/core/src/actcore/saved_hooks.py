@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from actcore.codec import Codec, as_int64, require_codec
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
+from actcore.device_streams import replayable
 from actcore.kept import Kept
 from actcore.noise import Streams, shared_streams
 from actcore.saved_tensor import Policy, SavedTensor
@@ -184,7 +185,7 @@ def _store(tensor: Tensor, codec: Codec, seed: int, streams: Streams, chosen: bo
     if isinstance(codec, Raw):
         return Kept.of(tensor)
     try:
-        compressed = codec.compress(tensor.detach(), seed=seed, stream=streams.next())
+        compressed = codec.compress(tensor.detach(), seed=seed, stream=replayable(streams.next(), tensor))
     except (TypeError, ValueError) as refusal:
         if chosen or tensor.is_floating_point():
             warnings.warn(f"a saved tensor is kept as it is: {refusal}", stacklevel=2)

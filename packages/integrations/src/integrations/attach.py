@@ -30,7 +30,7 @@ from integrations.unused import await_forward, await_no_longer
 Model = TypeVar("Model", bound=nn.Module)
 Handle = TypeVar("Handle", bound=Compression)
 
-_HANDLE = "_integrations_compression"
+_HANDLE = Compression.PLACE
 
 # How many forwards a model has been through: what one block leaves to the next, until restore_model.
 _steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -109,12 +109,17 @@ def compression(model: nn.Module) -> Compression:
         TypeError: ``model`` is not a module.
         ValueError: the model is not compressed.
     """
+    return _handle_in(model).for_user()
+
+
+def _handle_in(model: nn.Module) -> Compression:
+    """The handle itself, which does not keep the model. See ``compression``."""
     _require_module(model)
     model = compiled_module(model)
     handle = model.__dict__.get(_HANDLE)
     if not isinstance(handle, Compression):
         raise ValueError(f"{type(model).__name__} is not compressed; call compress_model(model, level='L1') first")
-    if handle.model is not model:
+    if handle._model.alive is not model:
         raise ValueError(f"{type(model).__name__} is a shallow copy of a compressed model; use copy.deepcopy instead")
     return handle
 
@@ -133,7 +138,7 @@ def restore_model(model: Model) -> Model:
     _require_module(model)
     if _HANDLE not in compiled_module(model).__dict__ and (others := _ways_back(compiled_module(model))):
         raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
-    handle = compression(model)
+    handle = _handle_in(model)
     inner = handle.model
     Exchanges.undo(inner)  # which may refuse: everything is as it was then
     handle.closed = True

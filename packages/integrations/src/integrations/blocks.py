@@ -29,6 +29,7 @@ class BlockCompression(Compression):
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
         super().__init__(model, level_name, level, strict)
+        self._kept = model  # which does not hold it
         self._adapter = _adapters.setdefault(model, {}).setdefault(level, Adapter(blocks=True))
         self.leave_step: Callable[[int], None] = _to_nobody  # the number of the model's next block
 
@@ -124,7 +125,11 @@ class BlockCompression(Compression):
     def _as_block(self, closure: Callable[[], Any], name: str) -> Callable[[], Any]:
         require_closure(closure)
         if in_block(self.model):
-            raise RuntimeError(f"handle.{name} opens blocks of its own: call it when this one is left")
+            raise RuntimeError(
+                f"handle.{name} must be called outside of its model's blocks, and one of {type(self.model).__name__} "
+                "is open: it makes a block of each call of the closure itself. Call it when this one is left, behind "
+                "the with statement: the handle lives on, and the blocks that follow use what it finds"
+            )
 
         def run() -> None:
             if not self.active:

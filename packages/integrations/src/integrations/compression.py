@@ -20,6 +20,7 @@ from integrations.adaptive.surroundings import meet
 from integrations.checkpoint.capturing.capture import is_capturing
 from integrations.exchanges import Exchanges
 from integrations.handles import key_for
+from integrations.in_model import InModel
 from integrations.keeping import with_kept
 from integrations.levels import Level
 from integrations.recomputing import NOT_COMPILED, Following, Recomputing
@@ -40,11 +41,11 @@ from integrations.warn import warn
 _STEPS = threading.Lock()
 
 
-class Compression:
+class Compression(InModel):
     """How one model's saved tensors are stored.
 
     Made by ``compress_model`` and ``compress``; found again by ``compression(model)``. A deep copy or an unpickled
-    model has one of its own, with the same level and step and no shared state.
+    model has one of its own, with the same level and step and no shared state. Whoever has it keeps the model.
 
     Attributes:
         level_name: the level's name.
@@ -56,8 +57,10 @@ class Compression:
         redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
     """
 
+    PLACE = "_integrations_compression"
+
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
-        self.model = model
+        super().__init__(model)
         self.level_name = level_name
         self.level = level
         self.strict = strict
@@ -350,7 +353,7 @@ class Compression:
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without what belongs to a running forward of this one.
         state = {
-            **self.__dict__,
+            **super().__getstate__(),
             "_records": [],
             "_sessions": {},
             "_trials": 0,
@@ -362,7 +365,7 @@ class Compression:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         waits = state.pop("waits")
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._paths = ModulePaths(self.model)
         self._recipes = Recipes(FixedBits(self.level))
         self.key = key_for(self)

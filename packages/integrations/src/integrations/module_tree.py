@@ -25,20 +25,27 @@ def exchange(
     Returns:
         The root's replacement.
     """
-    known: dict[nn.Module, nn.Module] = {}
+    return _exchanged("", root, replacement, opens, {})
 
-    def visit(path: str, module: nn.Module) -> nn.Module:
-        if module in known:
-            return known[module]
-        known[module] = module  # a module may be below itself
-        for name, child in _children(module) if opens(module) else ():
-            new = visit(f"{path}.{name}" if path else name, child)
-            if new is not child:
-                module._modules[name] = new
-        known[module] = replacement(path, module)
+
+# Functions of the file, not of their callers: one that calls itself from inside of another is a cycle with all that it
+# sees, and keeps the modules until Python's garbage collector comes by.
+def _exchanged(
+    path: str,
+    module: nn.Module,
+    replacement: Callable[[str, nn.Module], nn.Module],
+    opens: Callable[[nn.Module], bool],
+    known: dict[nn.Module, nn.Module],
+) -> nn.Module:
+    if module in known:
         return known[module]
-
-    return visit("", root)
+    known[module] = module  # a module may be below itself
+    for name, child in _children(module) if opens(module) else ():
+        new = _exchanged(f"{path}.{name}" if path else name, child, replacement, opens, known)
+        if new is not child:
+            module._modules[name] = new
+    known[module] = replacement(path, module)
+    return known[module]
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -54,12 +61,18 @@ def paths_of(
     """All paths that lead to each module, where ``named_modules`` gives the first. What is inside of a module is left
     out where ``opens`` says so."""
     found: dict[nn.Module, tuple[str, ...]] = {}
-
-    def visit(path: str, module: nn.Module, above: tuple[nn.Module, ...]) -> None:
-        found[module] = (*found.get(module, ()), path)
-        for name, child in _children(module) if opens(module) else ():
-            if child not in above:
-                visit(f"{path}.{name}" if path else name, child, (*above, child))
-
-    visit("", root, (root,))
+    _add_paths(found, "", root, (root,), opens)
     return found
+
+
+def _add_paths(
+    found: dict[nn.Module, tuple[str, ...]],
+    path: str,
+    module: nn.Module,
+    above: tuple[nn.Module, ...],
+    opens: Callable[[nn.Module], bool],
+) -> None:
+    found[module] = (*found.get(module, ()), path)
+    for name, child in _children(module) if opens(module) else ():
+        if child not in above:
+            _add_paths(found, f"{path}.{name}" if path else name, child, (*above, child), opens)

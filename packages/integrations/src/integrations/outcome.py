@@ -37,8 +37,6 @@ def judge(handle: Compression, session: Session) -> None:
         if handle.strict:
             raise RuntimeError(f"{handle.name}: {none}; without strict=True this is a warning")
         handle.warn_once("activations", f"{handle.name}: {none}")
-    if level.off:  # it was looked at for the report alone
-        return
     # In compiled code the records do not tell what layers that were exchanged keep less.
     compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
     why = "" if compiled else why_not_smaller(records)
@@ -51,8 +49,15 @@ def judge(handle: Compression, session: Session) -> None:
     if why:
         alone = offload and level.bits is None  # the level was to do nothing else
         message = offload if alone else f"{handle.name}: nothing is stored in fewer bytes: {why}"
+        if level.off:  # exchanged layers were to do it all
+            message += (
+                "; where another operator saves what an exchanged layer stores, or another part of the same memory, as "
+                "a gate's half of a product, it is kept beside that: take a level that stores the rest, such as 'L1', "
+                "or leave the exchange out"
+            )
         if handle.strict:
-            raise RuntimeError(f"{message}; without strict=True this is a warning, and level L0 is off")
+            off = "" if level.off else ", and level L0 is off"
+            raise RuntimeError(f"{message}; without strict=True this is a warning{off}")
         handle.warn_once("offload" if alone else "smaller", message)
     if offload:
         handle.warn_once("offload", offload)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from integrations.checkpoint.capturing.capture import NoGradient
 from integrations.checkpoint.dispatch.casts import fresh_casts
 from integrations.checkpoint.dispatch.memory import Geometry
 from integrations.checkpoint.dispatch.versions import unseen
@@ -21,6 +20,8 @@ from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import class_of, hooks_unseen, units_of
+from integrations.checkpoint.graphs.signature import Signature
+from integrations.checkpoint.planning.attempts import Attempts
 from integrations.checkpoint.planning.budget import bytes_of
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.plans import Followed, Plans
@@ -103,6 +104,7 @@ class Recomputing:
     def __init__(self, asked: Asked, level: Level) -> None:
         self.asked = asked
         self.plans: Plans | None = None
+        self._attempts = Attempts()
         self._lock = OwnLock()
         if isinstance(asked, Plan):
             self.plans = _LevelPlans(asked, level) if asked.compressed else Plans(asked, "replan")
@@ -115,7 +117,7 @@ class Recomputing:
     def following(
         self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Following | None:
-        """What has a forward with these inputs follow the plan for them; ``None`` where there is none to follow.
+        """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
 
         Raises:
             ValueError: the budget cannot be met; the message names the least that can.
@@ -123,9 +125,9 @@ class Recomputing:
         with self._lock:  # of two threads one plans
             if self.plans is None:
                 assert not isinstance(self.asked, Plan)
-                try:
-                    plan = planned(model, level, args, kwargs)
-                except NoGradient:
+                inputs = Signature.of(args, kwargs)
+                plan = self._attempts.plan(model, inputs, lambda: planned(model, level, args, kwargs))
+                if plan is None:
                     return None
                 self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
         followed = self.plans.plan_for(model, args, kwargs)

@@ -6,11 +6,13 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from torch import nn
 
+from integrations.in_model import ModelRef
 from integrations.saved.modules import called_module
 
 if TYPE_CHECKING:
@@ -21,9 +23,10 @@ class ForwardStandIn(ABC):
     """Stands in a model's ``forward``, and calls the original.
 
     An attribute of the instance, so that a ``with`` block ends whatever it began, whatever ends the forward; forward
-    hooks are not called for a ``KeyboardInterrupt``. Signature, copies and pickles are those of the original.
+    hooks are not called for a ``KeyboardInterrupt``. Signature, copies and pickles are those of the original. It lies
+    in the model, and so holds neither it nor a method that is bound to it.
 
-    Attributes:
+    Args:
         model: whose forward it is.
         forward: the original.
         replaced: whether the instance had a forward of its own before.
@@ -37,8 +40,38 @@ class ForwardStandIn(ABC):
     """Whether it sees to what the forward keeps for backward, which two of them cannot do for one forward."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
-        functools.update_wrapper(self, forward, updated=())
-        self.model, self.forward, self.replaced = model, forward, replaced
+        self._model = ModelRef(model)
+        self._stands_for(forward, replaced)
+
+    def _stands_for(self, forward: Callable[..., Any], replaced: bool) -> None:
+        """Stands for ``forward`` from now on. A method of the model's class is bound to the model when it is called;
+        what somebody has put into the instance is put back as it is."""
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(forward, name):
+                setattr(self, name, getattr(forward, name))
+        self.replaced = replaced
+        self._method: Callable[..., Any] | None = None
+        self._callable = forward
+        if isinstance(forward, MethodType) and forward.__self__ is self._model.alive and not replaced:
+            self._method = self._callable = forward.__func__
+
+    @property
+    def model(self) -> nn.Module:
+        """Whose forward it is."""
+        return self._model()
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The original."""
+        if self._method is None:
+            return self._callable
+        if torch.compiler.is_compiling():  # dynamo does not trace the making of a method
+            return functools.partial(self._method, self.model)
+        return MethodType(self._method, self.model)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.forward
 
     @staticmethod
     def all_of(model: nn.Module) -> Iterator[ForwardStandIn]:
@@ -106,8 +139,7 @@ class ForwardStandIn(ABC):
             return
         while isinstance(outer, ForwardStandIn):
             if outer.forward is self:
-                functools.update_wrapper(outer, self.forward, updated=())
-                outer.forward, outer.replaced = self.forward, self.replaced
+                outer._stands_for(self.forward, self.replaced)
                 return
             outer = outer.forward
 
@@ -116,7 +148,7 @@ class ForwardStandIn(ABC):
         this object in its dictionary, too, but its own parameters. ``None`` where it was the model, or a module that
         wraps the model and calls its forward."""
         module = called_module(frame)
-        if module is None or module is self.model or self.replaced:
+        if module is None or module is self._model.alive or self.replaced:
             return None
         return module if module.__dict__.get("forward") is self else None
 

@@ -60,7 +60,10 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
         id(parameter) for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
     }
     for handle in list(_waiting):
-        if not handle.level.off and any(id(parameter) in stepped for parameter in handle.model.parameters()):
+        model = handle._model.alive  # a shallow copy of one that is gone has its handle
+        if model is None or handle.level.off:
+            continue
+        if any(id(parameter) in stepped for parameter in model.parameters()):
             _tell(handle, type(optimizer).__name__)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from actcore import in_cuda_graph
 from integrations.adaptive.allocation import plan_of
 from integrations.adaptive.closures import NothingCompressed
 from integrations.adaptive.guard import trial
@@ -86,6 +87,8 @@ class Adapter:
             probe = Probe(level.bits, level.seed, step, self.blocks)
             self._trial.append(probe)
             return self._plan, probe
+        if in_cuda_graph():  # a measurement is read by Python, and what is captured it sees once
+            return self._plan, None
         if self._attempt is not None:
             self._collect()
             self._settle(level)

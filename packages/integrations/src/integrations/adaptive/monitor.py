@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from actcore import in_cuda_graph
 from integrations.adaptive.finite import Look, NotFinite
 from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.ranks import largest
@@ -256,8 +257,7 @@ def _why_not_now(handle: Compression) -> str:
         )
     if handle.running:
         return "one runs in another thread"
-    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return "a CUDA graph is captured" if capturing else ""
+    return "a CUDA graph is captured" if in_cuda_graph() else ""
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from integrations.fewbit.callers import around_checkpoint, callers, callers_when
 from integrations.fewbit.conversion import Calls, calls_of
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
+from integrations.in_model import ModelRef
 from integrations.saved.checkpoint_frames import checkpoint_of
 
 
@@ -34,7 +35,13 @@ class FewBitCalls(TorchFunctionMode):
 
     def __init__(self, calls: Calls, base: nn.Module, in_eval: frozenset[nn.Module] | None = None) -> None:
         super().__init__()
-        self.calls, self.base, self.in_eval = calls, base, in_eval
+        self.calls, self.in_eval = calls, in_eval
+        self._base = ModelRef(base)
+
+    @property
+    def base(self) -> nn.Module:
+        """The module that a call is counted for which is made in no module's forward."""
+        return self._base()
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The function's result, with its calls exchanged."""
@@ -108,12 +115,14 @@ class FewBitCalls(TorchFunctionMode):
     def _again(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         # The model may be in another mode by then.
         in_eval = self.calls.in_eval() if self.in_eval is None else self.in_eval
-        mode = FewBitCalls(self.calls, around_checkpoint(self) or self.base, in_eval)
+        base = around_checkpoint(self) or self.base
+        mode = FewBitCalls(self.calls, base, in_eval)
 
         def recompute(*args: Any, **kwargs: Any) -> Any:
             return mode.run(fn, args, kwargs)
 
         recompute.few_bit_calls = (*getattr(fn, "few_bit_calls", ()), self.calls)  # type: ignore[attr-defined]
+        recompute.keeps = self.calls.model, base  # type: ignore[attr-defined]  # the user may let go of both
         return recompute
 
 

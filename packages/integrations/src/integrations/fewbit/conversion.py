@@ -14,6 +14,7 @@ from torch import nn
 
 from integrations.exchanged import exchanged_lines
 from integrations.fewbit.registry import is_activation
+from integrations.in_model import ModelRef
 from integrations.module_tree import paths_of
 from integrations.stand_in import ForwardStandIn
 
@@ -94,10 +95,16 @@ class Calls:
     def __init__(
         self, model: nn.Module, functions: frozenset[str], options: Mapping[str, Mapping[str, Any]], skip: Skip
     ) -> None:
-        self.model, self.functions, self.options, self.skip = model, functions, options, skip
+        self._model = ModelRef(model)
+        self.functions, self.options, self.skip = functions, options, skip
         self.texts = {name: {key: str(value) for key, value in given.items()} for name, given in options.items()}
         self.seen: dict[tuple[str, str], str] = {}  # path and function -> why the call stays, if it does
         self._begin()
+
+    @property
+    def model(self) -> nn.Module:
+        """Whose calls."""
+        return self._model()
 
     def take(self, function: str, callers: Iterable[nn.Module], in_eval: frozenset[nn.Module] | None = None) -> bool:
         """Whether a call of a function is exchanged; notes it. One that is made in a module in ``eval()`` never is.

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from integrations.forecast import hf, pyg, timm
+from integrations.forecast.loss import CROSS_ENTROPY
 from integrations.forecast.run import LooksAtElements, forecast
 from integrations.forecast.scaled import scaled
 from integrations.forecast.subject import Subject
@@ -46,6 +47,13 @@ def add_to(commands: Any) -> None:
     for name, default in graph.items():
         inputs.add_argument(name, type=_count, default=default, help=f"of --pyg; default: {default}")
 
+    inputs.add_argument(
+        "--loss",
+        choices=("cross_entropy", "none"),
+        default="cross_entropy",
+        help="of what the model returns, where that is no loss already; default: cross_entropy",
+    )
+
     parser.add_argument("--level", default="L1", help=f"one of {', '.join(LEVELS)}; default: L1")
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
@@ -72,11 +80,16 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
     subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
     asked = {"activations": options.activations, "linear": options.linear, "layers": options.q_layers}
+    loss = None if options.loss == "none" else CROSS_ENTROPY
     try:
-        report = forecast(subject.model, subject.args, subject.kwargs, level=options.level, **asked, **chosen)
+        report = forecast(
+            subject.model, subject.args, subject.kwargs, level=options.level, loss=loss, **asked, **chosen
+        )
     except LooksAtElements:
         batch = 1 if options.pyg else options.batch  # a graph is one
-        report = scaled(lambda size: _subject(options, size, elements=True), batch, options.level, asked, **chosen)
+        report = scaled(
+            lambda size: _subject(options, size, elements=True), batch, options.level, asked, loss, **chosen
+        )
     report = dataclasses.replace(report, model=subject.name)
     _print(report, None if options.all else options.depth)
     if options.json:

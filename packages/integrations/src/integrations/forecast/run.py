@@ -18,10 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from integrations.attach import compress_model, compression
+from integrations.checkpoint.capturing.reach import Reach
 from integrations.checkpoint.dispatch import indices
 from integrations.checkpoint.dispatch.operators import traits_of
+from integrations.forecast.loss import Loss, part_of, require_loss
 from integrations.levels import Level, resolve_level
 from integrations.report import Report
+from integrations.saved.storage import Storages
+from integrations.saved.tensors import tensors_in
 
 # What torch raises where an operator's result, or its shape, depends on elements.
 _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -40,6 +44,7 @@ def forecast(
     activations: str | int | Mapping[str, Any] | None = None,
     linear: str | float | Mapping[str, Any] | None = None,
     layers: str | Mapping[str, Any] | None = None,
+    loss: Loss | str | None = None,
     **options: Any,
 ) -> Report:
     """The report that a compressed model would give of its next forward, which is not run.
@@ -59,6 +64,9 @@ def forecast(
         kwargs: inputs by name.
         level: as for ``compress_model``; of an adaptive one, every tensor has the bits that a plan gives on average.
         activations, linear, layers: as for ``compress_model``; the copy is exchanged.
+        loss: what the training computes of the model's output: a function of it, or ``"cross_entropy"`` of its logits.
+            What it saves has rows of its own, as it is, for a model's hooks do not see it. A model that returns its
+            loss has no other.
         **options: as for ``compress_model``.
 
     Raises:
@@ -69,6 +77,7 @@ def forecast(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    require_loss(loss)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     wanted = resolve_level(level, options)
     given = {**options, **mean_bits(wanted)}
@@ -76,17 +85,33 @@ def forecast(
     compress_model(fake, level, activations=activations, linear=linear, layers=layers, **given).train()
     inputs = (tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {}))
     given, named = tree_map_only(Tensor, lambda tensor: _fake_input(tensor, mode), inputs)
+    reach = Reach(fake)  # what is not copied with the model: classes, globals, what functions close over
     with torch.random.fork_rng([]), mode, _Indices(), torch.enable_grad():
         try:
-            held = fake(*given, **named)  # until the report is made
+            report = report_of(fake, given, named, loss)
         except _LOOKS as error:
             raise LooksAtElements(
                 f"the forward of {type(model).__name__} looks at elements, of which a forecast has none ({error}): "
                 "compress the model, call it once on a small batch, and ask integrations.compression(model).report()"
             ) from error
-        report = compression(fake).report()
-        del held
+        finally:
+            reach.restore()
     return replace(report, level=wanted.title(level), note=NOTE, plan=MEAN if wanted.adaptive else "")
+
+
+def report_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | str | None) -> Report:
+    """The report of a compressed model's forward, and of the loss that comes after it."""
+    handle = compression(model)
+    running = handle.session_of_forward(args, kwargs)
+    if running is None:
+        output, storages = model(*args, **kwargs), Storages()
+    else:
+        with running as session:
+            session.owners.add_inputs(tensors_in((args, kwargs)))
+            output, storages = model(*args, **kwargs), session.storages
+    part = part_of(output, loss, storages)  # while the output is held, and with it what the forward has saved
+    report = handle.report()
+    return replace(report, rows=[*report.rows, *part.rows], loss=part.words, gradient_bytes=part.gradient_bytes)
 
 
 def mean_bits(level: Level) -> dict[str, int]:

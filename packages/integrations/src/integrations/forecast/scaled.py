@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from integrations.attach import compress_model, compression
-from integrations.forecast.run import MEAN, mean_bits
+from integrations.attach import compress_model
+from integrations.forecast.loss import Loss
+from integrations.forecast.run import MEAN, mean_bits, report_of
 from integrations.forecast.subject import Subject
 from integrations.levels import resolve_level
 from integrations.report import Report, Row
@@ -20,7 +21,12 @@ _NUMBER = re.compile(r"\d+")
 
 
 def scaled(
-    make: Callable[[int], Subject], batch: int, level: str, exchanged: Mapping[str, Any] | None = None, **options: Any
+    make: Callable[[int], Subject],
+    batch: int,
+    level: str,
+    exchanged: Mapping[str, Any] | None = None,
+    loss: Loss | str | None = None,
+    **options: Any,
 ) -> Report:
     """The report for a batch, from real forwards of two and of four where it is larger.
 
@@ -31,6 +37,7 @@ def scaled(
         batch: the size that is asked for.
         level: as for ``forecast``; so are the options.
         exchanged: ``activations``, ``linear`` and ``layers``, as for ``forecast``.
+        loss: as for ``forecast``.
 
     Raises:
         RuntimeError: the two save different tensors, as where layers are dropped at random.
@@ -38,9 +45,9 @@ def scaled(
     asked = {**(exchanged or {})}
     if batch <= 2 * _SMALL:
         return replace(
-            _real(make(batch), level, asked, options), note="Its forward looks at elements: a real one was run."
+            _real(make(batch), level, asked, loss, options), note="Its forward looks at elements: a real one was run."
         )
-    small, large = (_real(make(size), level, asked, options) for size in (_SMALL, 2 * _SMALL))
+    small, large = (_real(make(size), level, asked, loss, options) for size in (_SMALL, 2 * _SMALL))
     if list(map(_place, small.rows)) != list(map(_place, large.rows)):
         raise RuntimeError(
             "the forward looks at elements, and saves other tensors from one batch to the next, from which nothing "
@@ -53,17 +60,18 @@ def scaled(
         f"An estimate: the forward looks at elements, so real ones of batches of {_SMALL} and {2 * _SMALL} were run, "
         f"and their bytes are continued in a line to {batch}; nothing was trained."
     )
-    return replace(small, rows=rows, note=note)
+    gradient = round(small.gradient_bytes + times * (large.gradient_bytes - small.gradient_bytes))
+    return replace(small, rows=rows, note=note, gradient_bytes=gradient)
 
 
-def _real(subject: Subject, level: str, exchanged: dict[str, Any], options: dict[str, Any]) -> Report:
+def _real(
+    subject: Subject, level: str, exchanged: dict[str, Any], loss: Loss | str | None, options: dict[str, Any]
+) -> Report:
     wanted = resolve_level(level, options)
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)
         model = compress_model(subject.model, level, **exchanged, **{**options, **mean_bits(wanted)}).train()
-        held = model(*subject.args, **subject.kwargs)  # until the report is made
-        report = compression(model).report()
-        del held
+        report = report_of(model, subject.args, subject.kwargs, loss)
     return replace(report, level=wanted.title(level), plan=MEAN if wanted.adaptive else "")
 
 

@@ -122,8 +122,11 @@ class LayerPrecision:
         """What ``observe`` needs to know of the forward whose ``codec`` was asked for last."""
         return self._tokens.pop(threading.get_ident(), None)
 
-    def stream(self) -> int:
-        """The stream of this forward's noise: one of its own, which a second run of the program draws again."""
+    def stream(self) -> int | None:
+        """The stream of this forward's noise: one of its own, which a second run of the program draws again. ``None``
+        while a CUDA graph is captured, whose replays draw theirs on the device."""
+        if actcore.in_cuda_graph():
+            return None
         if not self.name and self._number is None:
             self._number = next(_numbers)
         self._forwards += 1

@@ -186,7 +186,7 @@ class ModelPrecision:
         if observation.sensitivities.is_meta:
             return
         if observation.sensitivities.is_cuda:
-            if _capturing():
+            if actcore.in_cuda_graph():
                 return  # what Python does now, no replay does again
             stream = torch.cuda.current_stream(observation.sensitivities.device)
             observation = replace(observation, ready=stream.record_event())
@@ -204,7 +204,7 @@ class ModelPrecision:
         pending = self._pending
         if pending is None:
             return
-        if pending.arrived is not None and (_capturing() or not pending.arrived.query()):
+        if pending.arrived is not None and (actcore.in_cuda_graph() or not pending.arrived.query()):
             return
         self._pending = None
         _allocate(pending)
@@ -247,11 +247,6 @@ def _following(before: Batch | None, indices: object) -> Batch | None:
     if before is not None:
         before.retire()
     return None if indices is None else Batch(indices, before)
-
-
-def _capturing() -> bool:
-    """Whether a CUDA graph records what happens now, when events must not be asked."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _input(observed: Sequence[Observation], most: int) -> _Input:

@@ -38,12 +38,12 @@ class Curve:
     turn: int
 
 
-def curve_of(rows: Sequence[Row], bands: int) -> Curve | None:
-    """The curve, with about that many bands; ``None`` where nothing was saved."""
+def curve_of(rows: Sequence[Row], bands: int, gradient_bytes: int = 0) -> Curve | None:
+    """The curve, with about that many bands; ``None`` where nothing was saved. See ``timeline_of``."""
     counted = [row for row in rows if not row.owner and (row.original_bytes or row.stored_bytes)]
     if not counted:
         return None
-    moments = timeline_of(counted)
+    moments = timeline_of(counted, gradient_bytes)
     return Curve(
         [moment.original_bytes for moment in moments],
         [moment.device_bytes + moment.host_bytes for moment in moments],

@@ -66,7 +66,7 @@ def _figure(number: str, words: str, kind: str = "") -> str:
 
 
 def _charts(report: Report) -> str:
-    drawn = step(report.rows)
+    drawn = step(report.rows, report.gradient_bytes)
     if not drawn:
         return ""
     return (

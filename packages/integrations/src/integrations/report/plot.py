@@ -22,7 +22,7 @@ EXPLANATION = (
 
 def plot_report(report: Report, path: str | PathLike[str]) -> None:
     """See ``Report.plot``."""
-    curve = curve_of(report.rows, PARTS)
+    curve = curve_of(report.rows, PARTS, report.gradient_bytes)
     if curve is None:
         raise ValueError("there is nothing to draw: no tensor was saved that autograd alone keeps alive")
     figure = new_figure((11.5, 5.0))

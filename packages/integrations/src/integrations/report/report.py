@@ -37,6 +37,8 @@ class Report:
         model: the model's class, for titles.
         note: how the report came about, where no step of a training made it; empty otherwise.
         exchanged: what layers were exchanged for others that keep less, in words; empty without.
+        loss: whose loss was counted, in words; empty where none is known.
+        gradient_bytes: of the gradient that its backward makes of what the model returns; 0 where none is known.
     """
 
     level: str
@@ -49,6 +51,8 @@ class Report:
     model: str = ""
     note: str = ""
     exchanged: str = ""
+    loss: str = ""
+    gradient_bytes: int = 0
 
     @property
     def original_bytes(self) -> int:
@@ -94,6 +98,8 @@ class Report:
                 owners[row.owner] = owners.get(row.owner, 0) + 1
         listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
         lines = [line for line in (self.note, self.exchanged, self.plan, self.monitor) if line]
+        if self.loss:
+            lines.append(self._after_loss())
         if self.recomputed:
             lines.append(f"{self.recomputed}: of {format_bytes(self.recomputed_bytes)} nothing is stored.")
         if listed:
@@ -123,8 +129,8 @@ class Report:
     def timeline(self) -> tuple[Moment, ...]:
         """What is stored at each moment of a step: it grows as forward saves tensors, and shrinks as backward, which
         takes them in reverse, lets them go. Saved tensors alone: not what operators hold for a moment, and no
-        gradients."""
-        return timeline_of(self.rows)
+        gradients but ``gradient_bytes``, which stand beside all that is saved."""
+        return timeline_of(self.rows, self.gradient_bytes)
 
     def to_json(self) -> str:
         """All of the report as JSON, for ``Report.from_json`` and for other programs; sums are in it, too."""
@@ -165,6 +171,16 @@ class Report:
             OSError: the file cannot be written.
         """
         page.write_page(self, path)
+
+    def _after_loss(self) -> str:
+        if not self.gradient_bytes:
+            return f"{self.loss}."
+        sums = self.original_bytes, self.stored_bytes
+        before, after = (format_bytes(count + self.gradient_bytes) for count in sums)
+        return (
+            f"{self.loss}. Its backward begins with the gradient of what the model returns, "
+            f"{format_bytes(self.gradient_bytes)}, beside all that is kept: {before} -> {after} at that moment."
+        )
 
     def _where(self) -> str:
         if self.host_bytes:

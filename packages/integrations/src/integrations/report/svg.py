@@ -14,9 +14,9 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 660, 330, 46, 24
 _PARTS = 16  # of the model, at most
 
 
-def step(rows: Sequence[Row]) -> str:
-    """Memory over one step; empty where nothing was saved."""
-    curve = curve_of(rows, _PARTS)
+def step(rows: Sequence[Row], gradient_bytes: int = 0) -> str:
+    """Memory over one step; empty where nothing was saved. See ``timeline_of``."""
+    curve = curve_of(rows, _PARTS, gradient_bytes)
     if curve is None:
         return ""
     top = 1.3 * max(curve.original)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from integrations.report.row import Row
+from integrations.report.words import LOSS
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,36 @@ class Moment:
     host_bytes: int
 
 
-def timeline_of(rows: Sequence[Row]) -> tuple[Moment, ...]:
+def timeline_of(rows: Sequence[Row], gradient_bytes: int = 0) -> tuple[Moment, ...]:
     """The moments: the beginning, then one for each tensor that is saved in forward, then one for each that backward
-    lets go. Tensors that somebody else keeps alive are no events."""
+    lets go. Tensors that somebody else keeps alive are no events.
+
+    Args:
+        rows: of a forward.
+        gradient_bytes: of the gradient that the loss's backward makes, where that is known: it comes before all is let
+            go, and goes with the first tensor that a part of the model has saved.
+    """
     saved = [row for row in rows if not row.owner]
     moments = [Moment("", 0, 0, 0)]
-    for sign, order in ((1, saved), (-1, saved[::-1])):
-        for row in order:
-            before = moments[-1]
-            stored = sign * row.stored_bytes
-            moments.append(
-                Moment(
-                    row.module,
-                    before.original_bytes + sign * row.original_bytes,
-                    before.device_bytes + (0 if row.host else stored),
-                    before.host_bytes + (stored if row.host else 0),
-                )
-            )
+
+    def add(module: str, original: int, device: int, host: int) -> None:
+        last = moments[-1]
+        moments.append(
+            Moment(module, last.original_bytes + original, last.device_bytes + device, last.host_bytes + host)
+        )
+
+    for row in saved:
+        stored = row.stored_bytes
+        add(row.module, row.original_bytes, 0 if row.host else stored, stored if row.host else 0)
+    gradient = gradient_bytes
+    if gradient:
+        add(LOSS, gradient, gradient, 0)
+    for row in reversed(saved):
+        stored = row.stored_bytes
+        add(row.module, -row.original_bytes, 0 if row.host else -stored, -stored if row.host else 0)
+        if gradient and row.module not in ("", LOSS):
+            add(LOSS, -gradient, -gradient, 0)
+            gradient = 0
+    if gradient:
+        add(LOSS, -gradient, -gradient, 0)
     return tuple(moments)

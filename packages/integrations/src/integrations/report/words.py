@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from integrations.saved.records import RECOMPUTED
 
+LOSS = "(loss)"
+"""In the place of a module's path: what a loss saves that is computed of the model's output."""
+
 
 def format_bytes(count: float) -> str:
     """A number of bytes in the unit that suits it: ``1536`` is ``"1.5 KiB"``."""

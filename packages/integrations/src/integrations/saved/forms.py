@@ -167,7 +167,7 @@ def form_of(
     place: Callable[[Codec], Codec],
     *,
     seed: int,
-    stream: int,
+    stream: int | Tensor,
 ) -> Form | None:
     """The form that suits a need, or ``None`` where the call's arguments do not allow it.
 

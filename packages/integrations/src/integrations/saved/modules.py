@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from integrations.in_model import ModelRef
+
 _CALL = nn.Module._call_impl.__code__  # runs a module's hooks and its forward
 
 
@@ -19,7 +21,7 @@ class ModulePaths:
     """The paths of a model's modules, from its root."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model = ModelRef(model)
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
     def running(self) -> str | None:
@@ -33,7 +35,9 @@ class ModulePaths:
                 path = self._paths.get(module)
                 if path is None and not missing:
                     missing = True  # a module that is new, or none of the model's: look once
-                    self._paths.update((found, name) for name, found in self._model.named_modules())
+                    model = self._model.alive
+                    if model is not None:  # it may be gone when backward computes a segment again
+                        self._paths.update((found, name) for name, found in model.named_modules())
                     path = self._paths.get(module)
                 if path is not None:
                     return path

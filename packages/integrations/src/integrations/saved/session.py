@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from actcore import Codec, GroupAffine, Kept, SavedTensor, stream_of
+from actcore import Codec, GroupAffine, Kept, SavedTensor, replayable, stream_of
 from actcore.stored import listening
 from integrations.levels import Level
 from integrations.saved import checkpoints
@@ -225,7 +225,7 @@ class Session:
         record = noted(self.records, record, due)
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
-        stream = self.stream(recipe.identity, saved)
+        stream = replayable(self.stream(recipe.identity, saved), tensor)
         if self.make_again is not None and not (decision.from_forward and self._level.rounds_checkpoints):
             later = StoredLater(self._level, decision, extent, saved, stream, call)
             handle = self.make_again(tensor, later)
@@ -260,7 +260,7 @@ class Session:
         return checkpoint.stored(packed, exactly)
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
-        """The stream for a tensor's noise in this forward."""
+        """The stream for a tensor's noise in this forward, as Python counts."""
         stream: int = stream_of(identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
         return stream
 

@@ -25,6 +25,9 @@ from integrations.saved.norms import Standardized
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 
+Stream = int | Tensor
+"""Of a tensor's noise: as Python counts, or on the device."""
+
 # A part of a storage that is this many times smaller is worth a copy, even if somebody unknown keeps the storage alive.
 _SMALL = 8
 
@@ -80,7 +83,7 @@ class Region:
         self.value = self.sign = None
 
     def store(
-        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: int
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: Stream
     ) -> None:
         """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
         # A dense tensor of as many elements is all of the region, whatever its shape, and stored in the same order.
@@ -106,7 +109,7 @@ class Region:
             record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
 
     def _compress(
-        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: int
+        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: Stream
     ) -> Compressed:
         if isinstance(codec, Raw):
             compressed = codec.compress(self.source(tensor).clone())
@@ -210,13 +213,17 @@ class Storages:
         """Shares nothing that was stored so far with what is saved of this storage from now on."""
         self._of(storage).regions.clear()
 
+    def keeps(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is kept whole, as it is."""
+        return any(region.kept is not None for region in self._of(storage).alive())
+
     def keep(self, tensor: Tensor, extent: Extent, record: Record, overlapping: bool = False) -> View | Exact:
         """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too; unless it is
         a small part of a storage that nothing else keeps, of which it is worth a copy."""
         storage = tensor.untyped_storage()
         known = self._of(storage)
         regions = known.alive()
-        counted = any(region.kept is not None for region in regions)
+        counted = self.keeps(storage)
         small = _SMALL * extent.numel * tensor.itemsize <= storage.nbytes()
         if small and not counted and not overlapping and not any(_lazy(tensor)):
             return self.store(tensor, extent, Raw(), record, seed=0, stream=0)
@@ -231,7 +238,7 @@ class Storages:
         return Exact(Kept.of(tensor), region)
 
     def store(
-        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, *, seed: int, stream: int
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, *, seed: int, stream: Stream
     ) -> View | Exact:
         """Stores a tensor, or finds it stored."""
         storage = tensor.untyped_storage()

@@ -17,7 +17,7 @@ from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.policy import Decision
 from integrations.saved.recipes import Extent
 from integrations.saved.records import RECOMPUTED, Record
-from integrations.saved.storage import Storages
+from integrations.saved.storage import Storages, Stream
 
 _STORAGES = "storages"
 
@@ -35,7 +35,7 @@ class Storing:
     storages: Storages
 
     def store(
-        self, tensor: Tensor, decision: Decision, extent: Extent, record: Record, call: Call | None, stream: int
+        self, tensor: Tensor, decision: Decision, extent: Extent, record: Record, call: Call | None, stream: Stream
     ) -> tuple[Packed, Codec | None]:
         """Stores a tensor as it was decided, and writes into its record how.
 
@@ -59,7 +59,7 @@ class Storing:
             record.why = f"kept exactly: {refusal}"
             return self.storages.keep(tensor, extent, record), None
 
-    def _form(self, tensor: Tensor, decision: Decision, call: Call | None, stream: int) -> Form | None:
+    def _form(self, tensor: Tensor, decision: Decision, call: Call | None, stream: Stream) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""
         if call is None or not (decision.indices or decision.form) or not packable(tensor):
             return None
@@ -96,7 +96,7 @@ class StoredLater:
     __slots__ = ("_call", "_decision", "_extent", "_level", "_saved", "_stream")
 
     def __init__(
-        self, level: Level, decision: Decision, extent: Extent, saved: SavedTensor, stream: int, call: Call | None
+        self, level: Level, decision: Decision, extent: Extent, saved: SavedTensor, stream: Stream, call: Call | None
     ) -> None:
         self._level, self._decision, self._extent = level, decision, extent
         self._saved, self._stream = saved, stream

@@ -26,8 +26,8 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
     The model is compressed when training begins, as ``compress_model`` does it; one that is compressed already keeps
     its handle. Checkpoints hold what a resumed run needs to round as the one that was interrupted would have: it is
     in ``trainer_state.json``, and taken over by ``trainer.train(resume_from_checkpoint=...)``. When training ends,
-    ``trainer.state.log_history`` gets ``compression_ratio``, ``compression_original_bytes`` and
-    ``compression_stored_bytes``, of the last forward on this rank.
+    ``trainer.state.log_history`` gets an entry before its last one: ``compression_ratio``,
+    ``compression_original_bytes`` and ``compression_stored_bytes``, of the last forward on this rank.
 
     Args:
         level: one of ``integrations.LEVELS``.
@@ -95,7 +95,9 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
         """Reports, and restores the model."""
         try:
             numbers = self._training.conclude(state.is_world_process_zero)
-            state.log_history.append({**numbers, "epoch": state.epoch, "step": state.global_step})
+            # The last entry is the Trainer's own, of the whole training, and is looked for in that place.
+            entry = {**numbers, "epoch": state.epoch, "step": state.global_step}
+            state.log_history.insert(len(state.log_history) - 1, entry)
         finally:
             self._training.end()
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from integrations.checkpoint.planning.plan import Plan
 from integrations.compiling import left_to_python, own_frame, without_dynamo
+from integrations.in_model import ModelRef
 from integrations.warn import warn
 
 
@@ -35,7 +36,7 @@ class Compiled:
     """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self.model = model
+        self._model = ModelRef(model)
         self.plan = plan = plan.flat  # torch.compile repeats nothing twice
         self._contexts = functools.partial(_contexts, plan)
         # By which torch tells compiled code on disk from that of another plan.
@@ -76,7 +77,7 @@ class Compiled:
 
     def is_training(self) -> bool:
         """Whether this is a forward to follow the plan in."""
-        return self.model.training and torch.is_grad_enabled()
+        return self._model().training and torch.is_grad_enabled()
 
 
 Frame = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]

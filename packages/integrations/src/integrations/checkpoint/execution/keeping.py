@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from actcore import FLOATS, Codec, Compressed, GroupAffine, Kept, Offload, current_rank, stream_of
+from actcore import FLOATS, Codec, Compressed, GroupAffine, Kept, Offload, current_rank, replayable, stream_of
 from integrations.checkpoint.dispatch.memory import Geometry, is_plain
 from integrations.checkpoint.dispatch.versions import Version, unseen, unseen_alias
 from integrations.checkpoint.graphs.graph import Graph
@@ -125,7 +125,7 @@ class Coded(Exactly):
             inner = self._codec.inner if isinstance(self._codec, Offload) else self._codec
             if isinstance(inner, GroupAffine) and tensor.device.type == "cpu" and is_masked(whole, inner.group_size):
                 return None
-            stream = stream_of(f"kept by a plan\0{self._count}", self._step, current_rank())
+            stream = replayable(stream_of(f"kept by a plan\0{self._count}", self._step, current_rank()), whole)
             try:
                 compressed = self._codec.compress(whole, seed=self._seed, stream=stream)
             except TypeError:  # a dtype that it does not store, or a device

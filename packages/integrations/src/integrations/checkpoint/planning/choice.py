@@ -30,6 +30,12 @@ class Choice:
     seconds_bound: float
     held: int | None = None
 
+    def __repr__(self) -> str:
+        """Without the masks, which have a digit for every three values of the graph."""
+        held = "" if self.held is None else f", held={self.held.bit_count()} values"
+        kept = f"kept={self.mask.bit_count()} values"
+        return f"Choice(peak={self.peak}, seconds={self.seconds:.3g}, {kept}{held})"
+
     @property
     def kept(self) -> tuple[int, ...]:
         """Numbers of the values that are kept."""

@@ -7,10 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from integrations.checkpoint.capturing.capture import NoGradient, capture
+from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import whole_parameters
 from integrations.checkpoint.graphs.signature import Signature
+from integrations.checkpoint.planning.attempts import Attempts
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.planner import plan_of_graph
 from integrations.locking import OwnLock
@@ -70,14 +71,13 @@ class Plans:
         self._shapes = shapes
         self._plans = {plan.graph.inputs: plan}
         self._astray: dict[Signature, _Astray] = {}
-        self._unplanned: dict[Signature, int] = {}  # inputs that cannot be planned for, while so much is trained
+        self._attempts = Attempts()
         self._excess: set[tuple[Signature, str]] = set()  # inputs and states that were told of as over the budget
         self._told = False  # of inputs that have no plan of their own, and get none
         self._lock = OwnLock()
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed | None:
-        """What a forward with these inputs follows; ``None`` where there is nothing to follow: no output requires a
-        gradient, or the capture fails.
+        """What a forward with these inputs follows; ``None`` where no plan can be made of it, and it runs plainly.
 
         Raises:
             ValueError: they are of other shapes, and these are refused.
@@ -94,36 +94,18 @@ class Plans:
             if (plan is None or (astray.due and astray.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
                 real = astray.captures == _MOST_CAPTURES
                 if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
-                    if self._unplanned.get(inputs) != trained:
-                        plan = self._tried(model, args, kwargs, real, inputs, trained)
-                    astray.due = False
-            if self._unplanned.get(inputs) == trained:
-                return None
+                    made = self._attempts.plan(model, inputs, lambda: self._made(model, args, kwargs, real))
+                    if made is None and plan is None:
+                        return None
+                    if made is not None:
+                        plan = self._plans[inputs] = made
+                        astray.due = False
             self.last = plan = plan or self.last
             self.followed = followed = plan.accumulating if 2 * standing > trained else plan
             if plan.budget is not None and followed.budget is None:
                 self._tell_of_excess(followed, " where gradients are there already")
             fits = plan.graph.inputs == inputs
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
-
-    def _tried(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool, inputs: Signature, trained: int
-    ) -> Plan | None:
-        """A plan for these inputs, if one can be made. What a capture raises does not end a training step: if it is the
-        model's own error, the forward raises it, too."""
-        try:
-            plan = self._plans[inputs] = self._made(model, args, kwargs, real)
-            self._unplanned.pop(inputs, None)
-            return plan
-        except NoGradient:
-            pass  # nothing is kept then
-        except Exception as error:
-            warn(
-                f"no plan of {self._first.model} for inputs {inputs} could be made, and everything is kept with such "
-                f"inputs: {type(error).__name__}: {error}"
-            )
-        self._unplanned[inputs] = trained
-        return None
 
     def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
         """Warns of a plan that takes more than the budget, once for inputs and state."""
