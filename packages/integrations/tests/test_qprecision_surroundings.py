@@ -196,7 +196,7 @@ def test_a_graph_that_is_captured_asks_no_event(monkeypatch):
             raise AssertionError("asked while a graph is captured")
 
     monkeypatch.setattr(scheme, "_to_host", lambda costs, inputs: (costs, inputs, Event()))
-    monkeypatch.setattr(scheme, "_capturing", lambda: True)
+    monkeypatch.setattr(scheme.actcore, "in_cuda_graph", lambda: True)
     tell(model, (layers[0], [1.0], 64), (layers[1], [1e5], 64))
     layers[0].codec(torch.randn(4, 256))
     assert [layer.bits for layer in layers] == [2, 2]
