@@ -4,6 +4,7 @@ import functools
 import gc
 import warnings
 from collections import deque
+from typing import ClassVar
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_a_replan_in_a_forward_leaves_weights_with_two_names():
 class Caching(nn.Linear):
     """Fills every kind of cache that modules have been seen to fill."""
 
-    of_class = {}
+    of_class: ClassVar = {}
     count = 0
     made_late: torch.Tensor
 

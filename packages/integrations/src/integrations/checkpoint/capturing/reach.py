@@ -24,6 +24,9 @@ _HOLDERS = frozenset({"argparse", "collections", "types"})
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, range, slice, BuiltinFunctionType})
 _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator}
 
+# What may be new because something was imported, which happens once.
+_IMPORTED = (ModuleType, FunctionType, type)
+
 _CACHED = type(lru_cache(lambda: None))
 
 # Python calls these without that their names are in the code that makes it.
@@ -98,8 +101,7 @@ class Reach:
         for space in self._spaces.values():
             names = vars(space) if isinstance(space, type) else space
             for name in self._used.intersection(names):
-                # A module, function or class is there because something was imported, and may be imported only once.
-                if (id(space), name) not in self._names and not isinstance(names[name], (ModuleType, FunctionType, type)):
+                if (id(space), name) not in self._names and not isinstance(names[name], _IMPORTED):
                     _restore_name(space, name, _NOTHING)
         for function, misses in self._caches:
             if function.cache_info().misses != misses and _holds_tensors(function):

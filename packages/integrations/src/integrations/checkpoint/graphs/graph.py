@@ -198,7 +198,9 @@ class Graph:
                 f"{len(self.other)}"
             )
         if self.standing and len(self.standing) != len(self.other):
-            raise ValueError(f"standing must have an entry for each of {len(self.other)} events, got {len(self.standing)}")
+            raise ValueError(
+                f"standing must have an entry for each of {len(self.other)} events, got {len(self.standing)}"
+            )
         if any(not 0 <= standing <= nbytes for standing, nbytes in zip(self.standing, self.other, strict=False)):
             raise ValueError("standing must be bytes that are in other")
         for number, op in enumerate(self.ops):

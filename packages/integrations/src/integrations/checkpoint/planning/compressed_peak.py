@@ -39,8 +39,7 @@ class StoredBytes:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
-        sizes = {name: {of_type(int, key, name): of_type(int, size, name) for key, size in given} for name, given in dict(content).items()}
-        return cls(**sizes)
+        return cls(**{name: dict(of_type(tuple[tuple[int, ...], ...], given, name)) for name, given in content.items()})
 
 
 class CompressedPeak:

@@ -185,10 +185,11 @@ class Plan:
             )
         proof = "no other is less" if self.exact else f"none is below {format_bytes(self.peak_bound)}"
         way_out = "compress what is kept, or take a smaller batch"
-        if isinstance(budget, float) and self.graph.standing and self.accumulating.peak < budget * self.accumulating.plain_peak:
+        other = self.accumulating
+        if isinstance(budget, float) and other is not self and other.peak <= budget * other.plain_peak:
             way_out += (
                 "; if the step adds to gradients that are there already, name bytes: then the plain step's are "
-                f"{format_bytes(self.accumulating.plain_peak)}, and the least {format_bytes(self.accumulating.peak)}"
+                f"{format_bytes(other.plain_peak)}, and the least {format_bytes(other.peak)}"
             )
         return f"budget must be {found} ({proof}), got {budget!r}; {way_out}"
 
