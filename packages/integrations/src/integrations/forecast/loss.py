@@ -5,7 +5,7 @@ Where the loop computes the loss of what the model returns, no hook of the model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from actcore import SavedTensor
+from integrations.checkpoint.capturing.loss import Loss, own_loss
 from integrations.report.row import Row
 from integrations.report.words import LOSS
 from integrations.saved.calls import CallTracker
 from integrations.saved.records import Record
 from integrations.saved.storage import Storages
 from integrations.saved.tensors import storage_of
-
-Loss = Callable[[Any], Tensor]
 
 CROSS_ENTROPY = "cross_entropy"
 _WHY = "the loss is computed outside of the model, whose forward alone is compressed"
@@ -74,7 +73,7 @@ def part_of(output: Any, loss: Loss | str | None, storages: Storages) -> LossPar
     """
     logits = _logits(output)
     size = 0 if logits is None else logits.numel() * logits.itemsize
-    if _own_loss(output) is not None:
+    if own_loss(output) is not None:
         return LossPart(_OWN, size)
     if callable(loss):
         return LossPart(_GIVEN, size, _rows(loss, output, storages))
@@ -117,12 +116,6 @@ def _cross_entropy(logits: Tensor) -> Loss:
     flat = logits if logits.dim() > 3 else logits.flatten(0, -2)
     target = torch.zeros((len(flat), *flat.shape[2:]), dtype=torch.int64, device=logits.device)
     return lambda output: F.cross_entropy(flat, target)
-
-
-def _own_loss(output: Any) -> Tensor | None:
-    found = output.get("loss") if isinstance(output, Mapping) else output
-    scalar = isinstance(found, Tensor) and found.numel() == 1 and found.dim() == 0 and found.requires_grad
-    return found if scalar else None
 
 
 def _logits(output: Any) -> Tensor | None:

@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from integrations.attach import compress_model, compression
+from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.capturing.reach import Reach
 from integrations.checkpoint.dispatch import indices
 from integrations.checkpoint.dispatch.operators import traits_of
-from integrations.forecast.loss import Loss, part_of, require_loss
+from integrations.forecast.loss import part_of, require_loss
 from integrations.levels import Level, resolve_level
 from integrations.report import Report
 from integrations.saved.storage import Storages

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from integrations.attach import compress_model
-from integrations.forecast.loss import Loss
+from integrations.checkpoint.capturing.loss import Loss
 from integrations.forecast.run import MEAN, mean_bits, report_of
 from integrations.forecast.subject import Subject
 from integrations.levels import resolve_level

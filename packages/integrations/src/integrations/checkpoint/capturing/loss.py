@@ -30,13 +30,8 @@ class Differentiated(NamedTuple):
 
 
 def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
-    """What backward starts from: what ``loss`` makes of the outputs, or else, by the first rule that applies,
-
-    - the ``loss`` that the outputs have, as an attribute or an entry: transformers' models return one;
-    - the only scalar among them, if it comes first or all others lead to it: ``(loss, logits)``, ``(logits, loss)``;
-    - every output that requires a gradient.
-
-    With a loss among the outputs, the step is taken to hold no other output during backward.
+    """What backward starts from: what ``loss`` makes of the outputs; or the loss that the model returned; or every output
+    that requires a gradient. With a loss that it returned, the step is taken to hold no other output during backward.
 
     Raises:
         TypeError: ``loss`` returned no tensors.
@@ -46,18 +41,28 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
         if not made:
             raise TypeError("loss must return a tensor, or several, made of the model's output, and returned none")
         return Differentiated(_trained(made), "what loss returned", True)
-    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if isinstance(own, Tensor) and own.requires_grad:
+    own = own_loss(outputs)
+    if own is not None:
         return Differentiated([own], "the loss that the model returned", False)
+    return Differentiated(_trained(tensors_in(outputs)), "every output that requires a gradient", True)
+
+
+def own_loss(outputs: Any) -> Tensor | None:
+    """The loss among what a model returned; ``None`` where it returned none.
+
+    That is the ``loss`` that the outputs have as an entry or an attribute, as those of transformers' models do; or else
+    the only scalar among them, if it is alone, comes first, or follows from all others: ``(loss, logits)``, ``(logits,
+    loss)``. A loss that a router returns beside what it computed does not.
+    """
+    named = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(named, Tensor) and named.requires_grad:
+        return named
     tensors = _trained(tensors_in(outputs))
     scalars = [tensor for tensor in tensors if tensor.dim() == 0]
-    if len(scalars) == 1 and len(tensors) > 1:
-        others = [tensor for tensor in tensors if tensor is not scalars[0]]
-        if tensors[0] is scalars[0] or _all_lead_to(scalars[0], others):
-            return Differentiated(scalars, "the only scalar that the model returned", False)
-    if len(tensors) == 1 and scalars:
-        return Differentiated(scalars, "the scalar that the model returned", False)
-    return Differentiated(tensors, "every output that requires a gradient", True)
+    if len(scalars) != 1:
+        return None
+    others = [tensor for tensor in tensors if tensor is not scalars[0]]
+    return scalars[0] if tensors[0] is scalars[0] or _all_lead_to(scalars[0], others) else None
 
 
 def _trained(tensors: list[Tensor]) -> list[Tensor]:

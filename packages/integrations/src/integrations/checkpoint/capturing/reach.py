@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as all_modules
 from torch.nn.utils import parametrize
 
-# Their functions, classes and globals are not looked through; a forward reaches nothing of a model's there.
+# Their functions, classes and globals are not looked through, and a forward reaches nothing of a model's there: the
+# libraries below, and what runs a training around it, perhaps in threads of its own.
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"actcore", "functorch", "integrations", "numpy", "scipy", "torch"}
+_LIBRARIES |= {"_pytest", "accelerate", "datasets", "ipykernel", "IPython", "lightning", "pytest", "pytorch_lightning"}
+_LIBRARIES |= {"ray", "rich", "tqdm", "wandb"}
 
 # Of the standard library's instances, these are made to hold what one likes.
 _HOLDERS = frozenset({"argparse", "collections", "types"})

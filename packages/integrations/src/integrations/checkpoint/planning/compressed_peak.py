@@ -39,7 +39,9 @@ class StoredBytes:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
-        return cls(**{name: dict(of_type(tuple[tuple[int, ...], ...], given, name)) for name, given in content.items()})
+        return cls(
+            **{name: dict(of_type(tuple[tuple[int, ...], ...], given, name)) for name, given in dict(content).items()}
+        )
 
 
 class CompressedPeak:
