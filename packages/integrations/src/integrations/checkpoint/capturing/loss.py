@@ -30,8 +30,8 @@ class Differentiated(NamedTuple):
 
 
 def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
-    """What backward starts from: what ``loss`` makes of the outputs; or the loss that the model returned; or every output
-    that requires a gradient. With a loss that it returned, the step is taken to hold no other output during backward.
+    """What backward starts from: what ``loss`` makes of the outputs, or the loss that the model returned, or else every
+    output that requires a gradient. With a loss that it returned, the step is taken to hold no other output meanwhile.
 
     Raises:
         TypeError: ``loss`` returned no tensors.
