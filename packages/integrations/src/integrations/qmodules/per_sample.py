@@ -141,7 +141,8 @@ def sample_bits(sensitivities: Tensor, profile: Tensor, total: int, most: int = 
         return torch.ones(count, dtype=torch.uint8, device=sensitivities.device)
     gains = _gains(sensitivities, profile, most).flatten()
     largest = gains.topk(min(total - count, gains.numel()), sorted=False).indices
-    taken = torch.zeros(gains.numel(), dtype=torch.uint8, device=gains.device).scatter_(0, largest, 1)
+    # Not in place: in a capture the zeros are real, and what is largest is not known.
+    taken = torch.zeros(gains.numel(), dtype=torch.uint8, device=gains.device).scatter(0, largest, 1)
     return taken.view(count, -1).sum(1, dtype=torch.uint8).add_(1)
 
 

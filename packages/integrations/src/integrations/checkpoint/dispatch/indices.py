@@ -33,6 +33,9 @@ _FACTORIES = frozenset(
 )
 
 
+_TWIN = "_actcore_twin"  # an attribute of fake tensors
+
+
 class MixedIndices(RuntimeError):
     """Elements that are not known were about to be written into integers or truth values that are."""
 
@@ -46,7 +49,8 @@ def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: di
     """Calls an operator of a forward on fake tensors: on elements, if all that it reads is known.
 
     Raises:
-        MixedIndices: it would write what is not known into integers or truth values that are.
+        MixedIndices: it would write what is not known into integers or truth values that are real, and stay as they
+            were: a fake result would take their place.
     """
     given = [*tensors_of(args), *tensors_of(kwargs.values())]
     written = traits.written(args, kwargs)
@@ -66,7 +70,7 @@ def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: di
     validity = {key_of(_known(tensor)): _twin(tensor)[1] for tensor in given if _twin(tensor)}
     for fake, result in zip(_results(made), results, strict=True):
         if isinstance(fake, FakeTensor) and _twin(fake) is None and result.numel() <= _MOST_OF_TWINS:
-            fake._actcore_twin = result, validity.get(key_of(result), [True])  # type: ignore[attr-defined]
+            setattr(fake, _TWIN, (result, validity.get(key_of(result), [True])))
     return made
 
 
@@ -97,7 +101,7 @@ def _is_known(tensor: Tensor) -> bool:
 def _twin(tensor: Tensor) -> Any:
     """The real tensor beside a fake one, and whether both are still alike: a list of one truth value, which all have
     that lie in the same memory; ``None`` where there is none."""
-    found = getattr(tensor, "_actcore_twin", None) if isinstance(tensor, FakeTensor) else None
+    found = getattr(tensor, _TWIN, None) if isinstance(tensor, FakeTensor) else None
     return found if found is not None and found[1][0] else None
 
 
