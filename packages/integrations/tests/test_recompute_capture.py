@@ -209,3 +209,46 @@ def test_what_cannot_be_repeated_is_not():
     assert repeatable["aten.mul.Tensor"]
     assert repeatable["aten.exp.default"]
     assert_as_plain(model, graph, [], (normal(6, 4),), {}, steps=3)
+
+
+class Marking(torch.autograd.Function):
+    """Changes its arguments in place, computes from them, and then says that it has changed them."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        x.mul_(2)
+        y.add_(1)
+        z = x * y
+        ctx.mark_dirty(x, y)
+        ctx.save_for_backward(x, y)
+        return x, y, z
+
+    @staticmethod
+    def backward(ctx, a, b, c):
+        x, y = ctx.saved_tensors
+        return 2 * (a + c * y), b + c * x
+
+
+class Marked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x):
+        for linear in self.linear:
+            h = linear(x)
+            a, b, c = Marking.apply(self.norm(h), h * 1.5)
+            x = a + b + c.tanh()
+        return x
+
+
+def test_what_is_said_to_be_written_later_is_not_read_again():
+    """A repetition would find another version than it was noted with, and raise."""
+    model, x = Marked().train(), normal(8, 16)
+    graph = capture(model, x)
+    for share in (0.0, 0.5):
+        assert_as_plain(
+            model, graph, [value for value in range(len(graph.values)) if value < share * len(graph.values)], (x,), {}
+        )

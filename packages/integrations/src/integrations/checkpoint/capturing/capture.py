@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from integrations.checkpoint.capturing.loss import Differentiated, Loss, differentiated
 from integrations.checkpoint.capturing.recorder import Recorder
@@ -29,6 +31,8 @@ from integrations.checkpoint.graphs.signature import Signature
 from integrations.plain import PLAIN
 from integrations.saved.modules import ModulePaths
 from integrations.saved.tensors import tensors_in
+
+_MOST_COPIED = 1 << 20  # elements of a tensor that is none of a model's parameters, buffers and inputs
 
 _REAL = "captured on real tensors: "
 
@@ -77,7 +81,7 @@ def capture(
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
     with _capturing():
-        found, note = _recorded(trial, real)
+        found, note = contextvars.copy_context().run(_recorded, trial, real)
     return _graph(trial, found, note, measure)
 
 
@@ -195,10 +199,11 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     device = _device_of(model, args, kwargs)
     whole = whole_parameters(model)
+    written = set(map(id, (*model.buffers(), *tensors_in((args, kwargs)))))
 
     def stand_in(tensor: Tensor) -> Tensor:
         if mode is None:
-            return _alias_or_copy(tensor)
+            return tensor.detach() if _is_only_read(tensor, written) else tensor.detach().clone()
         if id(tensor) in whole:
             dtype, on = whole[id(tensor)]
             with mode:
@@ -229,8 +234,9 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         total.backward()
         return returned, found
 
-    with stood_in(model, stand_ins):
-        given_args, given_kwargs = stand_ins.of_all((args, kwargs))
+    given_args, given_kwargs = stand_ins.of_all((args, kwargs))
+    objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
+    with stood_in(model, stand_ins, objects):
         with torch.enable_grad(), mode or nullcontext(), recorder, without_hooks(model, recorder):
             for parameter in stand_ins.parameters:
                 if parameter.requires_grad:
@@ -269,6 +275,6 @@ def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor, device: torch.device) ->
     return mode.from_tensor(tensor.detach())
 
 
-def _alias_or_copy(tensor: Tensor) -> Tensor:
-    """Parameters are only read; buffers and inputs may be written."""
-    return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
+def _is_only_read(tensor: Tensor, written: Collection[int]) -> bool:
+    """Whether it need not be copied: parameters, and what is large and neither a buffer nor an input."""
+    return isinstance(tensor, nn.Parameter) or (id(tensor) not in written and tensor.numel() > _MOST_COPIED)

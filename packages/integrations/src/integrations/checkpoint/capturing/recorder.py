@@ -47,6 +47,7 @@ class Recorder(TorchDispatchMode):
         self._backward: Backward | None = None  # once it has begun
         self.paused = False
         self._finished = False
+        self._versions: dict[int, int] = {}  # of the tensors in a storage, as the last operator left them
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of what values hold
 
     @property
@@ -121,6 +122,9 @@ class Recorder(TorchDispatchMode):
         new = [tensor for _, tensor in self._memory.new(results, args, kwargs)]
         for tensor in new:
             makes.setdefault(key_of(tensor), (tensor, -1))
+        for tensor in (*new, *written):
+            if is_plain(tensor):
+                self._versions.pop(key_of(tensor), None)  # torch counts a write when this has returned
         self._contents.fill(func, new)
         self._contents.note([*new, *written])
         if not makes:
@@ -149,7 +153,14 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _look(self, given: Any) -> None:
-        """Notices what was written in the memory of tensors since an operator last wrote or read there."""
+        """Notices what was written in the memory of tensors since an operator last wrote or read there; or was said to
+        be, by ``mark_dirty``: a repetition would find another version than it was noted with."""
+        for tensor in tensors_of(given):
+            if is_plain(tensor) and not tensor.is_inference():
+                key, version = key_of(tensor), tensor._version
+                if self._versions.setdefault(key, version) != version:
+                    self._versions[key] = version
+                    self._written_unseen(key)
         for key in self._contents.changed(tensors_of(given)):
             self._written_unseen(key)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from integrations.checkpoint.capturing.reach import Reach
+from integrations.checkpoint.dispatch.memory import is_plain
 from integrations.random_states import random_states
 
 
@@ -49,28 +50,26 @@ class StandIns:
 
 
 @contextmanager
-def stood_in(model: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """A block in which stand-ins are in the place of the model's tensors, and after which nothing has changed.
-
-    That is: gradients, generators, and all that ``Reach`` finds. What an attribute learns from forwards, as a Q-layer's
-    precision, it does not learn from those in the block.
+def stood_in(model: nn.Module, stand_ins: StandIns, given: Iterable[Any]) -> Iterator[None]:
+    """A block in which stand-ins are in the place of the tensors that the model's forward can get at, and after which
+    gradients, generators, and what ``Reach`` finds are as they were. ``given`` is what the forward is called with,
+    beside tensors. What a Q-layer's precision learns from forwards, it does not learn from those in the block.
     """
-    reach = Reach(model)
-    gradients = [(parameter, parameter.grad) for module in reach.modules for parameter in module.parameters(False)]
-    restore_random = random_states()
-    try:
-        with ExitStack() as unwatched:
-            for module in reach.modules:
-                for value in list(vars(module).values()):
-                    if hasattr(value, "unwatched"):
-                        unwatched.enter_context(value.unwatched())
-            for parameter, _ in gradients:
+    reach = Reach(model, given)
+    with ExitStack() as undo:
+        undo.callback(random_states())
+        for module in reach.modules:
+            for parameter in module.parameters(recurse=False):
+                undo.callback(setattr, parameter, "grad", parameter.grad)
                 parameter.grad = None
-            for holder, key, tensor in reach.tensors():
-                holder[key] = stand_ins.of(tensor)
-            yield
-    finally:
-        reach.restore()
-        restore_random()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        undo.callback(reach.restore)
+        for module in reach.modules:
+            for value in list(vars(module).values()):
+                # Asked of the class: an object of the user's may answer to any name.
+                if getattr(type(value), "unwatched", None) is not None:
+                    undo.enter_context(value.unwatched())
+        own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}
+        for tensor, put in reach.tensors():
+            if id(tensor) in own or is_plain(tensor):
+                put(stand_ins.of(tensor))
+        yield

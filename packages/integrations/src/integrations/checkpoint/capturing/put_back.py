@@ -1,0 +1,226 @@
+"""What can be put back as it was: a mapping, a sequence, a set, a cell, a slot, a name, a cached function, a generator.
+
+Each is put back *whole*, or only in what is a tensor or holds one, then or now. The rest may be another thread's work,
+or tell of something that was done once and lasts, such as a flag that an operator is registered.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NOTHING: Any = object()
+"""In the place of a value where there is none."""
+
+_PASSED = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module, str, bytes, int, float)
+_MOST = 1000  # things that are looked through for a tensor
+
+
+class PutBack(ABC):
+    """Something as it was when this was made."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Puts it back."""
+
+    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
+        """The tensors that it holds, each with what puts another in its place."""
+        yield from ()
+
+
+class Mapping(PutBack):
+    """A dictionary, of whatever class; none of its own methods is called."""
+
+    def __init__(self, found: dict[Any, Any], whole: bool) -> None:
+        self._found, self._whole = found, whole
+        self._before = dict.copy(found)  # at once: another thread may write to it
+        self._kind: Any = OrderedDict if isinstance(found, OrderedDict) else dict
+        self._order = list(self._kind.keys(found)) if self._kind is OrderedDict else list(self._before)
+
+    @property
+    def values(self) -> list[Any]:
+        """As they were."""
+        return list(self._before.values())
+
+    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
+        for key, value in self._before.items():
+            if isinstance(value, Tensor):
+                yield value, partial(self._kind.__setitem__, self._found, key)
+
+    def restore(self) -> None:
+        now, before, kind = dict.copy(self._found), self._before, self._kind
+        changed = {key for key in {**before, **now} if _differ(now.get(key, NOTHING), before.get(key, NOTHING))}
+        if not self._whole:
+            changed = {key for key in changed if holds_tensor(now.get(key)) or holds_tensor(before.get(key))}
+        for key in changed:
+            if key in before:
+                kind.__setitem__(self._found, key, before[key])
+            elif key in now:
+                kind.__delitem__(self._found, key)
+        if self._whole and any(map(_differ, list(kind.keys(self._found)), self._order)):
+            kind.clear(self._found)
+            for key in self._order:
+                kind.__setitem__(self._found, key, before[key])
+
+
+class Sequence(PutBack):
+    """A list or a deque."""
+
+    def __init__(self, found: Any, whole: bool) -> None:
+        self._found, self._whole = found, whole
+        self._kind: Any = deque if isinstance(found, deque) else list
+        self.values = self._now()
+
+    def _now(self) -> list[Any]:
+        return list(self._kind.copy(self._found))  # at once
+
+    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
+        for place, value in enumerate(self.values):
+            if isinstance(value, Tensor):
+                yield value, partial(self._kind.__setitem__, self._found, place)
+
+    def restore(self) -> None:
+        now, items = self._now(), self.values
+        known, there = set(map(id, items)), set(map(id, now))
+        if not self._whole and not any(id(item) not in there and holds_tensor(item) for item in items):
+            items = [item for item in now if id(item) in known or not holds_tensor(item)]
+        if len(now) != len(items) or any(map(_differ, now, items)):
+            self._kind.clear(self._found)
+            self._kind.extend(self._found, items)
+
+
+class Set(PutBack):
+    """A set."""
+
+    def __init__(self, found: set[Any], whole: bool) -> None:
+        self._found, self._whole = found, whole
+        self.values = list(set.copy(found))
+
+    def restore(self) -> None:
+        before = {id(member): member for member in self.values}
+        now = {id(member): member for member in set.copy(self._found)}
+        for key, member in {**before, **now}.items():
+            if (key in before) == (key in now) or not (self._whole or holds_tensor(member)):
+                continue
+            (set.add if key in before else set.discard)(self._found, member)
+
+
+class Name(PutBack):
+    """Something that has a value or none, and is read, written and emptied by functions."""
+
+    def __init__(
+        self, read: Callable[[], Any], write: Callable[[Any], object], empty: Callable[[], object], whole: bool
+    ) -> None:
+        self._read, self._write, self._empty, self._whole = read, write, empty, whole
+        self.value = read()
+
+    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
+        if isinstance(self.value, Tensor):
+            yield self.value, self._write
+
+    def restore(self) -> None:
+        now = self._read()
+        if now is self.value or not (self._whole or holds_tensor(now) or holds_tensor(self.value)):
+            return
+        if self.value is NOTHING:
+            self._empty()
+        else:
+            self._write(self.value)
+
+
+def cell(found: CellType, whole: bool) -> Name:
+    """What a function closes over."""
+
+    def read() -> Any:
+        try:
+            return found.cell_contents
+        except ValueError:  # it is empty
+            return NOTHING
+
+    def empty() -> None:
+        del found.cell_contents
+
+    return Name(read, lambda value: setattr(found, "cell_contents", value), empty, whole)
+
+
+def slot(owner: Any, descriptor: Any, whole: bool) -> Name:
+    """A slot of an object, by the descriptor of the class that declares it: a subclass may name something else so."""
+
+    def read() -> Any:
+        try:
+            return descriptor.__get__(owner, type(owner))
+        except AttributeError:
+            return NOTHING
+
+    return Name(read, lambda value: descriptor.__set__(owner, value), lambda: descriptor.__delete__(owner), whole)
+
+
+def global_name(space: dict[str, Any], name: str) -> Name:
+    """A name of a Python module."""
+    return Name(
+        lambda: space.get(name, NOTHING),
+        lambda value: space.__setitem__(name, value),
+        lambda: space.pop(name, None),
+        whole=False,
+    )
+
+
+def class_name(owner: type, name: str) -> Name:
+    """An attribute of a class."""
+    return Name(
+        lambda: vars(owner).get(name, NOTHING),
+        lambda value: type.__setattr__(owner, name, value),
+        lambda: type.__delattr__(owner, name),
+        whole=False,
+    )
+
+
+class Cached(PutBack):
+    """A function under ``functools.cache`` or ``lru_cache``: what it found meanwhile is forgotten where that holds
+    tensors, with what it knew before."""
+
+    def __init__(self, function: Any) -> None:
+        self._function, self._misses = function, function.cache_info().misses
+
+    def restore(self) -> None:
+        if self._function.cache_info().misses == self._misses:
+            return
+        results = [one for one in gc.get_referents(self._function) if one is not self._function.__wrapped__]
+        if any(map(holds_tensor, results)):
+            self._function.cache_clear()
+
+
+class Drawn(PutBack):
+    """A generator."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator, self._state = generator, generator.get_state()
+
+    def restore(self) -> None:
+        self._generator.set_state(self._state)
+
+
+def holds_tensor(found: Any) -> bool:
+    """Whether something is a tensor, or leads to one by what it holds; modules, functions and classes are passed by."""
+    waiting, seen = [found], set[int]()
+    while waiting and len(seen) < _MOST:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            return True
+        if one is None or id(one) in seen or isinstance(one, _PASSED):
+            continue
+        seen.add(id(one))
+        waiting += gc.get_referents(one)
+    return False
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return one is not other
