@@ -86,7 +86,7 @@ class _Sizes:
         self._found.setdefault(value, []).append((size, alone))
         if decision.from_forward and self._level.rounds_checkpoints:
             self._forward.setdefault(value, set()).add((size, alone))
-        if decision.form not in (None, Need.SHAPE):  # made of another tensor, which is computed for it
+        if decision.form not in (None, Need.SHAPE) or decision.normalised:  # made of a tensor that is computed for it
             self._passing[value] = storage.nbytes()
         read = self._decided(tensor, checkpoints.OPERATOR, "input" if tensor.requires_grad else "other")
         size = min(int(expected_bytes(read, tensor) * whole), storage.nbytes())

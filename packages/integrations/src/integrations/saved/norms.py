@@ -122,9 +122,7 @@ class Normalizer:
         """A tensor's elements, dense in memory, and the mean and the deviation that they have lost:
         ``Float[2, count]``."""
         tensor = tensor.detach()
-        if not Layout.of(tensor).dense:
-            tensor = tensor.contiguous()
-        normal = tensor.clone()
+        normal = tensor.clone() if Layout.of(tensor).dense else tensor.contiguous()
         cells, over = self._cells(normal)
         mean = cells.mean(over, keepdim=True, dtype=_wide(tensor.dtype))
         cells.sub_(mean)

@@ -187,9 +187,10 @@ class Plan:
         way_out = "compress what is kept, or take a smaller batch"
         other = self.accumulating
         if isinstance(budget, float) and other is not self and other.peak <= budget * other.plain_peak:
-            way_out += (
-                "; if the step adds to gradients that are there already, name bytes: then the plain step's are "
-                f"{format_bytes(other.plain_peak)}, and the least {format_bytes(other.peak)}"
+            way_out = (
+                "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
+                "to gain; in steps that add to gradients that are there already, activations go from "
+                f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, name bytes"
             )
         return f"budget must be {found} ({proof}), got {budget!r}; {way_out}"
 
