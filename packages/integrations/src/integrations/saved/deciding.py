@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
 from integrations.saved.history import has_history
@@ -22,25 +23,8 @@ from integrations.saved.tensors import StorageSet, storage_of
 DECIDES = "its segment decides something by its activations, such as a router of experts: kept exactly"
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-OF_SHAPES = _names(
-    """empty_like zeros_like ones_like full_like rand_like randn_like randint_like
-    new_empty new_empty_strided new_zeros new_ones new_full new_tensor"""
-)
-"""Operators that read the shape of their arguments."""
-
-JUMPING = _names(
-    """round floor ceil trunc fix sign sgn heaviside floor_divide floordiv remainder mod fmod frac threshold hardshrink
-    eq equal ne not_equal lt less le less_equal gt greater ge greater_equal
-    logical_and logical_or logical_xor logical_not bernoulli poisson binomial gumbel_softmax"""
-)
-"""Operators whose results jump, whatever the dtype: of a comparison in place it is that of what is compared."""
-
 # Python gets numbers from these, or truth values.
-_ASKING = _names("bool item tolist float int index complex equal allclose is_nonzero numpy array contains")
+_ASKING = frozenset("bool item tolist float int index complex equal allclose is_nonzero numpy array contains".split())
 
 
 class Deciding:
@@ -60,7 +44,8 @@ class Deciding:
         for output in outputs:
             if not output.requires_grad and (storage := storage_of(output)) is not None:
                 self._followed.add(storage)
-        return bool(whole) or call.name in JUMPING or (not outputs and call.name in _ASKING)
+        jumps = call.name in JUMPING or may_jump_unseen(call.name)
+        return bool(whole) or jumps or (not outputs and call.name in _ASKING)
 
     def _is_activation(self, tensor: Tensor) -> bool:
         if not tensor.is_floating_point():

@@ -37,7 +37,8 @@ class Decision:
             values in it, or what is left where they do not.
         indices: whether these are integers, whose range the arguments of the call may tell.
         from_forward: whether the forward's own tensor is stored even where a plan has it made again from rounded ones:
-            backward decides by it, by its signs above all, or asks for nothing but its shape.
+            backward decides by it, by its signs above all, or asks for nothing but its shape, or nobody knows what it
+            asks.
         normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
     """
 
@@ -125,9 +126,12 @@ class FixedBits:
 
 
 def _decides(saved: SavedTensor) -> bool:
-    """Whether backward asks of a tensor on which side of a jump its elements are."""
+    """Whether backward asks of a tensor on which side of a jump its elements are, or may: nobody knows what it asks
+    where there is no rule. Whole numbers and truth values are never made again from rounded values."""
     rule = RULES.get(saved.operator)
-    return rule is not None and saved.role != "" and rule.decides(saved.role)
+    if rule is None:
+        return saved.dtype is not torch.bool and saved.dtype not in INTEGERS
+    return saved.role != "" and rule.decides(saved.role)
 
 
 def no_rule(operator: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.checkpoint.dispatch.memory import tensors_of
-from integrations.saved.deciding import JUMPING, OF_SHAPES
+from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen
 
 
 class Decides(Enum):
@@ -49,7 +49,7 @@ _NOTES = _listed(
 )
 
 # Nor do ours, whose bytes are stored forms and steps of smooth derivatives, but for a ReLU's signs and a pool's places.
-_OURS = "actcore"
+_OURS = frozenset({"actcore", "integrations"})
 _OURS_DECIDING = frozenset({"actcore::relu_mask", "actcore::positive_mask", "actcore::max_pool"})
 
 _JUMPING = _aten(JUMPING)
@@ -82,10 +82,10 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
         name = name[:-1]
     if not reads_elements(function) or name in _NOTES:
         return Decides.NOTHING
-    if function.namespace == _OURS and name not in _OURS_DECIDING:
+    if function.namespace in _OURS and name not in _OURS_DECIDING:
         return Decides.NOTHING
     dtypes = {tensor.dtype for tensor in tensors_of(results)}
-    jumps = name in _JUMPING or function._schema.overload_name.endswith(_ROUNDING_MODE)
+    jumps = name in _JUMPING or may_jump_unseen(name) or function._schema.overload_name.endswith(_ROUNDING_MODE)
     if torch.bool in dtypes or jumps or _by_order(name, args):
         return Decides.EXACTLY
     # Of a dimension's largest elements there are the places, and backward asks for nothing else.
