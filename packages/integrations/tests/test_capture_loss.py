@@ -105,19 +105,37 @@ def test_a_chosen_output(real):
     assert len(first.graph.steps) < len(both.graph.steps)
 
 
-def test_a_scalar_that_does_not_follow_from_the_others_is_not_the_loss():
+class Routed(nn.Module):
     """Mixtures of experts return a loss of their router's beside what they compute."""
 
-    class Routed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.router, self.linear = nn.Linear(16, 4), nn.Linear(16, 16)
+    def __init__(self, returned):
+        super().__init__()
+        self.router, self.linear, self.returned = nn.Linear(16, 4), nn.Linear(16, 16), returned
 
-        def forward(self, x):
-            return self.linear(x), self.router(x).logsumexp(-1).mean()
+    def forward(self, x):
+        return self.returned(self.linear(x), self.router(x).logsumexp(-1).mean())
 
-    plan = checkpoint.plan(Routed().train(), X)
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda made, scalar: (made, scalar),
+        lambda made, scalar: (scalar, made),  # a divergence and the reconstruction; a scale and features
+        lambda made, scalar: {"aux_loss": scalar, "out": made},
+    ],
+    ids=["last", "first", "entry"],
+)
+def test_a_scalar_that_does_not_follow_from_the_others_is_not_the_loss(returned):
+    plan = checkpoint.plan(Routed(returned).train(), X)
     assert plan.graph.differentiated == "every output that requires a gradient"
+    assert plan.graph.holds_outputs
+
+
+def test_the_call_of_the_paper_takes_a_loss():
+    model = Routed(lambda made, scalar: (scalar, made))
+    chosen = checkpoint.optimal_grad_checkpointing(model, X, loss=lambda out: out[1], holds_outputs=False)
+    assert checkpoint.plan_of(chosen).graph.differentiated == "what loss returned"
+    assert not checkpoint.plan_of(chosen).graph.holds_outputs
 
 
 def test_plans_for_other_inputs_start_from_the_same():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import checkpoint
+from integrations import checkpoint, planning, recomputing
 from integrations.checkpoint.planning import plans
 
 from .nets import assert_same, gradients, mlp, normal
@@ -92,6 +92,69 @@ def test_it_is_not_tried_for_ever(monkeypatch):
         for rows in range(60, 80):
             model(normal(rows, 64)).sum().backward()
     assert len(captures) == 8
+
+
+def test_shapes_without_a_gradient_do_not_stop_others(monkeypatch):
+    """A model in training mode that is only looked at, and then is a part of something that is trained."""
+    model = integrations.compress_model(frozen(mlp()), checkpoint="optimal")
+    captures = []
+
+    def planned(*args, **options):
+        captures.append(args)
+        return planning.planned(*args, **options)
+
+    monkeypatch.setattr(recomputing, "planned", planned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in range(60, 80):
+            model(normal(rows, 64))
+    assert len(captures) == 8
+    model(normal(48, 64).requires_grad_()).sum().backward()
+    assert checkpoint.plan_of(model).plain_peak > 0
+
+
+class Failing(nn.Linear):
+    """Raises in its first forwards, captures included."""
+
+    error: BaseException | None = None
+
+    def forward(self, x):
+        if self.error is not None:
+            raise self.error
+        return super().forward(x)
+
+
+@every_way
+def test_a_failure_that_passes_is_forgotten(way):
+    model = WAYS[way](nn.Sequential(Failing(64, 256), nn.GELU(), nn.Linear(256, 64)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows in range(96, 108):  # more shapes than are tried where no plan can be made
+            model[0].error = RuntimeError("a file that is not there yet")
+            with pytest.raises(RuntimeError, match="not there yet"):
+                model(normal(rows, 64))
+        model[0].error = None
+        model(LARGER).sum().backward()
+    assert checkpoint.plan_of(model).graph.inputs.shapes == ((96, 64),)
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_a_capture_without_memory_is_made_again(error, monkeypatch):
+    model = WAYS["apply"](mlp())
+    failing = [error("none left")] * 3
+
+    def capture(*args, **options):
+        if failing:
+            raise failing.pop()
+        return captured(*args, **options)
+
+    captured = plans.capture
+    monkeypatch.setattr(plans, "capture", capture)
+    with pytest.warns(UserWarning, match="no plan can be made") as seen:
+        for _ in range(4):
+            model(LARGER).sum().backward()
+    assert len(seen) == 1
+    assert checkpoint.plan_of(model).graph.inputs.shapes == ((96, 64),)
 
 
 class Picky(nn.Linear):

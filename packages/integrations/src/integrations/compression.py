@@ -114,7 +114,10 @@ class Compression(InModel):
             return forward(*args, **kwargs)
         with session as entered:
             entered.owners.add_inputs(tensors_in((args, kwargs)))
-            return forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+        if self.recomputing is not None:
+            self.recomputing.note_returned()
+        return result
 
     def take_backward_inside(self) -> None:
         """What ``run`` calls is a whole step from now on: its backward may come in it, or after it."""

@@ -122,6 +122,7 @@ class Recomputing:
         Raises:
             ValueError: the budget cannot be met; the message names the least that can.
         """
+        self._attempts.start()
         with self._lock:  # of two threads one plans
             if self.plans is None:
                 assert not isinstance(self.asked, Plan)
@@ -132,6 +133,12 @@ class Recomputing:
                 self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
         followed = self.plans.plan_for(model, args, kwargs)
         return None if followed is None else Following(model, self.plans, followed, level.rounds_checkpoints)
+
+    def note_returned(self) -> None:
+        """The forward that ``following`` was asked for in this thread has returned."""
+        self._attempts.returned()
+        if self.plans is not None:
+            self.plans.note_returned()
 
     def in_words(self) -> str:
         """The plan that was followed last, for a report."""

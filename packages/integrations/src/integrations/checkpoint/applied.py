@@ -172,12 +172,14 @@ class CheckpointedForward(ForwardStandIn):
             return copy(*args, **kwargs)
         followed = self.plans.plan_for(self.model, args, kwargs)
         if followed is None:
-            return self.forward(*args, **kwargs)
-        keeping = None if self.coding is None else self.coding.begin(followed.plan.graph)
-        with following(followed.schedule, self.model, keeping) as tape:
             result = self.forward(*args, **kwargs)
-        if tape.astray:
-            self.plans.note_astray(followed, tape.astray)
+        else:
+            keeping = None if self.coding is None else self.coding.begin(followed.plan.graph)
+            with following(followed.schedule, self.model, keeping) as tape:
+                result = self.forward(*args, **kwargs)
+            if tape.astray:
+                self.plans.note_astray(followed, tape.astray)
+        self.plans.note_returned()
         return result
 
     def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations.checkpoint.applied import apply
+from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.parsed import ParsedForward
 from integrations.checkpoint.planning.budget import Budget
 from integrations.checkpoint.planning.planner import plan
@@ -16,7 +17,14 @@ from integrations.warn import warn
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def optimal_grad_checkpointing(net: Model, inp: Any, *, budget: Budget | None = None) -> Model:
+def optimal_grad_checkpointing(
+    net: Model,
+    inp: Any,
+    *,
+    budget: Budget | None = None,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+) -> Model:
     """A module that trains as ``net`` does, with the least memory that repeating parts of the forward can buy.
 
     ::
@@ -37,7 +45,7 @@ def optimal_grad_checkpointing(net: Model, inp: Any, *, budget: Budget | None = 
         net: any module; it is put into training mode, as by ``net.train()``.
         inp: its input, as in training: a tensor, a tuple of several, or a mapping by name. It need not require a
             gradient.
-        budget: as in ``plan``.
+        budget, loss, holds_outputs: as in ``plan``.
 
     Raises:
         TypeError, ValueError: as ``plan`` does.
@@ -47,7 +55,7 @@ def optimal_grad_checkpointing(net: Model, inp: Any, *, budget: Budget | None = 
     net.train()
     twin = copy.copy(net)
     try:
-        found = plan(twin, inp, budget=budget)
+        found = plan(twin, inp, budget=budget, loss=loss, holds_outputs=holds_outputs)
     except Exception as error:
         parse_graph: Any = getattr(net, "parse_graph", None)
         if parse_graph is None:
@@ -58,5 +66,5 @@ def optimal_grad_checkpointing(net: Model, inp: Any, *, budget: Budget | None = 
             f"{type(net).__name__}'s forward cannot be captured ({type(error).__name__}: {error}); the graph of its "
             "parse_graph is run in its place"
         )
-        found = plan(twin, inp, budget=budget)
+        found = plan(twin, inp, budget=budget, loss=loss, holds_outputs=holds_outputs)
     return apply(twin, found)

@@ -51,8 +51,9 @@ def own_loss(outputs: Any) -> Tensor | None:
     """The loss among what a model returned; ``None`` where it returned none.
 
     That is the ``loss`` that the outputs have as an entry or an attribute, as those of transformers' models do; or else
-    the only scalar among them, if it is alone, comes first, or follows from all others: ``(loss, logits)``, ``(logits,
-    loss)``. A loss that a router returns beside what it computed does not.
+    the only scalar among them, if it is alone or follows from all others: ``(loss, logits)``, ``(logits, loss)``. A
+    loss that a router returns beside what it computed does not, nor an autoencoder's divergence beside what it made,
+    whichever comes first: the loop adds another loss, of the others.
     """
     named = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(named, Tensor) and named.requires_grad:
@@ -62,7 +63,7 @@ def own_loss(outputs: Any) -> Tensor | None:
     if len(scalars) != 1:
         return None
     others = [tensor for tensor in tensors if tensor is not scalars[0]]
-    return scalars[0] if tensors[0] is scalars[0] or _all_lead_to(scalars[0], others) else None
+    return scalars[0] if _all_lead_to(scalars[0], others) else None
 
 
 def _trained(tensors: list[Tensor]) -> list[Tensor]:

@@ -68,8 +68,8 @@ def plan(
             take nothing.
         loss: from what the model returns to what the step differentiates: one of its tensors, several, or a loss that
             is computed of them, whose memory is then in the plan, too: ``lambda out: cross_entropy(out, y)``. ``None``:
-            the ``loss`` that the output has, as those of transformers do; or the only scalar in it, if it comes first
-            or follows from the others; or else all of it. ``print(plan)`` says which.
+            the ``loss`` that the output has, as those of transformers do; or the only scalar in it, if it is alone or
+            follows from all others; or else all of it. ``print(plan)`` says which.
         holds_outputs: whether the step holds the whole output while backward runs: so ``out = model(x)`` does, and
             ``model(x).loss.backward()`` does not. ``None``: it does unless the output has its loss.
 

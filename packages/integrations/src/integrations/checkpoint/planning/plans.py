@@ -83,6 +83,7 @@ class Plans:
             ValueError: they are of other shapes, and these are refused.
         """
         inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
+        self._attempts.start()
         with self._lock:
             plan, astray = self._plan_of(inputs), self._astray.get(inputs, _Astray())
             if plan is None and self._shapes == "refuse":
@@ -106,6 +107,10 @@ class Plans:
                 self._tell_of_excess(followed, " where gradients are there already")
             fits = plan.graph.inputs == inputs
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
+
+    def note_returned(self) -> None:
+        """The forward that ``plan_for`` was asked for in this thread has returned."""
+        self._attempts.returned()
 
     def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
         """Warns of a plan that takes more than the budget, once for inputs and state."""
