@@ -149,7 +149,7 @@ def _without_elements(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _fake_input(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    if indices.is_index(tensor) and tensor.device.type != "meta":
+    if indices.keeps_elements(tensor) and tensor.device.type != "meta":
         return tensor.detach().to("cpu", copy=True)
     if tensor.layout is not torch.strided:
         return mode.from_tensor(tensor)

@@ -22,7 +22,7 @@ from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
 from integrations.checkpoint.costs.modelled import modelled
 from integrations.checkpoint.costs.workspaces import measured
 from integrations.checkpoint.dispatch.casts import fresh_casts
-from integrations.checkpoint.dispatch.indices import is_index
+from integrations.checkpoint.dispatch.indices import keeps_elements
 from integrations.checkpoint.dispatch.memory import is_plain
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
@@ -269,7 +269,7 @@ def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor, device: torch.device) ->
     if _is_meta(tensor):
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    if is_plain(tensor) and not isinstance(tensor, FakeTensor) and is_index(tensor):
+    if is_plain(tensor) and not isinstance(tensor, FakeTensor) and keeps_elements(tensor):
         return tensor.detach().clone()
     # An alias: the mode keeps a weak reference to what it is given, until the garbage collector comes.
     return mode.from_tensor(tensor.detach())
