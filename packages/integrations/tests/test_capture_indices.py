@@ -232,13 +232,14 @@ class Growing(nn.Linear):
     def forward(self, x):
         rows = torch.arange(SIDE)
         pairs = rows[:, None] * rows.float()  # too many fractions, as an operator on elements tells at once
+        unpacked = rows.int()[:, None] >> rows.int()  # as weights are
         repeated = rows.float().repeat(SIDE, 1)  # and one of another kind by a call on fake tensors
         many = torch.arange(1 << 25)  # too many even for indices
         found = torch.zeros(SIDE, dtype=torch.long)
         found.index_add_(0, rows, rows)  # written once
         if int(found.sum()) != SIDE * (SIDE - 1) // 2:
             return x
-        return super().forward(x) + pairs.sum() + repeated.sum() + many.view(-1, 8)[: len(x)]
+        return super().forward(x) + pairs.sum() + unpacked.sum() + repeated.sum() + many.view(-1, 8)[: len(x)]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])

@@ -68,10 +68,10 @@ def is_index(tensor: Tensor) -> bool:
 
 
 def keeps_elements(tensor: Tensor) -> bool:
-    """Whether what stands in for a parameter, a buffer or an input is to have its elements.
+    """Whether what stands in for a parameter, a buffer or an input, or is made in a forward, is to have its elements.
 
-    Large weights that are packed in integers do not: nobody looks at them, and a forward makes fractions of all of
-    them.
+    Large weights that are packed in integers do not, nor what they are unpacked to: nobody looks at them, and a forward
+    makes fractions of all of them.
     """
     return is_index(tensor) and (tensor.dtype not in _PACKED or tensor.numel() <= _MOST_OF_TWINS)
 
@@ -96,7 +96,7 @@ def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: di
     if not _is_small(function, traits, given):
         with suppress(Exception):  # sizes that follow from elements; what is wrong with the call is raised below
             made, is_made = function(*args, **kwargs), True
-        if not all(is_index(result) or result.numel() <= _MOST_OF_TWINS for result in tensors_of([made])):
+        if not all(keeps_elements(result) or result.numel() <= _MOST_OF_TWINS for result in tensors_of([made])):
             _forget(traits, written)
             return made
     known_args, known_kwargs = tree_map_only(Tensor, _copied if traits.view else _known, (args, kwargs))
