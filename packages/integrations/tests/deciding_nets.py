@@ -94,6 +94,49 @@ def clipped(net, y):
     return (3 * y).clamp(-1, 1) + F.relu6(3 * y) + F.leaky_relu(y, 0.1) * y.abs()
 
 
+@torch.library.custom_op("integrations_tests::picked", mutates_args=())
+def picked_op(y: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return y * table[_places(y)]
+
+
+@picked_op.register_fake
+def _(y, table):
+    return torch.empty_like(y)
+
+
+def _places(y):
+    """Which entry of a table each row picks, by a number that a small change of the row changes."""
+    return (y.square() * 50).cos()[:, :16].argmax(-1)
+
+
+def _picked_backward(ctx, gradient):
+    y, table = ctx.saved_tensors
+    places = _places(y)
+    return gradient * table[places], torch.zeros_like(table).index_add_(0, places, gradient * y)
+
+
+picked_op.register_autograd(_picked_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+class _Picked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, table):
+        ctx.save_for_backward(y, table)
+        return y * table[_places(y)]
+
+    backward = staticmethod(_picked_backward)
+
+
+def by_operator(net, y):
+    """By an operator of another library, which returns floats; its backward decides once more."""
+    return picked_op(y, net.table)
+
+
+def by_function(net, y):
+    """By a Function, of whose backward nobody knows that it decides once more."""
+    return _Picked.apply(y, net.table)
+
+
 DECISIONS = {
     one.__name__: one
     for one in (routed, dispatched, quantised, sparse, guarded, largest, stepped, sorted_rows, hard, clipped)

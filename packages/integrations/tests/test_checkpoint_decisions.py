@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import actcore
 import integrations
 
-from .deciding_nets import DECISIONS, Deciding
+from .deciding_nets import DECISIONS, Deciding, by_function, by_operator
 from .nets import assert_same, gradients, normal, rows
 from .recompute_levels import flat
 
@@ -70,7 +70,7 @@ def conditional(net, y):
     return y.sin() if (y * 2).sum() > 0 else y.cos()
 
 
-OTHERS = {one.__name__: one for one in (unseen, detached, branching, conditional)}
+OTHERS = {one.__name__: one for one in (unseen, detached, branching, conditional, by_operator, by_function)}
 ITSELF = ("largest", "clipped")  # decided within operators: a clamp's sides, the place of a largest element
 DECIDING = {**{name: one for name, one in DECISIONS.items() if name not in (*ITSELF, "sorted_rows")}, **OTHERS}
 
@@ -85,6 +85,46 @@ def test_what_a_segment_decides_from_is_kept(name, how):
     assert_same(expected, found)
     reports = [integrations.compression(one).report() for one in (model, exact)]
     assert reports[0].stored_bytes == reports[1].stored_bytes
+
+
+def sides(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, x, 2 * x.sin())
+
+
+class Sides(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sides(x)
+
+
+class Scripted(nn.Module):
+    """A checkpoint of what TorchScript computes, and of a layer after it."""
+
+    def __init__(self, held, reentrant):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.after = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.inner = torch.jit.script(Sides()) if held == "module" else nn.Identity()
+        self.held, self.reentrant = held, reentrant
+
+    def forward(self, x):
+        h = torch.tanh(self.before(x))
+        if self.held == "closure":
+            scripted = torch.jit.script(sides)
+            return checkpoint(lambda h: torch.tanh(self.after(scripted(h))), h, use_reentrant=self.reentrant)
+        return checkpoint(self.segment, h, use_reentrant=self.reentrant)
+
+    def segment(self, h):
+        return torch.tanh(self.after(self.inner(h)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(("held", "codec"), [("module", "kept"), ("closure", "kept"), ("nowhere", EIGHT)])
+def test_a_segment_that_torchscript_computes_keeps_its_input(held, codec, reentrant):
+    """Nobody sees what TorchScript calls."""
+    model = integrations.compress_model(Scripted(held, reentrant).train(), "L1", min_bytes=0)
+    gradients(model, X)
+    assert [row.codec for row in rows(model, "checkpoint")] == [codec]
 
 
 def positions(net, y):

@@ -24,7 +24,7 @@ from integrations.checkpoint.planning.compressed_peak import CompressedPeak, Sto
 from integrations.levels import resolve_level
 from integrations.planning import planned
 
-from .deciding_nets import DECISIONS, Deciding, deciding, flipping
+from .deciding_nets import DECISIONS, Deciding, by_function, by_operator, deciding, flipping, picked_op
 from .libraries import library_or_skip
 from .nets import gradients, normal
 from .recompute_levels import compressed, flat, report, small_resnet
@@ -69,6 +69,40 @@ def test_the_mean_over_seeds_is_the_exact_gradient(name):
     errors = errors_of(model, step_of(args), level="L1.1", checkpoint=keeping_the_first(model, args))
     assert_unbiased(errors)
     assert errors.norm(dim=1).max() < 0.1
+
+
+@pytest.mark.parametrize("decide", [by_operator, by_function])
+def test_what_nobody_knows_of_finds_what_the_forward_had(decide):
+    """Issue 18: its backward was given tensors that were made again from rounded values, and picked other entries."""
+    model, args = Deciding(decide).train(), (normal(64, 32),)
+    errors = errors_of(model, step_of(args), level="L1.1", checkpoint=keeping_the_first(model, args))
+    assert_unbiased(errors)
+    assert errors.norm(dim=1).max() < 0.1
+
+
+def test_an_operator_of_another_library_decides():
+    y, table = normal(64, 32), normal(16, 32)
+    function = torch.ops.integrations_tests.picked.default
+    assert decides(function, (y, table), (picked_op(y, table),)) is Decides.EXACTLY
+
+
+def test_a_collective_decides_nothing():
+    """Of a library that nobody knows whether it has effects; and yet it adds and moves."""
+    function = torch.ops._c10d_functional.all_reduce.default
+    assert decides(function, (normal(64, 32), "sum", "0"), (normal(64, 32),)) is Decides.NOTHING
+
+
+def test_smooth_operators_without_a_rule_are_made_again():
+    """A GRU's and a sine's inputs were half of a plan's peak when they were kept."""
+
+    def smooth(net, y):
+        return torch.tanh(y).sin() + (0.1 * y) ** 3 + torch.fft.rfft(y).real.sum(-1, keepdim=True)
+
+    model, args = Deciding(smooth).train(), (normal(64, 32),)
+    compressed(model, "L1.1", checkpoint=keeping_the_first(model, args))
+    gradients(model, *args)
+    found = {row.codec for row in report(model).rows if row.operator in ("sin", "pow with another exponent", "fft_rfft")}
+    assert found == {"recomputed"}
 
 
 def test_signs_that_backward_asks_for_are_the_forwards():

@@ -22,7 +22,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from integrations.saved.calls import Call
 from integrations.saved.checkpoint_frames import checkpoint_of
-from integrations.saved.deciding import DECIDES, Deciding, Waiting
+from integrations.saved.deciding import DECIDES, Deciding, HeldInput, Scripts
 from integrations.saved.forms import Packed
 from integrations.saved.held import Again, Found, Packer
 from integrations.saved.masks import may_be_masked
@@ -71,11 +71,11 @@ class Checkpoints:
         self._waiting: list[weakref.ref[Any]] = []  # those whose segment may be running still
         self._reentrant: list[Packed] = []  # while these live, others that save their storages keep them, too
         self._inside = False  # of a segment, as far as hooks tell
-        self._deciding = Deciding()
+        self._deciding, self._scripts = Deciding(), Scripts()
         self._decided: weakref.WeakSet[Any] = weakref.WeakSet()
         # What ran without gradients since something ran with them, or an input was saved: a reentrant segment.
         self._unseen_decided = self._unseen_is_over = False
-        self._inputs: weakref.WeakKeyDictionary[Any, list[Waiting]] = weakref.WeakKeyDictionary()
+        self._inputs: weakref.WeakKeyDictionary[Any, list[HeldInput]] = weakref.WeakKeyDictionary()
         self._entered: Any = None  # the checkpoint that saves its positional inputs
 
     def look(self) -> None:
@@ -148,15 +148,17 @@ class Checkpoints:
         """
         if self._entered is None:
             return packed
-        waiting = Waiting(packed, exactly)
-        self._inputs.setdefault(self._entered, []).append(waiting)
-        return waiting
+        held = HeldInput(packed, exactly)
+        self._inputs.setdefault(self._entered, []).append(held)
+        return held
 
     def _meet(self, checkpoint: Any) -> None:
         # What a backward computes again is gone when it has passed.
         if checkpoint is not None and checkpoint not in self._met and torch._C._current_graph_task_id() == -1:
             self._met.add(checkpoint)
             self._waiting.append(weakref.ref(checkpoint))
+            if self._scripts.are_in(checkpoint.recompute_fn):
+                self._decided.add(checkpoint)
 
     def _meet_below(self, frame: FrameType | None, tensor: Tensor) -> None:
         """Meets the checkpoint that saves a positional input: the only way to one whose segment makes no call that
@@ -171,6 +173,7 @@ class Checkpoints:
             if "function" in names and "args" in names:  # a reentrant one; told of with the first tensor that it saves
                 if next((value for value in names["args"] if isinstance(value, Tensor)), None) is tensor:
                     self._tell_of_reentrant([names["function"], *names["args"]])
+                    self._unseen_decided |= self._scripts.are_in(names["function"], *names["args"])
                 return
             frame = frame.f_back
 

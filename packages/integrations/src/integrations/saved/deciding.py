@@ -2,17 +2,27 @@
 
 A comparison, a choice of experts, a number that Python asks for: computed again from rounded inputs it may come out
 otherwise, and the gradient is one of another function then, in every step to the same side. Such a segment's inputs are
-kept exactly. Those that autograd saves are saved before the segment runs: they wait until it is over.
+kept exactly. Those that autograd saves are saved before the segment runs: they wait until it is over. An operator of a
+library that is not known here may decide within itself, and TorchScript runs without a call that anybody sees: both
+count as deciding.
 
-What an operator decides within itself, such as a ReLU, is left out: nearly every segment has one.
+A ReLU, a clamp or a max pooling counts as none, though its slope jumps. Its result does not: rounding moves only the
+elements within a step of the jump to the other side, and each of these by no more than the step, where a router that
+decides otherwise exchanges a whole expert. What is left is a small bias, and to avoid it would leave hardly a checkpoint
+of a convolutional network whose input is rounded; ``checkpoint_bits=None`` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+from weakref import WeakSet
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.saved.calls import Call
@@ -20,8 +30,7 @@ from integrations.saved.forms import Packed
 from integrations.saved.history import has_history
 from integrations.saved.tensors import StorageSet, storage_of
 
-DECIDES = "its segment decides something by its activations, such as a router of experts: kept exactly"
-
+DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
 
 # Python gets numbers from these, or truth values.
 _ASKING = frozenset("bool item tolist float int index complex equal allclose is_nonzero numpy array contains".split())
@@ -56,8 +65,54 @@ class Deciding:
         return storage is not None and storage in self._followed
 
 
+class Scripts:
+    """Finds TorchScript among what a checkpoint computes its segment with: functions with what they close over, and
+    modules with those inside of them."""
+
+    def __init__(self) -> None:
+        self._without: WeakSet[nn.Module] = WeakSet()  # modules in which there was none
+
+    def are_in(self, *given: Any) -> bool:
+        """Whether there is any. What a function reads from its file's names is not looked at."""
+        seen: set[int] = set()
+        modules: list[nn.Module] = []
+        left = list(given)
+        while left:
+            value = left.pop()
+            if isinstance(value, _SCRIPTS):
+                return True
+            if id(value) in seen or (isinstance(value, nn.Module) and value in self._without):
+                continue
+            seen.add(id(value))
+            if isinstance(value, nn.Module):
+                modules.append(value)
+                left += value.children()
+                left += (held for held in vars(value).values() if isinstance(held, _SCRIPTS))
+            else:
+                left += _held_by(value)
+        self._without.update(modules)
+        return False
+
+
+_EMPTY_CELL = CellType()
+_SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
+
+
+def _held_by(value: Any) -> list[Any]:
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
 @dataclass(slots=True, eq=False)
-class Waiting:
+class HeldInput:
     """What autograd holds in the place of a checkpoint's input: its stored form, and until its segment is over, itself.
 
     Attributes:

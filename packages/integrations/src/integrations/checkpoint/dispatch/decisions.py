@@ -23,7 +23,7 @@ class Decides(Enum):
     """What an operator decides by the elements that it reads."""
 
     NOTHING = "its results change little where its arguments do"
-    PLACES = "its results are places or whole numbers, or go with such"
+    WHOLE_NUMBERS = "its results are places or whole numbers, or go with such"
     EXACTLY = "what it reads and what it makes are only right beside each other"
 
 
@@ -91,7 +91,7 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
     # Of a dimension's largest elements there are the places, and backward asks for nothing else.
     places = any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes)
     if places:
-        return Decides.PLACES
+        return Decides.WHOLE_NUMBERS
     found_again = name in _FOUND_AGAIN and torch.is_grad_enabled()
     return Decides.EXACTLY if found_again and _has_gradient(args) else Decides.NOTHING
 
