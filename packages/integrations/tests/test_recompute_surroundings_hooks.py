@@ -10,10 +10,11 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+import integrations
 from integrations.checkpoint import apply, capture, plan, restore_model
 from integrations.checkpoint.execution.following import run
 
-from .nets import Net, mlp, normal
+from .nets import Net, assert_same, gradients, mlp, normal
 from .recompute_nets import net
 from .recompute_twins import assert_like_twin, left_by
 
@@ -43,6 +44,36 @@ def test_hooks_on_modules_run_once_a_step():
         assert sorted(calls) == ["backward"] * 5 + ["before"] * 5
 
     assert_like_twin(model, (normal(4, 6),), step)
+
+
+@pytest.mark.parametrize("way", ["fake", "real", "L1"])
+def test_operators_in_hooks_of_the_model_itself_send_no_step_astray(way, recwarn):
+    """What stands in the model's forward sees neither what is done to its inputs before nor to its output after."""
+    plain, model, seen = mlp(), mlp(), torch.zeros(64)
+
+    def look(module, args, output):
+        seen.add_(output.detach().mean(0))
+
+    handles = [
+        model.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
+        model.register_forward_hook(look),
+        model.register_forward_hook(lambda module, args, output: output * 3),
+    ]
+    if way == "L1":
+        integrations.compress_model(model, checkpoint="optimal")
+    else:
+        apply(model, plan(model, (normal(48, 64),), real=way == "real"))
+        assert not seen.any()
+    expected = 0
+    for rows in (48, 96):
+        found = gradients(model, normal(rows, 64))
+        x = normal(rows, 64)
+        expected = expected + plain(x * 2).detach().mean(0)
+        if way != "L1":
+            assert_same(found, gradients(plain, x * 2, loss=lambda output: (output * 3).square().mean()))
+    assert torch.equal(seen, expected)  # a capture has added nothing
+    assert not [one for one in recwarn if "not the one that was captured" in str(one.message)]
+    assert [*model._forward_pre_hooks, *model._forward_hooks] == [handle.id for handle in handles]
 
 
 def test_hooks_on_tensors_and_retained_gradients():

@@ -26,7 +26,14 @@ from integrations.checkpoint.dispatch.indices import keeps_elements
 from integrations.checkpoint.dispatch.memory import is_plain
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.graphs.sharding import class_of, units_of, whole_parameters, within_units, without_hooks
+from integrations.checkpoint.graphs.sharding import (
+    class_of,
+    is_of_unit,
+    units_of,
+    whole_parameters,
+    within_units,
+    without_hooks,
+)
 from integrations.checkpoint.graphs.signature import Signature
 from integrations.plain import PLAIN
 from integrations.saved.modules import ModulePaths
@@ -57,7 +64,7 @@ def capture(
     integers and truth values alone, no generator moves, and parameters, gradients and buffers are never touched. Where
     it needs elements, as ``.item()`` does, it runs on real tensors instead, on aliases of the parameters and copies of
     the buffers, and ``Graph.note`` says why. What the forward and hooks change in modules, containers, classes and
-    globals is put back.
+    globals is put back. Hooks of the model itself, which come before and after its forward, do not run.
 
     Args:
         model: in the mode in which it is trained. Tensors of it on the ``meta`` device are taken to be where the others
@@ -236,7 +243,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
-    with stood_in(model, stand_ins, objects):
+    with stood_in(model, stand_ins, objects), _forward_alone(model):
         with torch.enable_grad(), mode or nullcontext(), recorder, without_hooks(model, recorder):
             for parameter in stand_ins.parameters:
                 if parameter.requires_grad:
@@ -250,6 +257,23 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         gradients=sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None),
         differentiated=found,
     )
+
+
+@contextmanager
+def _forward_alone(model: nn.Module) -> Iterator[None]:
+    """A block in which a call of the model is its forward, which is all that follows a plan: hooks of the model itself,
+    but for those of a unit, come before and after it, and would be applied twice to what a forward in use was given."""
+    kinds = model._forward_pre_hooks, model._forward_hooks, model._backward_pre_hooks, model._backward_hooks
+    before = [dict(hooks) for hooks in kinds]
+    try:
+        for hooks in kinds:
+            for key in [key for key, hook in hooks.items() if not is_of_unit(hook)]:
+                del hooks[key]
+        yield
+    finally:
+        for hooks, own in zip(kinds, before, strict=True):
+            hooks.clear()
+            hooks.update(own)
 
 
 def _device_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

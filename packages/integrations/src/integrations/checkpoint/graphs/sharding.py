@@ -33,6 +33,11 @@ def is_unit(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
+def is_of_unit(hook: Callable[..., Any]) -> bool:
+    """Whether a module's hook is there because it is a unit."""
+    return getattr(hook, "__module__", "").startswith(_FSDP)
+
+
 def units_of(model: nn.Module) -> frozenset[str]:
     """The paths of the units inside a model."""
     if _FSDP not in sys.modules:
@@ -165,7 +170,7 @@ def _hooks_replaced(
                 continue
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 for key, hook in hooks.items():
-                    if getattr(hook, "__module__", "").startswith(_FSDP):
+                    if is_of_unit(hook):
                         replaced.append((hooks, key, hook))
                         hooks[key] = stand_in(module, hook, hooks is module._forward_pre_hooks)
         yield

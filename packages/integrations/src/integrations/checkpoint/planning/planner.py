@@ -52,7 +52,8 @@ def plan(
     Args:
         model: in the mode in which it is trained, and not wrapped: plan for the module that DistributedDataParallel is
             given.
-        inputs: of its forward, as in training: a tuple, a mapping by name, or the only one.
+        inputs: of its forward, as in training and as hooks of the model itself leave them: a tuple, a mapping by name,
+            or the only one.
         budget: of activation peak (bytes during the step beyond those before it, without the parameters' gradients). An
             int, bytes; a string such as ``"4GiB"``; a float in (0, 1], a fraction of the plain step's. The plan repeats
             the least within it. ``None``: the least peak that there is.
