@@ -174,6 +174,15 @@ def parts_with_plans(rank):
     return equal(found, trained(cut(Model().train(), "blocks", {}), rank)[0])
 
 
+def different_plans(rank):
+    """One rank makes again what it may, and the other nothing, as ranks may of which one has gradients already."""
+    made = plan_of_whole(rank).within(1.0) if rank else plan_of_whole(rank)
+    assert bool(made.schedule.recomputed) == (rank == 0)
+    plain = trained(cut(Model().train(), "blocks", {}), rank)
+    ours = trained(cut(apply(Model().train(), made), "blocks", {}), rank)
+    return equal(ours[0], plain[0]) and ours[1] == plain[1]
+
+
 def after_an_error(rank):
     """A forward that ends with an error leaves nothing; what it leaves of torch's own, torch resets since 2.15."""
 
@@ -246,6 +255,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
     found = {name: case(name, rank) for name in CASES}
     found["error"] = after_an_error(rank)
+    found["different"] = different_plans(rank)
     found["parts"] = parts_with_plans(rank)
     found["other inputs"] = other_inputs(rank)
     found["graphs"] = graphs(rank)

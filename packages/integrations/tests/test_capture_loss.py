@@ -1,6 +1,7 @@
 """What backward starts from: the model's own loss, what the user says, or all that is returned."""
 
 import pickle
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from integrations import checkpoint
+from integrations import checkpoint, compress_model
 from integrations.checkpoint import Plan
+from integrations.levels import resolve_level
+from integrations.planning import planned
 
-from .nets import normal
+from .nets import mlp, normal
 from .recompute_reference import LiveBytes
 
 CLASSES = 500
@@ -151,6 +154,29 @@ def test_a_plan_with_a_loss_is_saved_without_it():
     made = checkpoint.plan(model, X, loss=lambda out: out.sum())
     assert Plan.from_json(made.to_json()) == made
     assert pickle.loads(pickle.dumps(made)) == made
+
+
+def test_a_saved_plan_says_that_it_has_forgotten_its_loss():
+    model = nn.Sequential(nn.Linear(16, CLASSES, bias=False)).train()
+    made = checkpoint.plan(model, X, loss=lambda out: out.logsumexp(-1).sum())
+    checkpoint.apply(model, Plan.from_json(made.to_json()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(X).logsumexp(-1).sum().backward()
+    with pytest.warns(UserWarning, match="is not saved with a plan: for inputs 128x16, .* every output") as seen:
+        [model(normal(rows, 16)).logsumexp(-1).sum().backward() for rows in (128, 256)]
+    assert len(seen) == 1
+
+
+def test_plans_at_a_level_start_from_the_same():
+    """A plan for a level may have a loss, and those for other inputs then have it, too."""
+    model, level = mlp().train(), resolve_level("L1", {})
+    first = planned(model, level, (normal(48, 64),), {}, loss=lambda out: out.logsumexp(-1).sum())
+    compress_model(model, checkpoint=first)
+    for rows in (48, 96):
+        model(normal(rows, 64)).logsumexp(-1).sum().backward()
+        assert checkpoint.plan_of(model).graph.differentiated == "what loss returned"
+        assert checkpoint.plan_of(model).loss is first.loss
 
 
 def test_what_is_no_loss_is_refused():

@@ -1,6 +1,7 @@
 """Steps that find gradients there and add to them have a plan of their own, within the same budget."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,6 +72,14 @@ def test_a_budget_is_kept_in_both_states(share):
     checkpoint.apply(model, found)
     counted(model, X)
     assert counted(model, X) <= allowed
+
+
+def test_a_plan_for_another_graph_does_not_share_what_was_found_for_its_own():
+    plan = checkpoint.plan(deep(), X)
+    found = plan.accumulating
+    assert plan.within(1.0).accumulating.front is found.front  # which is looked for once
+    other = replace(plan, graph=checkpoint.plan(deep(), normal(8, 64)).graph)
+    assert other.accumulating.graph.inputs.shapes == ((8, 64),)
 
 
 def test_a_budget_that_one_state_cannot_keep_is_told_of_once():

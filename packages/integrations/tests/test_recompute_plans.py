@@ -120,8 +120,10 @@ def test_a_file_that_holds_no_plan_is_named(content, tmp_path):
     ("change", "message"),
     [
         (lambda content: "{", "it is no JSON"),
-        (lambda content: "[]", "of format 1; got format None"),
+        (lambda content: "[]", "of format 2; got format None"),
         (lambda content: json.dumps({**content, "format": 7}), "got format 7"),
+        (lambda content: json.dumps({**content, "format": 1}), "Plan.to_json returned, of format 2; got format 1"),
+        (lambda content: json.dumps({k: v for k, v in content.items() if k != "stored"}), "lacks or adds .*'stored'"),
         (lambda content: json.dumps({**content, "front": []}), "choices keep values that the graph lacks"),
         (lambda content: json.dumps({k: v for k, v in content.items() if k != "choice"}), "lacks or adds .*'choice'"),
         (lambda content: json.dumps({**content, "more": 1}), "lacks or adds"),

@@ -151,8 +151,7 @@ def test_a_capture_without_memory_is_made_again(error, monkeypatch):
     captured = plans.capture
     monkeypatch.setattr(plans, "capture", capture)
     with pytest.warns(UserWarning, match="no plan can be made") as seen:
-        for _ in range(4):
-            model(LARGER).sum().backward()
+        [model(LARGER).sum().backward() for _ in range(4)]
     assert len(seen) == 1
     assert checkpoint.plan_of(model).graph.inputs.shapes == ((96, 64),)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from actcore import GroupAffine, Raw, SavedTensor
 from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
@@ -32,16 +34,17 @@ def planned(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     real: bool = False,
+    loss: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
     """The plan for a forward at a level, whose calls are those that the level makes."""
     started = perf_counter()
     sizes = _Sizes(level)
-    graph = capture(model, args, kwargs, real=real, hooks=sizes.hooks, holds_outputs=holds_outputs)
+    graph = capture(model, args, kwargs, real=real, hooks=sizes.hooks, loss=loss, holds_outputs=holds_outputs)
     if level.rounds_checkpoints:
         graph = graph.where_rounded
     captured = perf_counter() - started
-    return compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured)
+    return replace(compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured), loss=loss)
 
 
 class _Sizes:

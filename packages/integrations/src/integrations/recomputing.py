@@ -194,7 +194,8 @@ class _LevelPlans(Plans):
         self._level = level
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        return planned(model, self._level, args, kwargs, real, self._first.graph.holds_outputs)
+        first = self._first
+        return planned(model, self._level, args, kwargs, real, first.loss, first.graph.holds_outputs)
 
 
 # ---- a forward ----

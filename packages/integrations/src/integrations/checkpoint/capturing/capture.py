@@ -243,8 +243,8 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
-    with stood_in(model, stand_ins, objects), _forward_alone(model):
-        with torch.enable_grad(), mode or nullcontext(), recorder, without_hooks(model, recorder):
+    with stood_in(model, stand_ins, objects):
+        with torch.enable_grad(), mode or nullcontext(), recorder, _forward_alone(model, recorder):
             for parameter in stand_ins.parameters:
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(recorder.accumulated)
@@ -260,16 +260,17 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
 
 @contextmanager
-def _forward_alone(model: nn.Module) -> Iterator[None]:
-    """A block in which a call of the model is its forward, which is all that follows a plan: hooks of the model itself,
-    but for those of a unit, come before and after it, and would be applied twice to what a forward in use was given."""
+def _forward_alone(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """A block in which a call of the model is its forward, which is all that follows a plan: hooks of the model itself
+    come before and after it, and would be applied twice to what a forward in use was given. Units cast, and no more."""
     kinds = model._forward_pre_hooks, model._forward_hooks, model._backward_pre_hooks, model._backward_hooks
     before = [dict(hooks) for hooks in kinds]
     try:
         for hooks in kinds:
             for key in [key for key, hook in hooks.items() if not is_of_unit(hook)]:
                 del hooks[key]
-        yield
+        with without_hooks(model, recorder):
+            yield
     finally:
         for hooks, own in zip(kinds, before, strict=True):
             hooks.clear()

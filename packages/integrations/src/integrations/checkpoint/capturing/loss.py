@@ -15,6 +15,10 @@ Loss = Callable[[Any], Any]
 """From what the model returns to what is differentiated: one of its tensors, several, or a loss computed of them."""
 
 
+OF_LOSS = "what loss returned"
+"""What is said of a step that differentiates what a function of the user's returned."""
+
+
 class Differentiated(NamedTuple):
     """What backward starts from.
 
@@ -40,7 +44,7 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
         made = tensors_in(loss(outputs))
         if not made:
             raise TypeError("loss must return a tensor, or several, made of the model's output, and returned none")
-        return Differentiated(_trained(made), "what loss returned", True)
+        return Differentiated(_trained(made), OF_LOSS, True)
     own = own_loss(outputs)
     if own is not None:
         return Differentiated([own], "the loss that the model returned", False)

@@ -21,7 +21,8 @@ from integrations.checkpoint.planning.planned_segments import PlannedSegment, pl
 from integrations.checkpoint.planning.problem import training_step
 from integrations.report import format_bytes
 
-FORMAT = 1
+FORMAT = 2
+"""In format 1 nothing was said of the bytes in which values are stored, nor by the graph of what decides."""
 _WRITER = "Plan.to_json"
 _ACCUMULATING = "accumulating"
 
@@ -44,8 +45,8 @@ class Plan:
         compressed: whether it is for a model whose tensors are stored in fewer bits, as all its peaks are then.
         capture_seconds, search_seconds: that planning took.
         stored: of a compressed one, the bytes in which values are stored, where they are known.
-        loss: from the model's output to what is differentiated, for plans that are made for other inputs; it is not
-            saved.
+        loss: from the model's output to what is differentiated, for plans that are made for other inputs. It is not
+            saved, so that those of a plan that was loaded start from what they would without one, with a warning.
     """
 
     model: str
@@ -61,7 +62,7 @@ class Plan:
     search_seconds: float = field(default=0.0, compare=False)
     stored: StoredBytes | None = field(default=None, repr=False)
     loss: Loss | None = field(default=None, repr=False, compare=False)
-    _others: dict[str, Plan] = field(default_factory=dict, repr=False, compare=False)  # which ``replace`` hands on
+    _others: dict[str, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graph
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -104,7 +105,7 @@ class Plan:
         if self.choice.held is None:
             return self
         flat = [choice for choice in self.front if choice.held is None and choice.peak >= self.peak]
-        return replace(self, choice=flat[0])
+        return self._choosing(flat[0], self.budget)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -144,8 +145,8 @@ class Plan:
         from integrations.checkpoint.planning.planner import plan_of_graph
 
         if self.stored is not None:
-            return compressed_plan(self.model, graph, self.stored)
-        return plan_of_graph(self.model, graph, self.objective)
+            return replace(compressed_plan(self.model, graph, self.stored), loss=self.loss)
+        return replace(plan_of_graph(self.model, graph, self.objective), loss=self.loss)
 
     def within(self, budget: Budget) -> Plan:
         """The plan of the front that takes the least time within a budget.
@@ -161,7 +162,13 @@ class Plan:
         fitting = [choice for choice in self.front if choice.peak <= allowed]
         if not fitting:
             raise ValueError(self._out_of_reach(budget))
-        return replace(self, choice=fitting[-1], budget=budget)
+        return self._choosing(fitting[-1], budget)
+
+    def _choosing(self, choice: Choice, budget: Budget | None) -> Plan:
+        """Another plan of the front, which has the same plans for other states of the gradients."""
+        found = replace(self, choice=choice, budget=budget)
+        found.__dict__["_others"] = self._others
+        return found
 
     @cached_property
     def _uncompressed_peak(self) -> int:
@@ -226,7 +233,7 @@ class Plan:
         with complete(_WRITER):
             choice = Choice.from_content(content.pop("choice"))
             front = tuple(map(Choice.from_content, list(content.pop("front"))))
-            stored = content.pop("stored", None)
+            stored = content.pop("stored")
             stored = None if stored is None else StoredBytes.from_content(stored)
             plan = cls(graph=graph, choice=choice, front=front, stored=stored, **fields_of(cls, content))
             if plan.budget is not None:

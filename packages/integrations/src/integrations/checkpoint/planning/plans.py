@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.capturing.loss import OF_LOSS
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import whole_parameters
 from integrations.checkpoint.graphs.signature import Signature
@@ -73,6 +74,7 @@ class Plans:
         self._astray: dict[Signature, _Astray] = {}
         self._attempts = Attempts()
         self._excess: set[tuple[Signature, str]] = set()  # inputs and states that were told of as over the budget
+        self._told_of_loss = False
         self._told = False  # of inputs that have no plan of their own, and get none
         self._lock = OwnLock()
 
@@ -121,6 +123,16 @@ class Plans:
                 f"{self._first.budget!r}: the least activation peak, {format_bytes(plan.peak)}, is taken"
             )
 
+    def _tell_of_loss(self, made: Plan) -> None:
+        """Warns once of a plan that is made by another rule than the first, whose function was not saved with it."""
+        if self._first.graph.differentiated == OF_LOSS and self._first.loss is None and not self._told_of_loss:
+            self._told_of_loss = True
+            warn(
+                f"the plan of {made.model} was made with a loss, which is not saved with a plan: for inputs "
+                f"{made.graph.inputs}, backward is taken to start from {made.graph.differentiated}; apply a plan that "
+                "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
+            )
+
     def note_astray(self, followed: Followed, where: str) -> None:
         """A forward was not the one that its plan is for, which says nothing about the plan's own inputs if it has
         others."""
@@ -163,6 +175,7 @@ class Plans:
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         made = replace(self._planned(model, args, kwargs, real), loss=self._first.loss)
+        self._tell_of_loss(made)
         if self._first.budget is None:
             return made
         try:
