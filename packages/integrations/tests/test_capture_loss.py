@@ -168,10 +168,15 @@ def test_a_saved_plan_says_that_it_has_forgotten_its_loss():
     assert len(seen) == 1
 
 
-def test_plans_at_a_level_start_from_the_same():
-    """A plan for a level may have a loss, and those for other inputs then have it, too."""
-    model, level = mlp().train(), resolve_level("L1", {})
-    first = planned(model, level, (normal(48, 64),), {}, loss=lambda out: out.logsumexp(-1).sum())
+@pytest.mark.parametrize("of_level", [False, True])
+def test_plans_at_a_level_start_from_the_same(of_level):
+    """A plan that is given to a level may have a loss, and those for other inputs then have it, too."""
+    model, x, level = mlp().train(), normal(48, 64), resolve_level("L1", {})
+
+    def loss(out):
+        return out.logsumexp(-1).sum()
+
+    first = planned(model, level, (x,), {}, loss=loss) if of_level else checkpoint.plan(model, x, loss=loss)
     compress_model(model, checkpoint=first)
     for rows in (48, 96):
         model(normal(rows, 64)).logsumexp(-1).sum().backward()

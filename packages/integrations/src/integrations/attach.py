@@ -66,9 +66,9 @@ def compress_model(
             on average, another of ``qmodules.LEVELS``, or ``QModule``'s arguments.
         checkpoint: lets backward make again some of what it needs, besides storing it: ``"optimal"`` as much as gives
             the least peak; a budget of activation peak (bytes, ``"4GiB"``, or a fraction of the plain step's) as little
-            as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what it says. The first training forward is
-            planned for, on tensors without elements. What is kept for that is stored in ``checkpoint_bits``, and what
-            is made again as the level says, until backward reads it.
+            as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what it says, which may have a ``loss`` of its
+            own. The first training forward is planned for, on tensors without elements. What is kept for that is stored
+            in ``checkpoint_bits``, and what is made again as the level says, until backward reads it.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
