@@ -6,10 +6,11 @@ kept exactly. Those that autograd saves are saved before the segment runs: they 
 library that is not known here may decide within itself, and TorchScript runs without a call that anybody sees: both
 count as deciding.
 
-A ReLU, a clamp or a max pooling counts as none, though its slope jumps: its result does not, and changes by no more than
-what it is given, where a router that decides otherwise exchanges a whole expert. That is a choice for memory, and it
-costs: the elements whose sides change bias the gradient, by 0.0001 of itself through one ReLU, by 0.04 through five in a
-row (``docs/operators.md``). To count them would keep the inputs of nearly every segment of a convolutional network.
+A ReLU, a clamp or a max pooling counts as none, though its slope jumps: its result does not, and changes by no more
+than what it is given, where a router that decides otherwise exchanges a whole expert. That is a choice for memory,
+and it costs: the elements whose sides change bias the gradient, by 0.0001 of itself through one ReLU, by 0.04 through
+five in a row (``docs/operators.md``). To count them would keep the inputs of nearly every segment of a convolutional
+network.
 """
 
 from __future__ import annotations
