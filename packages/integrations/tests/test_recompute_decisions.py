@@ -101,7 +101,9 @@ def test_smooth_operators_without_a_rule_are_made_again():
     model, args = Deciding(smooth).train(), (normal(64, 32),)
     compressed(model, "L1.1", checkpoint=keeping_the_first(model, args))
     gradients(model, *args)
-    found = {row.codec for row in report(model).rows if row.operator in ("sin", "pow with another exponent", "fft_rfft")}
+    found = {
+        row.codec for row in report(model).rows if row.operator in ("sin", "pow with another exponent", "fft_rfft")
+    }
     assert found == {"recomputed"}
 
 

@@ -7,17 +7,18 @@ same lists.
 from __future__ import annotations
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """A set of them, of a text with spaces between."""
     return frozenset(text.split())
 
 
-OF_SHAPES = _names(
+OF_SHAPES = names(
     """empty_like zeros_like ones_like full_like rand_like randn_like randint_like
     new_empty new_empty_strided new_zeros new_ones new_full new_tensor"""
 )
 """Operators that read the shape of their arguments."""
 
-JUMPING = _names(
+JUMPING = names(
     """round floor ceil trunc fix sign sgn heaviside floor_divide floordiv remainder mod fmod frac threshold hardshrink
     eq equal ne not_equal lt less le less_equal gt greater ge greater_equal
     logical_and logical_or logical_xor logical_not bernoulli poisson binomial gumbel_softmax"""
@@ -25,7 +26,7 @@ JUMPING = _names(
 """Operators whose results jump, whatever the dtype: of a comparison in place it is that of what is compared."""
 
 # Torch's, torchvision's and ours, whose results tell, and collectives, which add and move.
-_KNOWN = _names(
+_KNOWN = names(
     """aten prims prim torchvision actcore integrations
     c10d _c10d_functional _c10d_functional_autograd _dtensor fsdp symm_mem"""
 )

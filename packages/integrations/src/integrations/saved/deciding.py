@@ -6,10 +6,11 @@ kept exactly. Those that autograd saves are saved before the segment runs: they 
 library that is not known here may decide within itself, and TorchScript runs without a call that anybody sees: both
 count as deciding.
 
-A ReLU, a clamp or a max pooling counts as none, though its slope jumps. Its result does not: rounding moves only the
-elements within a step of the jump to the other side, and each of these by no more than the step, where a router that
-decides otherwise exchanges a whole expert. What is left is a small bias, and to avoid it would leave hardly a checkpoint
-of a convolutional network whose input is rounded; ``checkpoint_bits=None`` does.
+A ReLU, a clamp or a max pooling counts as none, though its slope jumps: its result does not, and changes by no more
+than what it is given, where a router that decides otherwise exchanges a whole expert. That is a choice for memory,
+and it costs: the elements whose sides change bias the gradient, by 0.0001 of itself through one ReLU, by 0.04 through
+five in a row (``docs/operators.md``). To count them would keep the inputs of nearly every segment of a convolutional
+network.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen
+from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen, names
 from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
 from integrations.saved.history import has_history
@@ -33,7 +34,7 @@ from integrations.saved.tensors import StorageSet, storage_of
 DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
 
 # Python gets numbers from these, or truth values.
-_ASKING = frozenset("bool item tolist float int index complex equal allclose is_nonzero numpy array contains".split())
+_ASKING = names("bool item tolist float int index complex equal allclose is_nonzero numpy array contains")
 
 
 class Deciding:

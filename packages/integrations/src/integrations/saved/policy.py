@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
+from integrations.jumps import names
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
 
@@ -26,10 +27,10 @@ _BITS = {
 UNKNOWN = "the operator that saves it is unknown"
 # Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
 # save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
-_SMOOTH = frozenset(
+_SMOOTH = names(
     """lstm gru rnn_tanh lstm_cell gru_cell rnn_tanh_cell sin cos sinh cosh atan asinh erfc logaddexp logcumsumexp
     mse_loss fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
-    fft_fftn fft_ifftn fft_rfftn fft_irfftn""".split()
+    fft_fftn fft_ifftn fft_rfftn fft_irfftn"""
 ) | {"pow with another exponent"}
 
 
@@ -133,8 +134,8 @@ class FixedBits:
 
 
 def _decides(saved: SavedTensor) -> bool:
-    """Whether backward asks of a tensor on which side of a jump its elements are, or may: where there is no rule, nobody
-    knows what it asks. Whole numbers and truth values are never made again from rounded values."""
+    """Whether backward asks of a tensor on which side of a jump its elements are, or may: nobody knows what it asks
+    where there is no rule. Whole numbers and truth values are never made again from rounded values."""
     rule = RULES.get(saved.operator)
     if rule is None:
         return saved.operator not in _SMOOTH and saved.dtype is not torch.bool and saved.dtype not in INTEGERS
