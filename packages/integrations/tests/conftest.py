@@ -1,9 +1,11 @@
 import gc
+import threading
 import weakref
 
 import pytest
 import torch
 
+from .heap import fake_tensors
 from .lanes import take_cpu_for_gpu
 from .nets import assert_nothing_active
 
@@ -24,6 +26,21 @@ def nothing_is_left_active():
     """Whatever a test does, hooks and modes are balanced after it."""
     yield
     assert_nothing_active()
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No threads that other tests have left: what such may have changed, a capture does not roll back."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
+
+
+@pytest.fixture(scope="module")
+def no_fakes():
+    """No fake tensors are left by a module's tests; compilers hold those of others."""
+    before = set(map(id, known := fake_tensors()))
+    yield
+    assert not [found for found in fake_tensors() if id(found) not in before]
+    del known
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Models of four libraries: a capture changes nothing of them, and their first step is the one that was captured."""
 
 import dataclasses
-import threading
 import warnings
 
 import pytest
@@ -11,21 +10,9 @@ from integrations import checkpoint
 from integrations.saved.tensors import tensors_in
 
 from .capture_models import MODELS
-from .heap import changes, fake_tensors, snapshot
+from .heap import changes, snapshot
 
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No threads that other tests have left: what such may have changed is not rolled back."""
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_fakes():
-    before = set(map(id, known := fake_tensors()))  # held by compilers, in other tests
-    yield
-    assert not [found for found in fake_tensors() if id(found) not in before]
-    del known
+pytestmark = pytest.mark.usefixtures("alone", "no_fakes")
 
 
 def loss_of(output):

@@ -1,11 +1,9 @@
 """After a capture everything is as it was: weights, attributes, hooks, containers, classes, globals."""
 
-import contextvars
 import functools
 import gc
 import threading
 import warnings
-import weakref
 from collections import deque
 from typing import ClassVar
 
@@ -16,25 +14,14 @@ from torch import nn
 import integrations
 from integrations import checkpoint
 
-from .heap import changes, fake_tensors, snapshot
+from .heap import changes, snapshot
 from .nets import Net, mlp, normal
 
 CACHE = {}
 LAST = None
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No threads that other tests have left: what such may have changed is not rolled back."""
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_fakes():
-    before = set(map(id, known := fake_tensors()))  # held by compilers, in other tests
-    yield
-    assert not [found for found in fake_tensors() if id(found) not in before]
-    del known
+pytestmark = pytest.mark.usefixtures("alone", "no_fakes")
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
@@ -250,187 +237,12 @@ def test_a_forward_that_raises_leaves_nothing_either():
     assert type(model.weight) is nn.Parameter
 
 
-# ---- what is left alone ----
-
-head = nn.Linear(8, 8)
-REGISTERED = False
-COUNTER = torch.zeros((), dtype=torch.long)
-
-
-def test_a_global_that_has_an_attributes_name_is_not_reached():
-    """Another thread may train it: its weights stay where they are, and its gradients."""
-
-    class Headed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(8, 8)
-
-        def forward(self, x):
-            seen.append(type(head_of("head").weight) is nn.Parameter and id(head_of("head").weight.grad) == known)
-            return self.head(x)
-
-    seen = []
-    head_of = globals().__getitem__
-    head.weight.grad = torch.ones(8, 8)
-    known = id(head.weight.grad)
-    checkpoint.plan(Headed().train(), normal(4, 8))
-    assert seen == [True]
-
-
-def test_what_another_thread_did_meanwhile_stays(monkeypatch):
-    class Fed(nn.Linear):
-        def __init__(self):
-            super().__init__(8, 8)
-            self.buffer, self.stats = deque(), {"fed": 0}
-
-        def forward(self, x):
-            feed.set()
-            fed.wait()
-            return super().forward(x)
-
-    feed, fed = threading.Event(), threading.Event()
-    model = Fed().train()
-
-    def feeder():
-        feed.wait()
-        model.buffer.extend(range(5))
-        model.stats["fed"] += 5
-        fed.set()
-
-    thread = threading.Thread(target=feeder)
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), thread])
-    thread.start()
-    checkpoint.plan(model, normal(4, 8))
-    thread.join()
-    assert (list(model.buffer), model.stats) == ([0, 1, 2, 3, 4], {"fed": 5})
-    assert type(model.weight) is nn.Parameter
-
-
 def test_with_other_threads_tensors_are_put_back_too(monkeypatch):
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), threading.Thread()])
     model, x = Caching().train(), normal(4, 8)
     checkpoint.plan(model, x)
     assert (model.own, model.of_class, CACHE, model.listed, list(model.recent)) == ({}, {}, {}, [], [])
     assert LAST is None
-
-
-def test_what_is_done_once_is_known_to_be_done():
-    done = []
-
-    def setup():
-        global REGISTERED
-        if not REGISTERED:
-            done.append("as an operator is registered")
-            REGISTERED = True
-
-    class Setting(nn.Linear):
-        def forward(self, x):
-            setup()
-            return super().forward(x)
-
-    model, x = Setting(8, 8).train(), normal(4, 8)
-    checkpoint.plan(model, x)
-    model(x)
-    assert REGISTERED
-
-
-class Frozen(list):
-    def clear(self):
-        raise OSError("frozen")
-
-
-class Slotted:
-    __slots__ = ("x", "y")
-
-
-class Named(Slotted):
-    @property
-    def x(self):
-        return 7
-
-    def __getattr__(self, name):
-        return "anything"
-
-
-class Answering:
-    def __getattr__(self, name):
-        return "anything"
-
-
-@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
-def test_odd_objects_are_no_obstacle(real):
-    model, x = nn.Linear(8, 8).train(), normal(4, 8)
-    model.frozen, model.named, model.answering = Frozen([1]), Named(), Answering()
-
-    def hook(module, inputs, output):
-        module.frozen.append(output)
-        module.named.y = output
-
-    model.register_forward_hook(hook)
-    gradient = model.weight.grad = torch.ones(8, 8)
-    checkpoint.plan(model, x, real=real)
-    assert model.weight.grad is gradient
-    assert list(model.frozen) == [1]
-    assert model.named.y == "anything"
-
-
-LOCAL, VARIABLE, WEAK = threading.local(), contextvars.ContextVar("cache", default=None), weakref.WeakKeyDictionary()
-
-
-class Found:
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-
-@functools.cache
-def found(size):
-    return Found(torch.ones(size, 1))
-
-
-def test_caches_in_odd_places():
-    class Odd(nn.Linear):
-        def forward(self, x):
-            if not hasattr(LOCAL, "cache"):
-                LOCAL.cache = torch.ones(len(x), 1)
-            if VARIABLE.get() is None:
-                VARIABLE.set(torch.ones(len(x), 1))
-            if self not in WEAK:
-                WEAK[self] = torch.ones(len(x), 1)
-            return super().forward(x) * LOCAL.cache * VARIABLE.get() * WEAK[self] * found(len(x)).tensor
-
-    model, x = Odd(8, 8).train(), normal(4, 8)
-    checkpoint.plan(model, x)
-    assert not hasattr(LOCAL, "cache")
-    assert VARIABLE.get() is None
-    assert not len(WEAK)
-    assert not found.cache_info().currsize
-
-
-@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
-def test_elements_of_tensors_in_containers_are_not_written(real):
-    class Counting(nn.Linear):
-        def __init__(self):
-            super().__init__(8, 8)
-            self.counts = {"steps": torch.zeros((), dtype=torch.long), "means": [torch.zeros(8)]}
-
-        def forward(self, x):
-            self.counts["steps"] += 1
-            self.counts["means"][0] += 1
-            COUNTER.add_(1)
-            return super().forward(x)
-
-    model, hooked = Counting().train(), torch.zeros((), dtype=torch.long)
-    model.register_forward_hook(lambda module, inputs, output: hooked.add_(1) and None)
-    checkpoint.plan(model, normal(4, 8), real=real)
-    assert not any((model.counts["steps"], model.counts["means"][0].any(), COUNTER, hooked))
-
-
-def test_a_generator_of_the_users_own_does_not_move():
-    generator = torch.Generator()
-    model = Net(lambda self, x: x @ self.w + torch.randn(8, generator=generator), w=torch.eye(8)).train()
-    state = generator.get_state()
-    checkpoint.plan(model, normal(4, 8), real=True)
-    assert torch.equal(generator.get_state(), state)
 
 
 class Slots:
