@@ -36,14 +36,25 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
+// All 64 bits. Written as a product of 64-bit numbers, it leaves nvcc adding the product with the upper half, a zero.
+ACTCORE_FN uint64_t wide_product(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return static_cast<uint64_t>(a) * b;
+#endif
+}
+
 // The four words of block `block` of the sequence named by (seed, stream).
 ACTCORE_FN PhiloxBlock philox(uint64_t seed, uint64_t stream, uint64_t block) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   uint32_t x0 = static_cast<uint32_t>(block), x1 = static_cast<uint32_t>(block >> 32);
   uint32_t x2 = static_cast<uint32_t>(stream), x3 = static_cast<uint32_t>(stream >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t p0 = static_cast<uint64_t>(kPhiloxMultiplier0) * x0;
-    const uint64_t p1 = static_cast<uint64_t>(kPhiloxMultiplier1) * x2;
+    const uint64_t p0 = wide_product(kPhiloxMultiplier0, x0);
+    const uint64_t p1 = wide_product(kPhiloxMultiplier1, x2);
     x0 = static_cast<uint32_t>(p1 >> 32) ^ x1 ^ k0;
     x1 = static_cast<uint32_t>(p1);
     x2 = static_cast<uint32_t>(p0 >> 32) ^ x3 ^ k1;
