@@ -60,6 +60,12 @@ __device__ Bounds<T> row_bounds(const Row<E>& row) {
   }
 }
 
+// Where the codes of the row that begins with element `first` lie; a row's codes are whole words.
+template <class Byte>
+__device__ Byte* row_codes(Byte* codes, int64_t first, int bits) {
+  return codes + (first >> 3) * bits;
+}
+
 // A group's bounds, as stored and as encoding needs them. `anywhere`: rows may begin inside a block of noise.
 template <class E, int bits, bool anywhere, class T = compute_t<E>>
 struct Encoder {
@@ -124,7 +130,7 @@ __device__ void compress_tile(WarpTile<E>& tile, const GroupAffineCompress& args
   if (place.begins_group() && begin < count) {
     encoder.store_bounds(static_cast<E*>(args.bounds) + 2 * (index * tiles.groups + place.group));
   }
-  store_codes(tile, encoder(row, args.key, args.position + first + begin), args.codes + packed_bytes(first, bits), count);
+  store_codes(tile, encoder(row, args.key, args.position + first + begin), row_codes(args.codes, first, bits), count);
 }
 
 // What a block shares that compresses one group.
@@ -163,7 +169,7 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
     const int count = tile_count(end - i);
     const Row<E> row = load_row(tile, input + i, count);
     store_codes(tile, encoder(row, args.key, args.position + i + lane_index() * kRow),
-                args.codes + packed_bytes(i, bits), count);
+                row_codes(args.codes, i, bits), count);
   }
 }
 
@@ -193,6 +199,21 @@ __device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& 
   return row;
 }
 
+// A row of one element, copied: a NaN out of arithmetic has other bits here than on the CPU.
+template <class E>
+__device__ Row<E> repeated(E value) {
+  if constexpr (sizeof(E) == 2) {
+    // Not to be had before it is known to be wanted: nvcc would make every pair of the row beforehand.
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+h"(value.bits));
+#endif
+  }
+  Row<E> row;
+#pragma unroll
+  for (int i = 0; i < kRow; ++i) row[i] = value;
+  return row;
+}
+
 // Decompresses tile `index`. Called by whole warps.
 template <class E, int bits>
 __device__ void decompress_tile(WarpTile<E>& tile, const GroupAffineDecompress& args, int64_t index,
@@ -205,16 +226,14 @@ __device__ void decompress_tile(WarpTile<E>& tile, const GroupAffineDecompress& 
   if (args.group_size > kTile) of_group = (first + begin) / args.group_size;
   const E* bounds = static_cast<const E*>(args.bounds) + (begin < count ? 2 * of_group : 0);  // beyond the end: any
   const E low = bounds[0], high = bounds[1];
-  const auto codes = load_codes<bits>(tile, args.codes + packed_bytes(first, bits), count);
+  const auto codes = load_codes<bits>(tile, row_codes(args.codes, first, bits), count);
   const auto group = group_scale(load(low), load(high));
 
   Row<E> row;
   if (group.high == group.high) {
     row = decode_any<bits, E>(codes, group);
   } else {
-    // Copied: a NaN out of arithmetic has other bits here than on the CPU.
-#pragma unroll
-    for (int i = 0; i < kRow; ++i) row[i] = high;
+    row = repeated(high);
   }
   store_row(tile, row, static_cast<E*>(args.output) + first, count);
 }

@@ -120,11 +120,14 @@ struct CodePlace {
   }
 };
 
+// The 24 bits that begin with bit `begin`, below the pattern's upper byte.
 template <int bits>
 __device__ uint32_t window(const PackedRow<bits>& codes, int begin) {
-  const uint32_t word = codes.word[begin / 32];
-  if (begin % 32 == 0) return word;
-  return word >> 16 | (begin / 32 + 1 < bits ? codes.word[begin / 32 + 1] << 16 : 0u);
+  const int word = begin / 32;
+  if (begin % 32 == 0) return choose_bytes(codes.word[word], kIntegersBits, 0x7210);
+  const uint32_t next = word + 1 < bits && 32 % bits != 0 ? choose_bytes(codes.word[word], codes.word[word + 1], 0x4432)
+                                                          : codes.word[word] >> 16;
+  return choose_bytes(next, kIntegersBits, 0x7210);
 }
 
 // decode() of a row, with group.unscale 1 and a step of 0, or of 2^-108 and more. A code stays where it is, which multiplies it
@@ -136,10 +139,10 @@ __device__ void decode_row(Floats<E>& row, const PackedRow<bits>& codes, float o
 #pragma unroll
   for (int i = 0; i < kRow; ++i) {
     const CodePlace<bits> place(i);
-    const uint32_t field = window(codes, place.begin) & levels << place.shift;
-    const float code = float_of(field | kIntegersBits) - kIntegers;
+    const uint32_t field = window(codes, place.begin) & (0xFF000000u | levels << place.shift);
+    const float code = float_of(field) - kIntegers;
     const float value = fused_multiply_add(code, step * float_of(static_cast<uint32_t>(127 - place.shift) << 23), origin);
-    row.value[i] = !top_is_high && field == levels << place.shift ? high : value;
+    row.value[i] = !top_is_high && field == (kIntegersBits | levels << place.shift) ? high : value;
   }
 }
 

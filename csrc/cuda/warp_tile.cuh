@@ -102,7 +102,7 @@ __device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
   int mine = lane;
   if (has_whole_rows(from, sizeof(Cell<E>), count)) {
     const Cell<E>* cells = reinterpret_cast<const Cell<E>*>(from);
-    const int rows = count / kRow;
+    const int rows = count >> 5;
 #pragma unroll
     for (int i = 0; i < kCells; ++i) {
       if (i * kWarp + lane < rows * kCells) row.cell[i] = cells[i * kWarp + lane];
@@ -132,7 +132,7 @@ __device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count
   __syncwarp();
   if (has_whole_rows(to, sizeof(Cell<E>), count)) {
     Cell<E>* cells = reinterpret_cast<Cell<E>*>(to);
-    const int end = count / Cell<E>::kElements;
+    const int end = (count >> 5) * kCells;
 #pragma unroll
     for (int i = 0; i < kCells; ++i) {
       if (i * kWarp + lane < end) cells[i * kWarp + lane] = tile.cells[tile.place(i * kWarp + lane)];
@@ -144,7 +144,7 @@ __device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count
 }
 
 // Bytes of `count` <= kTile codes.
-__device__ inline int tile_bytes(int count, int bits) { return (count * bits + 7) / 8; }
+__device__ inline int tile_bytes(int count, int bits) { return (count * bits + 7) >> 3; }
 
 // Whether a thread's codes are one access, so that those of neighbours are consecutive and need no tile.
 template <int bits>
@@ -170,7 +170,7 @@ __device__ PackedRow<bits> load_codes(WarpTile<E>& tile, const uint8_t* from, in
     }
   }
   const int size = tile_bytes(count, bits);
-  const int words = is_aligned(from, 4) ? size / 4 : 0;
+  const int words = is_aligned(from, 4) ? size >> 2 : 0;
   uint8_t* bytes = reinterpret_cast<uint8_t*>(tile.words);
   __syncwarp();
 #pragma unroll
@@ -214,7 +214,7 @@ __device__ void store_codes(WarpTile<E>& tile, PackedRow<bits> codes, uint8_t* t
   }
   if (count % kRow != 0) clear_beyond(codes, count);
   const int size = tile_bytes(count, bits);
-  const int words = is_aligned(to, 4) ? size / 4 : 0;
+  const int words = is_aligned(to, 4) ? size >> 2 : 0;
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(tile.words);
   __syncwarp();
   reinterpret_cast<PackedRow<bits>*>(tile.words)[lane] = codes;
