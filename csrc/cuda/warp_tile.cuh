@@ -59,14 +59,20 @@ struct alignas(bits % 4 == 0 ? 16 : 4 * (bits & -bits)) PackedRow {
 template <class E>
 union WarpTile {
   static constexpr int kCells = kWarp * Row<E>::kCells;
+  static constexpr unsigned kMixed = Row<E>::kCells < 8 ? 8 : Row<E>::kCells;   // cells that are mixed alike
+  static constexpr unsigned kMixers = Row<E>::kCells < 8 ? Row<E>::kCells : 8;  // ways of mixing
   Cell<E> cells[kCells];
   uint32_t words[kWarp * kMaxBits];
 
   // Where a cell lies. The low three bits of its place choose the banks; mixed with its row, they differ among the
   // eight threads that one access serves, be they reading one column of eight rows or consecutive cells.
-  __device__ static unsigned place(unsigned cell) {
-    constexpr unsigned columns = Row<E>::kCells;
-    return cell ^ (cell / (columns < 8 ? 8 : columns) % (columns < 8 ? columns : 8));
+  __device__ static unsigned place(unsigned cell) { return cell ^ cell / kMixed % kMixers; }
+
+  // The same for cell `i` of a row, and of those that lie 32 apart from `lane` on, in fewer instructions: the place of
+  // the first, and what differs is known when loops are unrolled.
+  __device__ static unsigned place_in_row(unsigned row, unsigned i) { return place(row * Row<E>::kCells) ^ i; }
+  __device__ static unsigned place_in_column(unsigned i, unsigned lane) {
+    return (place(lane) ^ i * kWarp / kMixed % kMixers) + i * kWarp;
   }
 
   __device__ E& element(int i) { return cells[place(i / Cell<E>::kElements)].element[i % Cell<E>::kElements]; }
@@ -109,7 +115,7 @@ __device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
     }
 #pragma unroll
     for (int i = 0; i < kCells; ++i) {
-      if (i * kWarp + lane < rows * kCells) tile.cells[tile.place(i * kWarp + lane)] = row.cell[i];
+      if (i * kWarp + lane < rows * kCells) tile.cells[tile.place_in_column(i, lane)] = row.cell[i];
     }
     mine = lane < rows ? lane : rows - 1;
   } else {
@@ -118,7 +124,7 @@ __device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
   }
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kCells; ++i) row.cell[i] = tile.cells[tile.place(mine * kCells + i)];
+  for (int i = 0; i < kCells; ++i) row.cell[i] = tile.cells[tile.place_in_row(mine, i)];
   return row;
 }
 
@@ -128,14 +134,14 @@ __device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count
   const int lane = lane_index();
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kCells; ++i) tile.cells[tile.place(lane * kCells + i)] = row.cell[i];
+  for (int i = 0; i < kCells; ++i) tile.cells[tile.place_in_row(lane, i)] = row.cell[i];
   __syncwarp();
   if (has_whole_rows(to, sizeof(Cell<E>), count)) {
     Cell<E>* cells = reinterpret_cast<Cell<E>*>(to);
     const int end = (count >> 5) * kCells;
 #pragma unroll
     for (int i = 0; i < kCells; ++i) {
-      if (i * kWarp + lane < end) cells[i * kWarp + lane] = tile.cells[tile.place(i * kWarp + lane)];
+      if (i * kWarp + lane < end) cells[i * kWarp + lane] = tile.cells[tile.place_in_column(i, lane)];
     }
   } else {
 #pragma unroll 1
