@@ -6,6 +6,7 @@
 #include "cuda/group_tiles.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/row_codes.cuh"
 #include "cuda/row_noise.cuh"
 #include "cuda/warp_tile.cuh"
 
@@ -71,9 +72,10 @@ struct Encoder {
     RowNoise noise = {};
     if (stochastic) noise = aligned_noise(key, position);
     const int shift = stochastic ? kNoiseBits : 0;
+    const Values<E> values(row);
 #pragma unroll
     for (int i = 0; i < kRow; ++i) {
-      const float y = static_cast<float>(load(row[i]) * group.scale * group.factor);
+      const float y = static_cast<float>(values.value[i] * group.scale * group.factor);
       codes.put(i, static_cast<uint32_t>(float8_encode<Format>(y, noise[i], shift)));
     }
     return codes;
@@ -152,12 +154,14 @@ __global__ void __launch_bounds__(kWarps* kWarp) decompress_kernel(Float8Decompr
 
   Row<E> row;
   if (magnitude_of(bound) < Magnitude<E>::infinity) {
+    Values<E> values;
 #pragma unroll
-    for (int i = 0; i < kRow; ++i) store(&row[i], float8_decode<Format>(static_cast<int>(codes.get(i)), group));
+    for (int i = 0; i < kRow; ++i) {
+      values.value[i] = float8_decode<Format>(static_cast<int>(codes.get(i)), group);
+    }
+    row = values.row();
   } else {
-    // Copied: a NaN out of arithmetic has other bits here than on the CPU.
-#pragma unroll
-    for (int i = 0; i < kRow; ++i) row[i] = bound;
+    row = repeated(bound);
   }
   store_row(tile, row, static_cast<E*>(args.output) + first, count);
 }

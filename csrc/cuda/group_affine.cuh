@@ -43,10 +43,10 @@ struct Bounds {
 template <class E, class T = compute_t<E>>
 __device__ Bounds<T> row_bounds(const Row<E>& row) {
   if constexpr (sizeof(E) == 2) {
-    uint32_t low = Floats<E>::pair_of(row, 0), high = low;
+    uint32_t low = Values<E>::pair_of(row, 0), high = low;
 #pragma unroll
     for (int i = 2; i < kRow; i += 2) {
-      const uint32_t pair = Floats<E>::pair_of(row, i);
+      const uint32_t pair = Values<E>::pair_of(row, i);
       low = Pair<E>::min(low, pair);
       high = Pair<E>::max(high, pair);
     }
@@ -104,7 +104,7 @@ struct Encoder {
     RowNoise noise = {};
     if (stochastic) noise = anywhere ? noise_at(key, position) : aligned_noise(key, position);
     if constexpr (std::is_same_v<T, float>) {
-      if (group.scale == 1.0f) return encode_row<bits>(Floats<E>(row), group.origin, factor, noise, stochastic);
+      if (group.scale == 1.0f) return encode_row<bits>(Values<E>(row), group.origin, factor, noise, stochastic);
     }
     const int shift = stochastic ? kNoiseBits : 0;
 #pragma unroll
@@ -180,7 +180,7 @@ __device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& 
   const T step = decode_step(group, levels);
   if constexpr (std::is_same_v<T, float>) {
     if (group.unscale == 1.0f && (group.range == 0.0f || group.range >= Limits<float>::tiny)) {
-      Floats<E> row;
+      Values<E> row;
       if constexpr (sizeof(E) == 2) {
         // Rounded to 16 bits it mostly is; not where the upper bound is far smaller than the lower one.
         const float top = fused_multiply_add(static_cast<float>(levels), step, group.origin);
@@ -196,21 +196,6 @@ __device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& 
   Row<E> row;
 #pragma unroll
   for (int i = 0; i < kRow; ++i) store(&row[i], decode(static_cast<int>(codes.get(i)), group, step, levels));
-  return row;
-}
-
-// A row of one element, copied: a NaN out of arithmetic has other bits here than on the CPU.
-template <class E>
-__device__ Row<E> repeated(E value) {
-  if constexpr (sizeof(E) == 2) {
-    // Not to be had before it is known to be wanted: nvcc would make every pair of the row beforehand.
-#if defined(__CUDA_ARCH__)
-    asm volatile("" : "+h"(value.bits));
-#endif
-  }
-  Row<E> row;
-#pragma unroll
-  for (int i = 0; i < kRow; ++i) row[i] = value;
   return row;
 }
 

@@ -19,14 +19,14 @@ constexpr float kIntegers = 0x1p23f;
 constexpr uint32_t kIntegersBits = 0x4B000000u;
 constexpr int kIntegerBits = 23;
 
-// A row's elements as floats, and back; elements of 16 bits by twos.
+// A row's elements as the numbers that they are computed in, and back, finite ones; elements of 16 bits by twos.
 template <class E>
-struct Floats {
-  float value[kRow];
+struct Values {
+  compute_t<E> value[kRow];
 
-  Floats() = default;
+  Values() = default;
 
-  __device__ explicit Floats(const Row<E>& row) {
+  __device__ explicit Values(const Row<E>& row) {
 #pragma unroll
     for (int i = 0; i < kRow; i += 2) {
       if constexpr (sizeof(E) == 2) {
@@ -62,6 +62,21 @@ struct Floats {
   }
 };
 
+// A row of one element, copied: a NaN out of arithmetic has other bits here than on the CPU.
+template <class E>
+__device__ Row<E> repeated(E value) {
+  if constexpr (sizeof(E) == 2) {
+    // Not to be had before it is known to be wanted: nvcc would make every pair of the row beforehand.
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+h"(value.bits));
+#endif
+  }
+  Row<E> row;
+#pragma unroll
+  for (int i = 0; i < kRow; ++i) row[i] = value;
+  return row;
+}
+
 // Moves four fields of `bits` bits, one a byte, end to end.
 template <int bits>
 __device__ uint32_t squeeze4(uint32_t fields) {
@@ -81,7 +96,7 @@ __device__ void put_bits(PackedRow<bits>& codes, int at, int width, uint32_t val
 // encode() of a row, with group.scale 1. Two sums of t and r share a word, since t + r < 2^16, and a code is the upper byte
 // of its half. Without noise t is the code, and multiplied by 256 comes to lie there.
 template <int bits, class E>
-__device__ PackedRow<bits> encode_row(const Floats<E>& row, float origin, float factor, const RowNoise& noise,
+__device__ PackedRow<bits> encode_row(const Values<E>& row, float origin, float factor, const RowNoise& noise,
                                       bool stochastic) {
   const uint32_t unit = stochastic ? 1u : 1u << kNoiseBits;
   const uint32_t without = stochastic ? 0u - kIntegersBits : 0u;  // takes the pattern's 2^23 away; times 256 it has gone
@@ -134,7 +149,7 @@ __device__ uint32_t window(const PackedRow<bits>& codes, int begin) {
 // by a power of two; step divided by that power has no fewer bits, and their product is code * step exactly. `top_is_high`:
 // the top code comes out as the upper bound by itself.
 template <int bits, bool top_is_high, class E>
-__device__ void decode_row(Floats<E>& row, const PackedRow<bits>& codes, float origin, float step, float high) {
+__device__ void decode_row(Values<E>& row, const PackedRow<bits>& codes, float origin, float step, float high) {
   constexpr uint32_t levels = (1u << bits) - 1u;
 #pragma unroll
   for (int i = 0; i < kRow; ++i) {
