@@ -32,9 +32,8 @@ struct Bounds {
   }
 
   __device__ void merge(const GroupPlace& place) {
-    place.for_each_merge([this](int lane) {
-      merge(__shfl_sync(0xFFFFFFFFu, low, lane), __shfl_sync(0xFFFFFFFFu, high, lane));
-    });
+    place.for_each_merge(
+        [this](int lane) { merge(__shfl_sync(0xFFFFFFFFu, low, lane), __shfl_sync(0xFFFFFFFFu, high, lane)); });
   }
 
   __device__ bool finite() const { return low > -T(INFINITY) && high < T(INFINITY); }
@@ -117,7 +116,8 @@ struct Encoder {
 
 // Compresses tile `index`, which is read once. Called by whole warps.
 template <class E, int bits, bool anywhere>
-__device__ void compress_tile(WarpTile<E>& tile, const GroupAffineCompress& args, int64_t index, const GroupTiles& tiles) {
+__device__ void compress_tile(WarpTile<E>& tile, const GroupAffineCompress& args, int64_t index,
+                              const GroupTiles& tiles) {
   const int64_t first = index * tiles.elements;
   const int count = tile_count(args.numel - first, tiles.elements);
   const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
@@ -168,8 +168,8 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
   for (int64_t i = mine; i < end; i += stride) {
     const int count = tile_count(end - i);
     const Row<E> row = load_row(tile, input + i, count);
-    store_codes(tile, encoder(row, args.key, args.position + i + lane_index() * kRow),
-                row_codes(args.codes, i, bits), count);
+    store_codes(tile, encoder(row, args.key, args.position + i + lane_index() * kRow), row_codes(args.codes, i, bits),
+                count);
   }
 }
 

@@ -57,13 +57,13 @@ template <class E>
 struct Pair;
 
 #if defined(__CUDA_ARCH__)
-#define ACTCORE_PAIR_ASM(INSTRUCTION, A, B)                          \
-  uint32_t result;                                                   \
-  asm(INSTRUCTION " %0, %1, %2;" : "=r"(result) : "r"(A), "r"(B));   \
+#define ACTCORE_PAIR_ASM(INSTRUCTION, A, B)                        \
+  uint32_t result;                                                 \
+  asm(INSTRUCTION " %0, %1, %2;" : "=r"(result) : "r"(A), "r"(B)); \
   return result
-#define ACTCORE_PACK_ASM(INSTRUCTION, FIRST, SECOND)                          \
-  uint32_t result;                                                            \
-  asm(INSTRUCTION " %0, %1, %2;" : "=r"(result) : "f"(SECOND), "f"(FIRST));   \
+#define ACTCORE_PACK_ASM(INSTRUCTION, FIRST, SECOND)                        \
+  uint32_t result;                                                          \
+  asm(INSTRUCTION " %0, %1, %2;" : "=r"(result) : "f"(SECOND), "f"(FIRST)); \
   return result
 #else
 // The halves of `a` and `b` through `of_floats`, which gives one of its arguments.

@@ -99,7 +99,8 @@ template <int bits, class E>
 __device__ PackedRow<bits> encode_row(const Values<E>& row, float origin, float factor, const RowNoise& noise,
                                       bool stochastic) {
   const uint32_t unit = stochastic ? 1u : 1u << kNoiseBits;
-  const uint32_t without = stochastic ? 0u - kIntegersBits : 0u;  // takes the pattern's 2^23 away; times 256 it has gone
+  const uint32_t without =
+      stochastic ? 0u - kIntegersBits : 0u;  // takes the pattern's 2^23 away; times 256 it has gone
   PackedRow<bits> codes = {};
   uint32_t twos_before = 0;
 #pragma unroll
@@ -156,7 +157,8 @@ __device__ void decode_row(Values<E>& row, const PackedRow<bits>& codes, float o
     const CodePlace<bits> place(i);
     const uint32_t field = window(codes, place.begin) & (0xFF000000u | levels << place.shift);
     const float code = float_of(field) - kIntegers;
-    const float value = fused_multiply_add(code, step * float_of(static_cast<uint32_t>(127 - place.shift) << 23), origin);
+    const float value =
+        fused_multiply_add(code, step * float_of(static_cast<uint32_t>(127 - place.shift) << 23), origin);
     row.value[i] = !top_is_high && field == (kIntegersBits | levels << place.shift) ? high : value;
   }
 }

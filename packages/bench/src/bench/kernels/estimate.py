@@ -38,7 +38,11 @@ CLOCK, MULTIPROCESSORS, SCHEDULERS, COPY = 1.98e9, 132, 4, 4.3e12  # of an H200:
 ISSUE = 0.78
 TILE, ROW, GROUP = 1024, 32, 256  # elements of a warp, of a thread, of a group
 
-DTYPES: Mapping[str, tuple[int, str]] = {"float32": (4, "f"), "bfloat16": (2, "NS_8BFloat16E"), "float16": (2, "NS_4HalfE")}
+DTYPES: Mapping[str, tuple[int, str]] = {
+    "float32": (4, "f"),
+    "bfloat16": (2, "NS_8BFloat16E"),
+    "float16": (2, "NS_4HalfE"),
+}
 BITS = (2, 4, 8)
 
 _CSRC = Path(__file__).parents[5] / "csrc"
@@ -136,9 +140,7 @@ def _counted(disassembly: str, *, earlier: bool) -> Iterator[Count]:
         for bits in BITS:
             bounds, codes, values = 2 * size, ROW * bits // 8, ROW * size
             works = {
-                COMPRESS: Work(
-                    read=values, written=codes + bounds, products=36, floats=ROW, reciprocals=1, shuffles=6
-                ),
+                COMPRESS: Work(read=values, written=codes + bounds, products=36, floats=ROW, reciprocals=1, shuffles=6),
                 DECOMPRESS: Work(read=codes + bounds, written=values, floats=ROW),
             }
             for what, work in works.items():
