@@ -1,7 +1,8 @@
-"""The CUDA kernels compiled for the host: the very sources of ``csrc/cuda``, beside ``cuda_on_host``'s stand-in for CUDA.
+"""CUDA kernels compiled for the host: the very sources of ``csrc/cuda`` beside ``cuda_on_host``'s stand-in for CUDA.
 
-A launch runs its grid on the spot, so memory is that of CPU tensors. Structs are read from the headers of ``csrc/codec``:
-whoever adds a kernel names its source below, its entry in ``cuda_on_host/entry_points.cpp``, and calls it by name.
+A launch runs its grid on the spot, so memory is that of CPU tensors. Structs are read from the headers of
+``csrc/codec``: whoever adds a kernel names its source below, its entry in ``cuda_on_host/entry_points.cpp``, and calls
+it by name.
 """
 
 import ctypes
@@ -95,7 +96,7 @@ class Emulation:
 
 
 class Written:
-    """Memory for ``numel`` elements, ``skip`` bytes beyond where a wide access may begin, with margins that must stay."""
+    """Memory for ``numel`` elements, ``skip`` bytes beyond where a wide access may begin; its margins must stay."""
 
     def __init__(self, numel: int, dtype: torch.dtype, *, skip: int = 0) -> None:
         self._size = numel * dtype.itemsize

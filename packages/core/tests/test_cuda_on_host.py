@@ -185,7 +185,7 @@ def test_rows(kernels, dtype):
 
 
 def every_finite(dtype):
-    """All finite elements of a type of 16 bits, so that neighbours are near each other and, again, far from each other."""
+    """All finite elements of a type of 16 bits, first beside those that are near, then beside those that are far."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
     finite = every[every.isfinite()]
     return torch.cat([finite, finite.view(-1, 32).T.reshape(-1)])
@@ -200,8 +200,8 @@ def test_every_element_of_16_bits(kernels, dtype):
 
 @every_dtype
 def test_stored_forms_that_no_compress_made(kernels, dtype):
-    """Any finite bounds, the upper one below the lower one too, as a file may have them; no negative zeros, whose sign is
-    not promised."""
+    """Any finite bounds, the upper one below the lower one too, as a file may have them. No negative zeros: their sign
+    is not promised."""
     info = torch.finfo(dtype)
     some = [0.0, 1.0, -1.0, 3.0, info.max, info.min, info.tiny, -info.tiny, info.tiny * info.eps, 2.0**-24]
     some = torch.cat(

@@ -1,16 +1,17 @@
 """``python -m bench kernels --estimate``: how fast the group-affine kernels could be on a GPU that is not there.
 
-The kernels are compiled for it and the instructions of a full tile are counted (``sass.py``); nothing is run. A tile is 1024
-elements, a warp's work, 32 elements a thread. Of a copy's bytes a second a kernel then reaches::
+The kernels are compiled for it and the instructions of a full tile are counted (``sass.py``); nothing is run. A tile is
+1024 elements, a warp's work, 32 elements a thread. Of a copy's bytes a second a kernel then reaches::
 
     min(1, copy / kernel)
     copy   = bytes of the tile / 4.3e12 a second
     kernel = max(instructions, 2 integer, 2 multiply, 8 special) / (0.78 * 1.98e9 * 132 * 4) seconds
 
-since each of the 4 schedulers of a multiprocessor begins an instruction of a warp in each cycle, and its pipe of integers (logic,
-shifts, comparisons, minima) takes one in two cycles, that of multiplication of integers as well, that of conversions and
-reciprocals one in eight. 0.78 is the part of cycles in which a scheduler finds an instruction to begin: an assumption, under which
-the kernels before come out at what was estimated of them by hand (0.5 to 0.6 in bfloat16).
+since each of the 4 schedulers of a multiprocessor begins an instruction of a warp in each cycle, and its pipe of
+integers (logic, shifts, comparisons, minima) takes one in two cycles, that of multiplication of integers as well, that
+of conversions and reciprocals one in eight. 0.78 is the part of cycles in which a scheduler finds an instruction to
+begin: an assumption, under which the kernels before come out at what was estimated of them by hand (0.5 to 0.6 in
+bfloat16).
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _counted(disassembly: str, *, earlier: bool) -> Iterator[Count]:
                 pipes = path(code[names[0]], work, (GROUP // ROW).bit_length() - 1) if names else None
                 if pipes is None:
                     raise BenchError(
-                        f"{_SOURCE} has no path of a full tile in {what}, {dtype}, {bits} bits: adapt bench.kernels.sass"
+                        f"{_SOURCE} has no full tile's path in {what}, {dtype}, {bits} bits: adapt bench.kernels.sass"
                     )
                 yield Count(what, dtype, bits, earlier, dict(sorted(pipes.items())))
 

@@ -1,9 +1,9 @@
-"""The path that a warp takes through a kernel where nothing is out of the ordinary, in the processor's own instructions.
+"""The path of a warp through a kernel where nothing is out of the ordinary, in the processor's own instructions.
 
-A kernel's machine code has many paths: for tiles that are cut off, for misaligned memory, for groups that need scaling or are
-not finite. The one that counts is the shortest from the entry to an exit that does all the work of a full tile, as
-``Work`` says what that is. No call is on it (a division's rare cases), no loop is gone round again but the one in which the
-threads of a group tell each other their bounds, and a predicated instruction counts, since it takes its turn.
+A kernel's machine code has many paths: for tiles that are cut off, for misaligned memory, for groups that need scaling
+or are not finite. The one that counts is the shortest from the entry to an exit that does all the work of a full tile,
+as ``Work`` says what that is. No call is on it (a division's rare cases), no loop is gone round again but the one in
+which the threads of a group tell each other their bounds, and a predicated instruction counts, since it takes its turn.
 """
 
 from __future__ import annotations
