@@ -24,7 +24,9 @@ from bench.gnn import chart as gnn_chart
 from bench.gnn import report as gnn_report
 from bench.gnn.results import Results
 from bench.kernels import chart as kernel_chart
+from bench.kernels import estimate_report
 from bench.kernels import report as kernel_report
+from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.layout import console
 from bench.search import chart as search_chart
@@ -54,6 +56,7 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
     {
         Results: (gnn_report.render, gnn_chart.save_chart),
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
+        EstimateResults: (estimate_report.render, estimate_report.no_chart),
         SensitivityResults: (sensitivity_report.render, sensitivity_chart.save_chart),
         ActivationResults: (activation_report.render, activation_chart.save_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),

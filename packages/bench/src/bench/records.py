@@ -15,6 +15,7 @@ from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
 from bench.gnn.results import Results
+from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.search.results import SearchResults
 from bench.sensitivity.results import SensitivityResults
@@ -26,6 +27,7 @@ from bench.vision.results import VisionResults
 AnyResults = (
     Results
     | KernelResults
+    | EstimateResults
     | SensitivityResults
     | ActivationResults
     | VisionResults
@@ -41,6 +43,7 @@ _FORMAT = 1
 _KINDS: Mapping[str, type[AnyResults]] = {
     "gnn": Results,
     "kernels": KernelResults,
+    "kernels-estimate": EstimateResults,
     "sensitivity": SensitivityResults,
     "activations": ActivationResults,
     "vision": VisionResults,

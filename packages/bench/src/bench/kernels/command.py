@@ -8,7 +8,7 @@ import torch
 
 from bench.arguments import THREADS, add_chart, add_shared, positive, size
 from bench.finish import finish, require_writable
-from bench.kernels import measure
+from bench.kernels import estimate, measure
 from bench.kernels.cases import FLOATS
 from bench.units import size_name
 
@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"{' and '.join(map(size_name, measure.QUICK_SIZES))}, {measure.QUICK_ROUNDS} rounds: shows that it works",
     )
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="runs nothing: counts the instructions of the CUDA kernels, which takes nvcc and cuobjdump",
+    )
+    parser.add_argument("--against", metavar="COMMIT", default="", help="with --estimate: beside those of a commit")
     add_shared(parser, threads=THREADS)
     add_chart(parser)
 
@@ -45,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_kernels(options: argparse.Namespace) -> None:
     """``python -m bench kernels``."""
     require_writable(options.json, options.chart)
+    if options.estimate:
+        finish(estimate.run(options.against, options.threads), options.json, options.chart)
+        return
     sizes = options.size or (measure.QUICK_SIZES if options.quick else measure.SIZES[options.device])
     results = measure.run(
         measure.Options(
