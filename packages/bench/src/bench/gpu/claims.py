@@ -18,7 +18,7 @@ CLAIMS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "large": "Nothing is held in 32 bits: tensors of more than 2^31 elements come back.",
             "offload": "Offload is exact, the host does not wait, and its reserved peak is bounded.",
             "compiled": "torch.compile compresses, with inductor and with `reduce-overhead`, and replays round anew.",
-            "elsewhere": "What else takes a GPU works: autocast, workspaces, side streams, steps that wait for nothing.",
+            "elsewhere": "What else takes a GPU works: autocast, workspaces, side streams, and steps that never wait.",
         },
         "sanitize": {
             "memcheck": "No operator reads or writes outside of its tensors.",
