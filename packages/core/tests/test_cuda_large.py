@@ -31,9 +31,8 @@ def missing(gibibytes):
 @pytest.fixture(params=[("cpu", SMALL), ("cuda", LARGE)], ids=["small", "beyond 2**31"])
 def place(request):
     device, least = request.param
-    if device == "cuda":
-        if reason := missing(32):
-            pytest.skip(reason)
+    if device == "cuda" and (reason := missing(32)):
+        pytest.skip(reason)
     yield device, least
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -48,22 +48,36 @@ def rows(results: dict[str, Any], done: Done) -> Iterator[Row]:
 
 
 def _measured(name: str, cell: dict[str, Any], plain: int) -> Row:
-    values: dict[str, float | str] = {"peak MiB": round(cell["peak_bytes"] / 2**20, 1)}
-    if plain:
-        values["% of plain"] = round(100 * cell["peak_bytes"] / plain)
+    values: dict[str, float | str] = {}
+    peak = cell["peak_bytes"]
+    if peak is not None:
+        values["peak MiB"] = _mebibytes(peak)
+    if peak is not None and plain:
+        values["% of plain"] = round(100 * peak / plain)
     if cell["seconds"]:
         values["step ms"] = round(1e3 * median(cell["seconds"]), 2)
         if cell["plain_seconds"]:
             pairs = zip(cell["seconds"], cell["plain_seconds"], strict=False)
             values["over plain"] = round(median(one / other for one, other in pairs), 2)
-    values |= {key: value for key, value in (cell.get("device") or {}).items() if isinstance(value, (int, float, str))}
+    figures = cell.get("figures") or {}
+    for kind in ("allocated", "active", "reserved"):
+        if figures.get(f"{kind}_bytes") is not None:
+            values[f"{kind} MiB"] = _mebibytes(figures[f"{kind}_bytes"])
+    if figures.get("cpu_seconds"):
+        values["CPU ms"] = round(1e3 * median(figures["cpu_seconds"]), 2)
+    if figures.get("launches") is not None:
+        values["launches"] = figures["launches"]
     claims, missed = [], []
-    if cell["way"] != _PLAIN and plain:
+    if cell["way"] != _PLAIN and plain and peak is not None:
         claims.append("smaller")
-        if cell["peak_bytes"] >= plain:
+        if peak >= plain:
             missed.append("its peak is not below plain training's")
-    if cell.get("planned_bytes"):
+    if cell.get("planned_bytes") and peak is not None:
         claims.append("planned")
-        if cell["peak_bytes"] > _MORE * cell["planned_bytes"]:
-            missed.append(f"its plan said {cell['planned_bytes'] / 2**20:.1f} MiB")
-    return Row(name, MISSED if missed else OK, "; ".join(missed), values=values, claims=claims)
+        if peak > _MORE * cell["planned_bytes"]:
+            missed.append(f"its plan said {_mebibytes(cell['planned_bytes'])} MiB")
+    return Row(name, MISSED if missed else OK, "; ".join(missed), 0, values, claims)
+
+
+def _mebibytes(count: int) -> float:
+    return round(count / 2**20, 1)
