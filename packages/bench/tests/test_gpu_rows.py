@@ -121,15 +121,28 @@ def test_models_whose_peaks_are_not_smaller():
     }  # fmt: skip
 
 
-def test_searches_beside_what_was_published():
-    def one(way, largest):
-        return {"dimension": "resnet50-batch", "way": way, "largest": largest, "trials": []}
+def searched(**more):
+    def one(way, largest, ended=True):
+        return {"dimension": "resnet50-batch", "way": way, "largest": largest, "ended": ended, "trials": []}
 
-    found = search.rows({"searches": [one("plain", 100), one("L2.2", 410)], "skipped": []}, Done(0, "", 1.0))
-    [plain, level] = found
-    assert (plain.outcome, plain.claims) == (OK, [])
-    assert (level.outcome, level.reason, level.values["times plain"]) == (MISSED, "published: 4.2 times", 4.1)
-    assert level.claims == ["resnet50-gact"]
+    searches = [one("plain", 100), one("L1", 410), one("L2", 300, **more), one("Q-layers", 700)]
+    return {"searches": searches, "skipped": []}
+
+
+def test_searches_beside_what_was_published():
+    found = {row.case: row for row in search.rows(searched(), Done(0, "", 1.0))}
+    assert found["resnet50-batch: L1"].values["times plain"] == 4.1
+    missed = found["resnet50-batch: GACT's 4.2 times"]
+    assert (missed.outcome, missed.reason, missed.claims) == (MISSED, "L1 has the most", ["resnet50-gact"])
+    assert found["resnet50-batch: ActNN's 6.6 times"].outcome == OK
+    assert found["bert-large-batch: GACT's 24.7 times"].outcome == NOT_REACHED
+
+
+def test_what_was_not_searched_to_its_end_misses_nothing():
+    found = {row.case: row for row in search.rows(searched(ended=False), Done(0, "", 1.0))}
+    assert found["resnet50-batch: L2"].outcome == NOT_REACHED
+    assert found["resnet50-batch: GACT's 4.2 times"].outcome == NOT_REACHED
+    assert found["resnet50-batch: ActNN's 6.6 times"].outcome == OK
 
 
 # ---- the build ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class Done:
         return None
 
 
-Read = Callable[[Done], Sequence[Row]]
+Read = Callable[[Done], Iterable[Row]]
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ CLAIMS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "planned": "A planned step keeps within the peak that its plan said.",
         },
         "search": {
-            "resnet50-gact": "ResNet-50 trains with 4.2 times the batch in 16 GiB (GACT's L2.2).",
-            "resnet50-actnn": "ResNet-50 trains with 6.6 times the batch in 16 GiB (ActNN's least).",
-            "bert-gact": "BERT-large trains with 24.7 times the batch in 16 GiB (GACT's most).",
+            "resnet50-gact": "ResNet-50 trains with 4.2 times the batch in 16 GiB at some level (as GACT).",
+            "resnet50-actnn": "ResNet-50 trains with 6.6 times the batch in 16 GiB with Q-layers (as ActNN, at least).",
+            "bert-gact": "BERT-large trains with 24.7 times the batch in 16 GiB at some level (as GACT, at most).",
         },
     }
 )
