@@ -194,6 +194,11 @@ def test_a_page_shows_what_a_stage_settled(tmp_path):
             pages.rendered(MARK, tmp_path)
 
 
+def test_the_page_is_that_of_the_results():
+    page = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
+    assert pages.rendered(page, RESULTS).text == page
+
+
 def test_the_devices_that_integrations_takes_for_measured_are_those_of_the_results():
     """MEASURED in integrations.forecast.measured, by which the report says what nobody has measured."""
     found = {getattr(records.load(file), "device", "cpu") for file in RESULTS.glob("*.json")}

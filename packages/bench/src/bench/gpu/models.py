@@ -11,7 +11,7 @@ from bench.gpu.cases import Case, Done
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 
-_SECONDS, _DRY_SECONDS = 480, 240
+_SECONDS = 480
 _PLAIN = "plain"
 _MORE = 1.05  # of a plan's peak that may be taken: blocks of torch's allocator are rounded up, and lie apart
 
@@ -21,20 +21,19 @@ def cases(place: Place) -> list[Case]:
     file = place.out / f"systems-{'dry' if place.dry else place.device}.json"
     file.unlink(missing_ok=True)
     options = ["--gpu", "--quick", "--threads", "1"] if place.dry else []
-    seconds = _DRY_SECONDS if place.dry else _SECONDS
-    command = ["systems", *options, "--device", place.device, "--deadline", str(seconds), "--json", str(file)]
+    command = ["systems", *options, "--device", place.device, "--deadline", str(_SECONDS), "--json", str(file)]
 
     def read(done: Done) -> Iterator[Row]:
         yield from rows(json.loads(file.read_text()), done)
 
-    return [Case("every model in every way", place.python("bench", *command), seconds + 40, ["smaller"], read=read)]
+    return [Case("every model in every way", place.python("bench", *command), _SECONDS + 40, ["smaller"], read=read)]
 
 
 def rows(results: dict[str, Any], done: Done) -> Iterator[Row]:
     """A row for each model and way, plain training's first."""
     plain = {cell["subject"]: cell["peak_bytes"] for cell in results["cells"] if cell["way"] == _PLAIN}
     for cell in results["cells"]:
-        name = f"{cell['what'] or cell['subject']}: {cell['way']}"
+        name = f"{cell['subject']}: {cell['way']}"
         if cell.get("failure"):
             yield Row(name, FAILED, cell["failure"], claims=["smaller"])
         elif cell.get("does_not_apply"):
@@ -42,7 +41,7 @@ def rows(results: dict[str, Any], done: Done) -> Iterator[Row]:
         else:
             yield _measured(name, cell, plain.get(cell["subject"], 0))
     for line in results["skipped"]:
-        yield Row(line, NOT_REACHED, "the time was over, or what it takes is not there")
+        yield Row("left out", NOT_REACHED, line)
     if done.reason:
         yield Row("the command", FAILED, done.reason)
 

@@ -37,8 +37,8 @@ def table(results: StageResults) -> Table:
     """A line for each row."""
     headings = list(dict.fromkeys(heading for row in results.rows for heading in row.values))
     seconds = ["s"] if any(row.seconds for row in results.rows) else []
-    # Names of cases are never cut short.
-    made = columns(results.stage, *headings, *seconds, "outcome")
+    broken = [heading.replace(" ", "\n") for heading in headings]  # so that many columns fit beside each other
+    made = columns(results.stage, *broken, *seconds, "outcome")
     for column, heading in zip(made.columns[1:], [*headings, *seconds, "outcome"], strict=True):
         if heading in ("outcome", *_texts(results)):
             column.justify, column.no_wrap = "left", False
