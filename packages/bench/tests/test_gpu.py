@@ -13,7 +13,8 @@ import torch
 from bench import cli, pages, records
 from bench.errors import BenchError
 from bench.gpu import __main__ as command
-from bench.gpu import run, tests
+from bench.gpu import kernels, run, tests
+from bench.gpu import place as places
 from bench.gpu.cases import Case
 from bench.gpu.claims import CLAIMS
 from bench.gpu.place import ROOT, Place
@@ -133,6 +134,32 @@ def test_every_stage_has_claims_and_every_test_file_one(tmp_path):
 
 
 # ---- the command, and the page ----
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_on_a_gpu_the_commands_are_understood(tmp_path, dry):
+    """Nothing else here reads those of a GPU."""
+    [*cases] = kernels.cases(Place("cuda", dry, tmp_path))
+    assert len(cases) == 2 - dry
+    for case in cases:
+        module, *arguments = case.command[case.command.index("-m") + 1 :]
+        options = cli._parser().parse_args(arguments)
+        assert (module, options.device, options.alone, options.group) == ("bench", "cuda", True, [256, 192])
+    for name, stage in STAGES.items():
+        assert stage.seconds < 9 * 60
+        for case in stage.cases(Place("cuda", dry, tmp_path)):
+            assert case.seconds <= stage.seconds, name
+            assert set(case.claims) <= set(CLAIMS[name])
+
+
+def test_what_was_built_is_for_a_gpu_alone(tmp_path, monkeypatch):
+    """A dry run on a CPU takes what is installed, not what a GPU was built for at some time."""
+    (tmp_path / "actcore").mkdir()
+    monkeypatch.setattr(places, "SITE", tmp_path)
+    paths = {device: Place(device, False, tmp_path).environment()["PYTHONPATH"] for device in ("cuda", "cpu")}
+    assert paths["cuda"].split(os.pathsep)[0] == str(tmp_path)
+    assert str(tmp_path) not in paths["cpu"]
+    assert all(str(ROOT / "packages" / "bench" / "src") in path for path in paths.values())
 
 
 def test_what_is_wrong_is_said_in_one_line(capsys, monkeypatch):

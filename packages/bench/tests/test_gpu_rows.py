@@ -47,13 +47,15 @@ def test_a_report_of_tests_by_file():
 
 
 def test_summaries_of_the_sanitizer():
-    answer = '{"operators": 27, "calls": 9, "wrong": 0}\n'
+    answer = '{"operators": 27, "calls": 9, "wrong": 0, "whole": true}\n'
     read = sanitize._read("memcheck")
     [clean] = read(Done(0, f"{answer}========= ERROR SUMMARY: 0 errors\n", 1.0))
     assert (clean.outcome, clean.claims, clean.values["operators"]) == (OK, ["memcheck"], 27)
     lines = ("COMPUTE-SANITIZER", "Invalid __global__ read of size 4", "ERROR SUMMARY: 2 errors")
     [dirty] = read(Done(9, "".join(f"========= {line}\n" for line in lines), 1.0))
     assert dirty.reason == "2 findings, the first: Invalid __global__ read of size 4"
+    [short] = read(Done(0, f"{answer.replace('true', 'false')}========= ERROR SUMMARY: 0 errors\n", 1.0))
+    assert (short.outcome, short.reason) == (NOT_REACHED, "calls stopped after 300 s, and none before was wrong")
     [race] = sanitize._read("racecheck")(Done(0, f"{answer}========= RACECHECK SUMMARY: 0 hazards displayed\n", 1.0))
     assert race.outcome == OK
     [refused] = read(Done(0, "========= Device not supported\n", 1.0))
@@ -74,6 +76,8 @@ def test_the_sanitizer_sees_every_operator():
     every = {name for name in every if not name.startswith(("next_stream", "_"))}
     assert every - calls.names == set()
     assert calls.wrong == []
+    assert calls.end == float("inf")
+    assert sanitized.call_all(torch.device("cpu"), dry=True, seconds=-1.0).count == 0
     calls.device = torch.device("meta")
     calls._placed = lambda tensor: tensor + 1
     calls("positive_mask", torch.tensor([-0.5]))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bench.gpu.cases import Case, Done
-from bench.gpu.place import Place, make_importable
+from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, OK, Row
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _case(place: Place, dtypes: Sequence[str]) -> Case:
     command = place.python("bench", "kernels", *arguments, "--json", file)
 
     def read(done: Done) -> Iterator[Row]:
-        make_importable()
+        place.make_importable()
         from bench import records  # imports actcore, which the stage `build` makes
         from bench.kernels.results import KernelResults
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[5]
 """Of the repository."""
 SITE = ROOT / "build" / "gpu" / "site"
-"""What the stage ``build`` builds goes there, which git ignores, and comes before an actcore that is installed."""
+"""What the stage ``build`` builds goes there, which git ignores. On a GPU it comes before what is installed."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,20 @@ class Place:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Of a process: the packages of this repository, as they are."""
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(path()), "PYTHONUNBUFFERED": "1", **more}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(self._path()), "PYTHONUNBUFFERED": "1", **more}
 
+    def make_importable(self) -> None:
+        """Lets this process import what a stage has built since it began."""
+        if self._built and str(SITE) not in sys.path:
+            sys.path.insert(0, str(SITE))
 
-def path() -> list[str]:
-    """The folders that packages are imported from, the first ones first."""
-    found = [str(SITE)] if (SITE / "actcore").is_dir() else []
-    found += [str(ROOT / "packages" / name / "src") for name in ("integrations", "bench")]
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return list(dict.fromkeys([*found, *filter(None, given)]))
+    @property
+    def _built(self) -> bool:
+        return self.device == "cuda" and (SITE / "actcore").is_dir()
 
-
-def make_importable() -> None:
-    """Lets this process import what a stage has built since it began."""
-    if (SITE / "actcore").is_dir() and str(SITE) not in sys.path:
-        sys.path.insert(0, str(SITE))
+    def _path(self) -> list[str]:
+        """The folders that packages are imported from, the first ones first."""
+        found = [str(SITE)] if self._built else []
+        found += [str(ROOT / "packages" / name / "src") for name in ("integrations", "bench")]
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        return list(dict.fromkeys([*found, *filter(None, given)]))

@@ -17,7 +17,7 @@ from typing import IO
 import torch
 
 from bench.gpu.cases import Case, Done
-from bench.gpu.place import ROOT, Place, make_importable
+from bench.gpu.place import ROOT, Place
 from bench.gpu.results import NOT_REACHED, SKIPPED, Row, StageResults
 from bench.gpu.stages import Stage
 from bench.json_files import save_as
@@ -116,7 +116,7 @@ class StageRun:
             log.write(f"==== {case.name}: {done.reason or 'done'}, {done.seconds:.1f} s\n\n")
 
     def _save(self, rows: list[Row], begin: float) -> StageResults:
-        make_importable()
+        self.place.make_importable()
         device = torch.device(self.place.device)
         machine = Machine.here(device, torch.get_num_threads(), _PACKAGES)
         machine = replace(machine, command=shlex.join(["tools/gpu.sh", *sys.argv[1:]]))

@@ -8,7 +8,9 @@ CPU's, bit for bit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -17,9 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_LENGTHS, _DRY_LENGTHS = (1, 7, 33, 255, 1025, 4099), (1, 1025)
-_STARTS = (0, 1, 3)
+# Elements that tensors begin at, and their dtypes: what is worth most first, since the time may be over.
+_PLACES = (
+    *((1, torch.float32), (1, torch.bfloat16), (0, torch.bfloat16), (0, torch.float32)),
+    *((3, torch.float32), (3, torch.bfloat16), (1, torch.float16), (1, torch.float64)),
+)
+_DRY_PLACES = _PLACES[:2]
+_LENGTHS, _DRY_LENGTHS = (1, 33, 1025, 4099), (1, 1025)
 _GROUPS = (32, 96, 192, 256, 2048)  # a warp, several in a tile, not a power of two, the default, a block's
 _KEY = (2026, -7)
 _POOLS: Sequence[tuple[tuple[int, ...], tuple[Any, ...]]] = (
@@ -41,6 +47,7 @@ class Calls:
         names: of the operators that were called.
         count: of calls.
         wrong: those whose results are not the CPU's.
+        end: on the clock of ``time.monotonic``, after which no call is made.
     """
 
     device: torch.device
@@ -48,9 +55,16 @@ class Calls:
     names: set[str] = field(default_factory=set)
     count: int = 0
     wrong: list[str] = field(default_factory=list)
+    end: float = float("inf")
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Calls an operator with tensors of the CPU; returns the CPU's results."""
+        """Calls an operator with tensors of the CPU; returns the CPU's results.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        if time.monotonic() > self.end:
+            raise TimeoutError
         operator, _, overload = name.partition(".")
         function = getattr(getattr(torch.ops.actcore, operator), overload or "default")
         expected = function(*arguments)
@@ -68,10 +82,21 @@ class Calls:
         return memory[self.start :].view(tensor.shape).copy_(tensor)
 
 
-def call_all(device: torch.device, dry: bool) -> Calls:
-    """Calls every operator with all of these."""
-    calls = Calls(device)
-    for calls.start, dtype in product(_STARTS[:2] if dry else _STARTS, _FLOATS[:2] if dry else _FLOATS):
+def call_all(device: torch.device, dry: bool, seconds: float = float("inf")) -> Calls:
+    """Calls every operator with all of these, for so many seconds at most. Where the time sufficed, there is no end any
+    more."""
+    calls = Calls(device, end=time.monotonic() + seconds)
+    with contextlib.suppress(TimeoutError):
+        _call_all(calls, dry)
+        calls.end = float("inf")
+    return calls
+
+
+def _call_all(calls: Calls, dry: bool) -> None:
+    for calls.start in (1, 0, 3):
+        for numel in _DRY_LENGTHS if dry else _LENGTHS:
+            _integers(calls, numel)
+    for calls.start, dtype in _DRY_PLACES if dry else _PLACES:
         for numel in _DRY_LENGTHS if dry else _LENGTHS:
             x = _normal(numel, dtype)
             _groups(calls, x)
@@ -79,9 +104,6 @@ def call_all(device: torch.device, dry: bool) -> Calls:
             _levels(calls, x)
         _rows(calls, dtype)
         _pools(calls, dtype)
-    for calls.start, numel in product(_STARTS, _DRY_LENGTHS if dry else _LENGTHS):
-        _integers(calls, numel)
-    return calls
 
 
 def _groups(calls: Calls, x: Tensor) -> None:
@@ -169,13 +191,15 @@ def _main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.sanitized")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no call is made")
     options = parser.parse_args()
     import actcore  # noqa: F401, registers the operators
 
-    calls = call_all(torch.device(options.device), options.dry)
+    calls = call_all(torch.device(options.device), options.dry, options.seconds)
     for line in calls.wrong[:20]:
         print(f"not as on the CPU: {line}")
-    print(json.dumps({"operators": len(calls.names), "calls": calls.count, "wrong": len(calls.wrong)}))
+    found = {"operators": len(calls.names), "calls": calls.count, "wrong": len(calls.wrong)}
+    print(json.dumps({**found, "whole": calls.end == float("inf")}))
     return int(bool(calls.wrong))
 
 
