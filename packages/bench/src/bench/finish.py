@@ -23,6 +23,8 @@ from bench.fewbit.results import FewBitResults
 from bench.gnn import chart as gnn_chart
 from bench.gnn import report as gnn_report
 from bench.gnn.results import Results
+from bench.gpu import report as gpu_report
+from bench.gpu.results import StageResults
 from bench.kernels import chart as kernel_chart
 from bench.kernels import estimate_report
 from bench.kernels import report as kernel_report
@@ -66,6 +68,7 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),
         TextResults: (text_report.render, text_chart.save_chart),
+        StageResults: (gpu_report.render, gpu_report.no_chart),
     }
 )
 

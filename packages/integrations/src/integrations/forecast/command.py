@@ -12,6 +12,7 @@ from rich.console import Console
 
 from integrations.forecast import hf, pyg, timm
 from integrations.forecast.loss import CROSS_ENTROPY
+from integrations.forecast.measured import unmeasured
 from integrations.forecast.run import LooksAtElements, forecast
 from integrations.forecast.scaled import scaled
 from integrations.forecast.subject import Subject
@@ -116,6 +117,8 @@ def _print(report: Report, depth: int | None) -> None:
         console = Console(width=_WIDTH)
     console.print(f"[bold]{report.model}[/bold]", highlight=False)
     console.print(report.table(depth))
+    if line := unmeasured():
+        console.print(line, highlight=False)
 
 
 def _count(text: str) -> int:
