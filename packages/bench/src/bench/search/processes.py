@@ -103,6 +103,8 @@ def ended(value: int, code: int, errors: str) -> Trial:
 def serve(device: str, requests: Iterator[str]) -> None:
     """Answers requests, one line each, with a line each: the trial, and whether this process can make another."""
     torch.set_num_threads(1)  # what is forked has one: others would not survive it
+    if device != "cpu":
+        torch.set_float32_matmul_precision("high")  # as convolutions are there: a BERT's trial takes seconds then
     known = dimensions(device)
     prepared: set[str] = set()
 

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of the processor beside it; without a GPU the models are small; the default on CUDA",
     )
     parser.add_argument("--no-time", action="store_true", help="peaks and gradients alone, for a machine that is busy")
-    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}")
+    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}, {measure.GPU_ROUNDS} with --gpu")
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: %(default)s")
     parser.add_argument(
         "--quick",
@@ -65,12 +65,13 @@ def run_systems(options: argparse.Namespace) -> None:
     known = GPU_SUBJECTS if gpu else QUICK if options.quick else SUBJECTS
     slow = options.compile or (gpu and not options.quick)
     ways = options.way or [name for name in (GPU_WAYS if gpu else WAYS) if slow or not WAYS[name].slow]
+    rounds = measure.QUICK_ROUNDS if options.quick else measure.GPU_ROUNDS if gpu else measure.ROUNDS
     results = measure.run(
         measure.Options(
             subjects=list(dict.fromkeys(options.model or known)),
             ways=list(dict.fromkeys([PLAIN, *ways])),
             timed=not options.no_time,
-            rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
+            rounds=options.rounds or rounds,
             device=torch.device(options.device),
             threads=options.threads,
             seed=options.seed,

@@ -21,7 +21,7 @@ from bench.systems.ways import WAYS
 from bench.taken_up import commit_of, taken_up
 from bench.workers import TooLong, Worker
 
-ROUNDS, QUICK_ROUNDS = 7, 2
+ROUNDS, GPU_ROUNDS, QUICK_ROUNDS = 7, 5, 2
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
 _LIBRARIES = ("timm", "transformers", "torch-geometric")  # that the models are of
 
