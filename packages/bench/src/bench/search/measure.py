@@ -207,10 +207,14 @@ class Searcher:
         options = self._options
         limit, threads = search.memory_limit, options.threads
         request = Request(search.dimension, search.way, value, options.device.type, limit, threads, options.seed)
-        trial = self._taken(request)
-        if trial.crashed and self._taken(replace(request, memory_limit=_MORE * limit)).fits:
-            # Not every library asks whether it was given the memory: some write to where it would have been.
-            trial = replace(trial, crashed=False, failure=f"{trial.failure}; with {_MORE} times the memory it finished")
+        try:
+            trial = self._taken(request)
+            if trial.crashed and self._taken(replace(request, memory_limit=_MORE * limit)).fits:
+                # Not every library asks whether it was given the memory: some write to where it would have been.
+                failure = f"{trial.failure}; with {_MORE} times the memory it finished"
+                trial = replace(trial, crashed=False, failure=failure)
+        except TooLong as error:
+            trial = Trial(value, failure=str(error), crashed=True)
         trial = replace(trial, commit=commit_of(self.results.machine))
         current = self._found(search.dimension, search.way)
         self._keep(replace(current, trials=[*current.trials, trial]), time.perf_counter() - start)
@@ -225,7 +229,7 @@ class Searcher:
         except TooLong as error:
             if deadline.over:
                 raise _TooLate from error
-            return Trial(request.value, failure=str(error), crashed=True)
+            raise
 
     def _found(self, name: str, way: str) -> Search:
         found = self.results.search(name, way)

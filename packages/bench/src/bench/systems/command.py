@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of the processor beside it; without a GPU the models are small; the default on CUDA",
     )
     parser.add_argument("--no-time", action="store_true", help="peaks and gradients alone, for a machine that is busy")
-    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}, {measure.GPU_ROUNDS} with --gpu")
+    parser.add_argument(
+        "--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}, {measure.GPU_ROUNDS} with --gpu"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: %(default)s")
     parser.add_argument(
         "--quick",
