@@ -62,6 +62,18 @@ def test_the_llama_has_a_billion_parameters():
     assert llama.inputs["input_ids"].shape == (8, 2048)
 
 
+@pytest.mark.parametrize("name", ["resnet50-tf32", "vit-amp"])  # a Llama's mask asks for values
+def test_a_step_of_a_subject_at_a_gpu_s_size(name):
+    """On the meta device, which computes shapes alone."""
+    with torch.device("meta"):
+        subject = gpu_subjects.SUBJECTS[name](gpu_subjects.SIZES["cuda"])
+        loss = subject.step(subject.model.train())
+    loss.backward()
+    assert loss.shape == ()
+    assert all(parameter.grad is not None for parameter in subject.model.parameters())
+    assert len(subject.blocks) == (12 if "vit" in name else 16)  # ResNet-50 has 3 + 4 + 6 + 3
+
+
 @pytest.mark.parametrize("way", [PLAIN, "checkpoint, half"])
 def test_a_cell_with_figures(way, counted):
     request = cells.Request(Cell("llama-1", way), 1, "cpu", threads=1, seed=0, figures=True)
@@ -219,6 +231,19 @@ def test_the_most_that_an_operator_has_for_itself(monkeypatch):
     with Allocator():
         found = device.with_workspaces(Figures(), lambda: torch.mm(weight, weight).sum())
     assert (found.workspace_bytes, found.workspace_of) == (1000, "aten.mm.default")
+
+
+def test_figures_on_cuda(monkeypatch, cuda):
+    left = iter((100, 132, 100))  # bytes in tensors: before the steps, and before and after cuBLAS's are released
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *of: next(left))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: cuda.append("cuBLAS"), raising=False)
+    weight = nn.Parameter(torch.ones(3))
+    found = device.figures(lambda: weight.sum(), lambda: cuda.append("step"), Counted(), CUDA)
+    assert (found.before_bytes, found.active_bytes, found.reserved_bytes, found.pinned_bytes) == (100, 2, 3, 7)
+    assert found.blas_bytes == 32
+    assert torch.equal(weight.grad, torch.full((3,), 3.0))  # three steps, which add to what is there
+    # Nothing waits while a step is issued.
+    assert cuda[:6] == ["synchronize", "step"] * 3
 
 
 class Process:

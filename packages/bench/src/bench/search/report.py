@@ -138,9 +138,9 @@ def _notes(results: SearchResults) -> Iterator[str]:
     )
     if results.device == "cuda":
         yield (
-            "Matrices are multiplied in TF32. cudnn.benchmark is off. Where an algorithm's workspace does not fit, torch "
-            "tries the next algorithm: near the largest number a step may be slower, and a trial fails of a workspace "
-            "only where none is small enough."
+            "Matrices are multiplied in TF32. cudnn.benchmark is off. Where an algorithm's workspace does not fit, "
+            "torch tries the next algorithm: near the largest number a step may be slower, and a trial fails of a "
+            "workspace only where none is small enough."
         )
     trials = [trial for search in results.searches for trial in search.trials]
     yield f"{len(trials)} trials, {sum(trial.fits for trial in trials)} of which had the memory."
