@@ -225,10 +225,10 @@ def test_a_trial_that_takes_too_long_ends_its_search_alone(machinery, tmp_path):
     file = tmp_path / "out.json"
     assert cli.main([*COMMAND, "--way", "L2", "--json", str(file)]) == 0
     found = records.load(file)
-    # A fourth part of 100 seconds: what is measured takes no time here.
+    # The least of a short time: what is measured takes no time here.
     assert found.search("gcn-layers", "L1").failure in (
-        "it was not done in 25 seconds",
-        "it was not done in 24 seconds",
+        "it was not done in 60 seconds",
+        "it was not done in 59 seconds",
     )
     assert [way for _, way, _ in machinery.asked].count("L1") == 2  # more memory makes nothing quicker
     assert found.search("gcn-layers", "L2").largest == 90

@@ -73,4 +73,6 @@ def test_a_deadline():
     # Nothing takes more than its part; at the end there is less than that.
     assert Deadline(4000).share == 1000
     assert Deadline(4000, start=time.monotonic() - 3500).share <= 500
+    assert 30 < Deadline(100, start=time.monotonic() - 50).share <= 50  # and no process begins in a fourth of little
+    assert Deadline(100).share == 60
     assert str(Deadline(480)) == "the deadline of 480 s"

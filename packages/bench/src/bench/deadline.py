@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 _SHARE = 4  # of the whole time: the most that one measurement may take of it is the fourth part
+_LEAST = 60.0  # seconds that it may take in any case: the libraries' start is among them
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Deadline:
     @property
     def share(self) -> float | None:
         """Seconds that one measurement may take: what hangs shall not take the time of all others."""
-        return None if self.seconds is None or self.left is None else min(self.left, self.seconds / _SHARE)
+        return None if self.seconds is None or self.left is None else min(self.left, max(self.seconds / _SHARE, _LEAST))
 
     def __str__(self) -> str:
         return "no deadline" if self.seconds is None else f"the deadline of {self.seconds:g} s"
