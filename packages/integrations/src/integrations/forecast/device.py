@@ -50,15 +50,14 @@ class OnDevice:
             if kwargs.get("device") is not None:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             return self._function(*args, **kwargs)
-        given = (*tensors_of(args), *tensors_of(kwargs.values()))
-        mixed = any(tensor.device == self._device for tensor in given)
-
-        def moved(tensor: Tensor) -> Tensor:
-            stays = tensor.device == self._device or (isinstance(tensor, FakeTensor) and not mixed)
-            if stays or not is_plain(tensor):
-                return tensor
-            with self._mode:
-                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
-
-        args, kwargs = tree_map_only(Tensor, moved, (args, kwargs))
+        given = [tensor for tensor in (*tensors_of(args), *tensors_of(kwargs.values())) if is_plain(tensor)]
+        places = {tensor.device for tensor in given if isinstance(tensor, FakeTensor)}
+        if not places or self._device in places:
+            args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
         return self._function(*args, **kwargs)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        if tensor.device == self._device or not is_plain(tensor):
+            return tensor
+        with self._mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
