@@ -55,7 +55,7 @@ def backward(root, *_, **__):
 def _run(node, inputs):
     """Called from Python, a node that accumulates would copy the gradient: somebody else has it, too."""
     if not hasattr(node, "variable"):
-        results = getattr(node, "apply", node)(*inputs)
+        results = node(*inputs)
         return list(results) if isinstance(results, tuple) else [results]
     leaf, [gradient] = node.variable, inputs
     leaf.grad = gradient if leaf.grad is None else leaf.grad.add_(gradient)
@@ -85,6 +85,6 @@ def _dependencies(start):
 
 
 def _fitted(gradient, like):
-    if gradient.shape != like.shape:
+    if tuple(gradient.shape) != tuple(like.shape):
         gradient = gradient.sum_to_size(like.shape)
     return gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)

@@ -18,7 +18,6 @@ ATTENTIONS = {
     "flash": lambda *qkv: aten._scaled_dot_product_flash_attention(*qkv, 0.1)[0],
     "efficient": lambda *qkv: aten._scaled_dot_product_efficient_attention(*qkv, None, True, 0.1)[0],
     "cudnn": lambda *qkv: aten._scaled_dot_product_cudnn_attention(*qkv, None, True, 0.1)[0],
-    "overrideable": lambda *qkv: aten._scaled_dot_product_fused_attention_overrideable(*qkv, None, 0.1)[0],
     "flash alone": lambda *qkv: aten._flash_attention_forward(*qkv, None, None, 16, 16, 0.1, False, False)[0],
     "efficient alone": lambda *qkv: aten._efficient_attention_forward(*qkv, None, None, None, None, None, 0.1, 0, True)[
         0

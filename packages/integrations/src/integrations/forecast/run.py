@@ -24,7 +24,7 @@ from integrations.checkpoint.capturing.reach import Reach
 from integrations.checkpoint.dispatch import indices
 from integrations.checkpoint.dispatch.operators import traits_of
 from integrations.forecast.attention import FusedAttention
-from integrations.forecast.device import OnDevice, forecast_device, needs_driver
+from integrations.forecast.device import OnDevice, forecast_device, needs_gpu
 from integrations.forecast.loss import part_of, require_loss
 from integrations.levels import Level, resolve_level
 from integrations.report import Report
@@ -145,7 +145,7 @@ def _told(model: nn.Module, device: torch.device) -> Iterator[None]:
             "compress the model, call it once on a small batch, and ask integrations.compression(model).report()"
         ) from error
     except RuntimeError as error:
-        if device.type == "cpu" or not needs_driver(error):
+        if device.type == "cpu" or not needs_gpu(error):
             raise
         raise RuntimeError(
             f"the forward of {type(model).__name__} asks for the GPU itself, and there is none here: forecast with "
