@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from integrations import planning
 from integrations.checkpoint import capture, plan
 from integrations.checkpoint.capturing import capture as capturing
 from integrations.checkpoint.costs import workspaces
 from integrations.checkpoint.dispatch.memory import allocated
+from integrations.checkpoint.planning.compressed_plan import compressed_plan
+from integrations.levels import resolve_level
 from integrations.saved.tensors import tensors_in
 
 from . import fake_cuda
@@ -174,3 +177,20 @@ def test_scratch_is_beside_whole_blocks(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, name, function)
     assert workspaces._cost_on_cuda(Call()).scratch == 2048
+
+
+def test_what_a_level_keeps_takes_whole_blocks_too(fake_gpu, monkeypatch):
+    """What is kept as it is takes what the graph says of it, or it would be there twice: as it is, and stored."""
+    seen = []
+
+    def noted(name, graph, stored, seconds):
+        seen.append((graph, stored))
+        return compressed_plan(name, graph, stored, seconds)
+
+    monkeypatch.setattr(planning, "compressed_plan", noted)
+    model, x = on_meta(KERNELS["flash"][0])
+    made = planning.planned(model, resolve_level("swap", {}), (x,), {})
+    [(graph, stored)] = seen
+    assert stored.saved
+    assert all(graph.values[value].nbytes == nbytes for value, nbytes in stored.saved.items())
+    assert made.plain_peak == plan(model, x).plain_peak

@@ -87,7 +87,8 @@ def test_what_cells_on_cuda_save_is_kept(call):
     try:
         report = integrations.forecast(EXACT[call], CELLS, device="cuda", min_bytes=0)
     except RuntimeError as error:
-        assert isinstance(error.__cause__.__context__, NotImplementedError)
+        if not isinstance(error.__cause__.__context__, NotImplementedError):
+            raise
         pytest.skip(f"this torch has no {call} on fake tensors")
     assert any(row.operator == call for row in report.rows)
     assert {row.codec for row in report.rows if row.operator == call} == {"kept"}
