@@ -48,6 +48,7 @@ class Slot(Place):
             return self.tensor
         if self._saver is not None:
             return self._saver.grad_fn.saved_tensors[0]  # type: ignore[union-attr]
+        assert self._packed is not None
         return unpack(self._packed)
 
 
