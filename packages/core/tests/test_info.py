@@ -1,13 +1,15 @@
 """``build_info`` and ``python -m actcore``."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
 import actcore
-from actcore import info
+from actcore import _library, _native, info
 from actcore.fused import FUSED_OPERATORS
 from actcore.ops import OPERATORS
 
@@ -53,6 +55,28 @@ def test_cuda_is_either_loaded_or_missing_for_a_reason():
     else:
         assert facts["cuda_version"]
         assert facts["cuda_architectures"]
+
+
+def test_a_cuda_library_that_cannot_be_loaded_does_not_stop_the_import(tmp_path):
+    """It is damaged here; a symbol that torch lacks raises the same."""
+    ours = Path(_library.__file__).parent
+    shutil.copytree(ours, tmp_path / "actcore", ignore=shutil.ignore_patterns("__pycache__", "_ops_cuda.so"))
+    (tmp_path / "actcore" / "_ops_cuda.so").write_bytes(b"no library")
+    program = f"""
+import torch
+torch.version.cuda = {_native.cuda_version!r}  # a torch for which the library was built
+import actcore
+print(actcore.build_info()["cuda_missing"])
+print(actcore.missing_on(torch.device("cuda")) == actcore.build_info()["cuda_missing"])
+print(actcore.compress(torch.ones(300), actcore.GroupAffine(bits=8)).decompress().sum())
+"""
+    result = run("-c", program, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    reason, missing, total = result.stdout.splitlines()
+    assert reason.startswith("actcore's CUDA operators cannot be loaded: ")
+    assert "_ops_cuda.so" in reason
+    assert (missing, total) == ("True", "tensor(300.)")
+    assert result.stderr.count("CPU tensors work") == 1
 
 
 def test_python_m_actcore_prints_the_facts_and_checks_every_operator():

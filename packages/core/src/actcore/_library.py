@@ -26,7 +26,12 @@ def _load() -> str:
         reason = f"actcore's CUDA operators were built with CUDA {_native.cuda_version}, torch has {torch.version.cuda}"
         warnings.warn(f"{reason}; install an actcore built for CUDA {found}. CPU tensors work.", stacklevel=3)
         return reason
-    torch.ops.load_library(_CUDA)
+    try:
+        torch.ops.load_library(_CUDA)
+    except OSError as error:  # a library or a symbol that it needs is missing, or the file is damaged
+        reason = f"actcore's CUDA operators cannot be loaded: {error}"
+        warnings.warn(f"{reason}; install an actcore built for this torch. CPU tensors work.", stacklevel=3)
+        return reason
     return ""
 
 
