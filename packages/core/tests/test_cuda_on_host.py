@@ -1,0 +1,182 @@
+"""The sources of the CUDA kernels, compiled for the host, give the bytes of the CPU operators.
+
+What a GPU alone can show stays for ``test_cuda.py``: its rounding and its memory model. What its kernels compute, where
+they read and write, and for whom their threads wait is the same here.
+"""
+
+import pytest
+import torch
+
+import actcore  # noqa: F401 - its operators
+
+from .emulation import ELEMENT_TYPES, Emulation, Written, at_offset, build
+from .samples import (
+    BITS,
+    DTYPES,
+    FORMATS,
+    GROUP_SIZES,
+    NUMELS,
+    as_bytes,
+    hard_ranges,
+    name_of,
+    normal,
+    not_finite,
+)
+
+ops = torch.ops.actcore
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+
+SEED, STREAM = 0x0123_4567_89AB_CDEF, -3
+
+# Whole groups to a tile; several groups to a tile that they do not fill; a block for a group, of one warp and of more.
+SIZES = (*GROUP_SIZES, 160, 192, 224, 352, 544, 1056, 2048, 4096)
+LONG = 32 * 1025
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory) -> Emulation:
+    return build(tmp_path_factory.mktemp("cuda_on_host"))
+
+
+def same_bytes(got, expected, case):
+    assert got.dtype == expected.dtype, case
+    assert torch.equal(as_bytes(got), as_bytes(expected)), case
+
+
+def packed(numel, bits):
+    return (numel * bits + 7) // 8
+
+
+def groups_of(numel, group_size):
+    return -(-numel // group_size)
+
+
+def check_group_affine(kernels, x, bits, group_size, stochastic, skip=0):
+    case = f"{x.dtype} bits={bits} group_size={group_size} numel={x.numel()} stochastic={stochastic} skip={skip}"
+    codes, bounds = ops.group_affine_compress(x, bits, group_size, stochastic, SEED, STREAM)
+    got_codes = Written(codes.numel(), torch.uint8, skip=skip)
+    got_bounds = Written(bounds.numel(), x.dtype)
+    key = kernels.struct("NoiseKey")(SEED, STREAM % 2**64)
+    given = at_offset(x, skip * x.element_size())
+    what = (given.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), group_size, bits)
+    to = (got_codes.data_ptr(), got_bounds.data_ptr())
+    compress = kernels.struct("GroupAffineCompress")(*what, stochastic, key, 0, *to)
+    kernels.run("group_affine_compress", compress)
+    same_bytes(got_codes.tensor(), codes, case)
+    same_bytes(got_bounds.tensor(), bounds.view(-1), case)
+
+    value = ops.group_affine_decompress(codes, bounds, x.numel(), bits, group_size)
+    got = Written(x.numel(), x.dtype, skip=skip * x.element_size())
+    stored = at_offset(codes, skip)
+    what = (stored.data_ptr(), bounds.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), group_size, bits)
+    kernels.run("group_affine_decompress", kernels.struct("GroupAffineDecompress")(*what, got.data_ptr()))
+    same_bytes(got.tensor(), value, case)
+
+
+def check_float8(kernels, x, format, group_size, stochastic, skip=0):
+    case = f"{x.dtype} {format} group_size={group_size} numel={x.numel()} stochastic={stochastic} skip={skip}"
+    codes, bounds = ops.float8_compress(x, format, group_size, stochastic, SEED, STREAM)
+    got_codes = Written(codes.numel(), torch.uint8, skip=skip)
+    got_bounds = Written(bounds.numel(), x.dtype)
+    key = kernels.struct("NoiseKey")(SEED, STREAM % 2**64)
+    given = at_offset(x, skip * x.element_size())
+    number = list(FORMATS.values()).index(format)
+    what = (given.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), group_size, number)
+    to = (got_codes.data_ptr(), got_bounds.data_ptr())
+    kernels.run("float8_compress", kernels.struct("Float8Compress")(*what, stochastic, key, *to))
+    same_bytes(got_codes.tensor(), codes, case)
+    same_bytes(got_bounds.tensor(), bounds, case)
+
+    value = ops.float8_decompress(codes, bounds, format, group_size)
+    got = Written(x.numel(), x.dtype, skip=skip * x.element_size())
+    stored = at_offset(codes, skip)
+    what = (stored.data_ptr(), bounds.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), group_size, number)
+    kernels.run("float8_decompress", kernels.struct("Float8Decompress")(*what, got.data_ptr()))
+    same_bytes(got.tensor(), value, case)
+
+
+def check_rows(kernels, x, widths, nbytes, group_size, stochastic):
+    case = f"{x.dtype} rows={widths.tolist()} group_size={group_size} numel={x.numel()} nbytes={nbytes}"
+    codes, bounds, misfit = ops.group_affine_rows_compress(x, widths, nbytes, group_size, stochastic, SEED, STREAM)
+    got_codes, got_bounds = Written(nbytes, torch.uint8), Written(bounds.numel(), x.dtype)
+    offsets, flag = Written(widths.numel() + 1, torch.int64), torch.zeros(1, dtype=torch.int32)
+    where = (widths.data_ptr(), widths.element_size(), widths.numel(), x.numel() // widths.numel(), nbytes)
+    rows = kernels.struct("RowWidths")(*where, offsets.data_ptr())
+    key = kernels.struct("NoiseKey")(SEED, STREAM % 2**64)
+    what = (x.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), group_size, 0, stochastic, key, 0)
+    to = (got_codes.data_ptr(), got_bounds.data_ptr())
+    kernels.run("group_affine_rows_compress", kernels.struct("GroupAffineCompress")(*what, *to), rows, flag)
+    same_bytes(got_codes.tensor(), codes, case)
+    same_bytes(got_bounds.tensor(), bounds.view(-1), case)
+    assert flag.item() == misfit.item(), case
+
+    value, misfit = ops.group_affine_rows_decompress(codes, bounds, widths, x.numel(), group_size)
+    got, flag = Written(x.numel(), x.dtype), torch.zeros(1, dtype=torch.int32)
+    what = (codes.data_ptr(), bounds.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), group_size, 0, got.data_ptr())
+    kernels.run("group_affine_rows_decompress", kernels.struct("GroupAffineDecompress")(*what), rows, flag)
+    same_bytes(got.tensor(), value, case)
+    offsets.tensor()
+    assert flag.item() == misfit.item(), case
+
+
+@every_dtype
+def test_group_affine_of_every_width(kernels, dtype):
+    for bits in BITS:
+        for group_size, numel in ((256, 2049), (96, 1000), (2048, 4100)):
+            for stochastic in (True, False):
+                check_group_affine(kernels, normal(numel, dtype), bits, group_size, stochastic)
+
+
+@every_dtype
+def test_group_affine_of_every_group_size(kernels, dtype):
+    for group_size in SIZES:
+        for numel in (*NUMELS, 5000):
+            check_group_affine(kernels, normal(numel, dtype), 4, group_size, True)
+    check_group_affine(kernels, normal(LONG + 100, dtype), 3, LONG, True)
+
+
+@every_dtype
+def test_group_affine_of_hard_ranges_and_groups_that_are_not_finite(kernels, dtype):
+    for x in (hard_ranges(dtype) | not_finite(dtype)).values():
+        for bits, group_size in ((1, 96), (4, 256), (8, 96), (8, 1056)):
+            for stochastic in (True, False):
+                check_group_affine(kernels, x, bits, group_size, stochastic)
+
+
+@every_dtype
+def test_group_affine_of_misaligned_memory(kernels, dtype):
+    """A view may start at any element, where a wide load would fault; what is stored may lie at any byte."""
+    for skip in (1, 2, 3, 4, 5, 8):
+        for bits in (3, 4, 8):
+            for group_size in (96, 256, 2048):
+                check_group_affine(kernels, normal(3000, dtype), bits, group_size, True, skip)
+
+
+@every_dtype
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_float8(kernels, dtype, format):
+    for group_size in SIZES:
+        for numel in (1, 33, 1000, 5000):
+            check_float8(kernels, normal(numel, dtype), format, group_size, True)
+    for x in (hard_ranges(dtype) | not_finite(dtype)).values():
+        for group_size in (96, 256):
+            for stochastic in (True, False):
+                check_float8(kernels, x, format, group_size, stochastic)
+    for skip in (1, 2, 4, 5):
+        check_float8(kernels, normal(3000, dtype), format, 256, True, skip)
+
+
+@every_dtype
+def test_rows(kernels, dtype):
+    """Rows of every width, one that is none, and one that ends beyond the bytes there are."""
+    for integer in (torch.uint8, torch.int32, torch.int64):
+        widths = torch.tensor([3, 1, 8, 5, 2, 7, 4, 6, 8], dtype=integer)
+        for group_size in (32, 96, 224, 256, 1056, 2048):
+            for row_size in (33, 333, 2100):
+                whole = sum(packed(row_size, int(width)) for width in widths)
+                x = normal(9 * row_size, dtype)
+                check_rows(kernels, x, widths, whole, group_size, True)
+        widths[4] = 0
+        for group_size in (96, 256, 2048):
+            check_rows(kernels, normal(9 * 333, dtype), widths, 2000, group_size, True)
+            check_rows(kernels, normal(9 * 333, dtype), widths, 1000, group_size, False)
