@@ -1,6 +1,7 @@
 """``build_info`` and ``python -m actcore``."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,15 @@ print(actcore.compress(torch.ones(300), actcore.GroupAffine(bits=8)).decompress(
     assert "_ops_cuda.so" in reason
     assert (missing, total) == ("True", "tensor(300.)")
     assert result.stderr.count("CPU tensors work") == 1
+
+
+def test_the_floor_of_cmake_knows_cxx20_for_nvcc():
+    """3.25.1 does not. Where both are named they agree: a build without isolation has the one of the dependency group."""
+    root = Path(__file__).parents[3]
+    cmake = (root / "packages/core/CMakeLists.txt").read_text()
+    asked = re.search(r"cmake_minimum_required\(VERSION ([\d.]+)\)", cmake)[1]
+    assert f'"cmake>={asked}"' in (root / "pyproject.toml").read_text()
+    assert tuple(map(int, asked.split("."))) >= (3, 25, 2)
 
 
 def test_python_m_actcore_prints_the_facts_and_checks_every_operator():
