@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import actcore
@@ -78,6 +79,60 @@ print(actcore.compress(torch.ones(300), actcore.GroupAffine(bits=8)).decompress(
     assert "_ops_cuda.so" in reason
     assert (missing, total) == ("True", "tensor(300.)")
     assert result.stderr.count("CPU tensors work") == 1
+
+
+AMPERE_AND_LATER = "80-real 90"
+"""As the build makes them by default."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((7, 5), AMPERE_AND_LATER, False),
+        ((8, 0), AMPERE_AND_LATER, True),
+        ((8, 9), AMPERE_AND_LATER, True),  # machine code of its major version
+        ((9, 0), AMPERE_AND_LATER, True),
+        ((10, 3), AMPERE_AND_LATER, True),  # PTX
+        ((12, 0), AMPERE_AND_LATER, True),
+        ((8, 0), "90", False),
+        ((8, 0), "86-real", False),
+        ((10, 0), "90-real", False),
+        ((10, 0), "90-virtual", True),
+        ((12, 1), "80-real 120-real", True),
+        ((7, 5), "native", True),
+        ((9, 0), "90a-real", True),
+    ],
+)
+def test_which_gpus_run_what_was_built(capability, architectures, runs):
+    assert _library._runs_on(capability, architectures.split()) is runs
+
+
+@pytest.fixture
+def turing(monkeypatch):
+    """A GPU that is too old, in the words in which torch tells of it."""
+    monkeypatch.setattr(_library, "cuda_missing", "")
+    monkeypatch.setattr(_native, "cuda_architectures", AMPERE_AND_LATER)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    yield
+    _library._missing_on_gpu.cache_clear()
+
+
+def test_a_gpu_that_is_too_old_is_named(turing, capsys):
+    """Kernels that were not compiled for it fail when they are launched, with an error that names neither."""
+    reason = actcore.missing_on(torch.device("cuda", 0))
+    assert "Tesla T4 is of architecture 75" in reason
+    assert "built for 80-real, 90;" in reason
+    assert "-DCMAKE_CUDA_ARCHITECTURES=75" in reason
+    assert info.devices() == [torch.device("cpu")]
+
+    from actcore.__main__ import main
+
+    assert main() == 0
+    assert f"cuda {reason}" in capsys.readouterr().out
 
 
 def test_the_floor_of_cmake_knows_cxx20_for_nvcc():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -42,4 +43,36 @@ def missing_on(device: torch.device) -> str:
     """Why there are no operators for tensors on a device; empty where there are."""
     if device.type in ("cpu", "meta"):
         return ""
-    return cuda_missing if device.type == "cuda" else f"actcore has no operators for {device.type}"
+    if device.type != "cuda":
+        return f"actcore has no operators for {device.type}"
+    if cuda_missing or not torch.cuda.is_initialized():  # nobody has a tensor there yet
+        return cuda_missing
+    return _missing_on_gpu(device)
+
+
+@lru_cache(maxsize=None)
+def _missing_on_gpu(device: torch.device) -> str:
+    """Why the CUDA operators that are loaded do not run on a GPU; empty where they do."""
+    import actcore._native as _native
+
+    architectures, capability = _native.cuda_architectures.split(), torch.cuda.get_device_capability(device)
+    if _runs_on(capability, architectures):
+        return ""
+    name = "{}{}".format(*capability)
+    return (
+        f"{torch.cuda.get_device_name(device)} is of architecture {name}, and actcore's CUDA operators were built for "
+        f"{', '.join(architectures)}; build actcore with CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES={name}"
+    )
+
+
+def _runs_on(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Whether a GPU runs what was compiled for these architectures, in CMake's words."""
+    for architecture in architectures:
+        number, _, kind = architecture.partition("-")
+        if not number.isdecimal():  # "native", or features of one GPU: whoever asks for these knows the GPU
+            return True
+        major, minor = divmod(int(number), 10)
+        # Machine code runs on later GPUs of its major version, PTX on all later ones.
+        if capability >= (major, minor) and (kind != "real" or capability[0] == major):
+            return True
+    return False
