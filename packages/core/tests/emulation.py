@@ -26,7 +26,15 @@ KERNELS = ("group_affine", "group_affine_rows", "float8")
 
 # As packages/core/CMakeLists.txt compiles for the host, beside checks that call into block.cpp instead of a library. A
 # compiler that adds checks of longjmp takes a fiber's stack for an error.
-FLAGS = ("-std=c++20", "-O0", "-fPIC", "-ffp-contract=off", "-fsanitize=alignment,bounds,shift", "-U_FORTIFY_SOURCE", "-w")
+FLAGS = (
+    "-std=c++20",
+    "-O0",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fsanitize=alignment,bounds,shift",
+    "-U_FORTIFY_SOURCE",
+    "-w",
+)
 
 ELEMENT_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 

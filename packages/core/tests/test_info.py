@@ -136,7 +136,7 @@ def test_a_gpu_that_is_too_old_is_named(turing, capsys):
 
 
 def test_the_floor_of_cmake_knows_cxx20_for_nvcc():
-    """3.25.1 does not. Where both are named they agree: a build without isolation has the one of the dependency group."""
+    """3.25.1 does not. It is named twice: a build without isolation has the one of the dependency group."""
     root = Path(__file__).parents[3]
     cmake = (root / "packages/core/CMakeLists.txt").read_text()
     asked = re.search(r"cmake_minimum_required\(VERSION ([\d.]+)\)", cmake)[1]

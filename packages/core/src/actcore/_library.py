@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -50,7 +50,7 @@ def missing_on(device: torch.device) -> str:
     return _missing_on_gpu(device)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _missing_on_gpu(device: torch.device) -> str:
     """Why the CUDA operators that are loaded do not run on a GPU; empty where they do."""
     import actcore._native as _native
