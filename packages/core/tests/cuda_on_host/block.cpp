@@ -125,7 +125,7 @@ void meet(Meeting meeting, unsigned mask) {
   suspend();
 }
 
-const unsigned char (*exchange(Meeting meeting, unsigned mask, const void* value, size_t size))[kLargest] {
+const unsigned char (*exchange(Meeting meeting, unsigned mask, const void* value, size_t size)) [kLargest] {
   auto& shown = warps[current / kWarp].shown[fibers[current].exchanges++ % 2];
   memcpy(shown[current % kWarp], value, size);
   meet(meeting, mask);

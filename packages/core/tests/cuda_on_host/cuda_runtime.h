@@ -70,7 +70,8 @@ inline int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 }  // namespace on_host
 
 template <class... Parameters, class... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
   const std::tuple<Parameters...> given(std::forward<Arguments>(arguments)...);
   return on_host::run(*config, [&] { std::apply(kernel, given); });
 }

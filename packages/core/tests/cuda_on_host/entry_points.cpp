@@ -8,13 +8,10 @@ using namespace actcore;
 #define ACTCORE_ENTRY(NAME, ARGUMENTS) \
   extern "C" int NAME(const ARGUMENTS* args) { return cuda::NAME(*args, nullptr); }
 
-#define ACTCORE_ROWS_ENTRY(NAME, ARGUMENTS)                                                      \
-  extern "C" int NAME(const ARGUMENTS* args, const RowWidths* widths, int32_t* misfit) {         \
-    return cuda::NAME(*args, *widths, misfit, nullptr);                                          \
+#define ACTCORE_ROWS_ENTRY(NAME, ARGUMENTS)                                              \
+  extern "C" int NAME(const ARGUMENTS* args, const RowWidths* widths, int32_t* misfit) { \
+    return cuda::NAME(*args, *widths, misfit, nullptr);                                  \
   }
-
-#define ACTCORE_MISFIT_ENTRY(NAME, ARGUMENTS) \
-  extern "C" int NAME(const ARGUMENTS* args, int32_t* misfit) { return cuda::NAME(*args, misfit, nullptr); }
 
 ACTCORE_ENTRY(group_affine_compress, GroupAffineCompress)
 ACTCORE_ENTRY(group_affine_decompress, GroupAffineDecompress)
@@ -22,22 +19,25 @@ ACTCORE_ENTRY(float8_compress, Float8Compress)
 ACTCORE_ENTRY(float8_decompress, Float8Decompress)
 ACTCORE_ROWS_ENTRY(group_affine_rows_compress, GroupAffineCompress)
 ACTCORE_ROWS_ENTRY(group_affine_rows_decompress, GroupAffineDecompress)
-
-ACTCORE_MISFIT_ENTRY(bit_mask_compress, BitMaskCompress)
 ACTCORE_ENTRY(bit_mask_decompress, BitMaskDecompress)
 ACTCORE_ENTRY(positive_mask, PositiveMask)
-ACTCORE_MISFIT_ENTRY(narrow_compress, NarrowCompress)
 ACTCORE_ENTRY(narrow_decompress, NarrowDecompress)
 ACTCORE_ENTRY(relu_mask, ReluMask)
-ACTCORE_ENTRY(dropout_mask, DropoutMask)
 ACTCORE_ENTRY(mask_backward, MaskBackward)
+ACTCORE_ENTRY(dropout_mask, DropoutMask)
 ACTCORE_ENTRY(max_pool, MaxPool)
 ACTCORE_ENTRY(max_pool_backward, MaxPoolBackward)
 ACTCORE_ENTRY(window_index_pack, WindowIndexPack)
 ACTCORE_ENTRY(window_index_unpack, WindowIndexUnpack)
 
-extern "C" int pack_bits(const uint8_t* codes, int64_t numel, int64_t bits, uint8_t* packed, int32_t* misfit) {
-  return cuda::pack_bits(codes, numel, static_cast<int>(bits), packed, misfit, nullptr);
+#define ACTCORE_FLAGGED_ENTRY(NAME, ARGUMENTS) \
+  extern "C" int NAME(const ARGUMENTS* args, int32_t* misfit) { return cuda::NAME(*args, misfit, nullptr); }
+
+ACTCORE_FLAGGED_ENTRY(bit_mask_compress, BitMaskCompress)
+ACTCORE_FLAGGED_ENTRY(narrow_compress, NarrowCompress)
+
+extern "C" int pack_bits(const uint8_t* codes, int64_t numel, int64_t bits, uint8_t* packed, int32_t* excess) {
+  return cuda::pack_bits(codes, numel, static_cast<int>(bits), packed, excess, nullptr);
 }
 extern "C" int unpack_bits(const uint8_t* packed, int64_t numel, int64_t bits, uint8_t* codes) {
   return cuda::unpack_bits(packed, numel, static_cast<int>(bits), codes, nullptr);

@@ -1,4 +1,4 @@
-"""The same as test_cuda_on_host.py, of the kernels that do not round: masks, integers of a range, pooling."""
+"""The same as test_cuda_on_host.py, of masks and pooling."""
 
 import math
 
@@ -9,7 +9,7 @@ from actcore.pooling import window_bits
 
 from .emulation import ELEMENT_TYPES, Written, at_offset
 from .fused_samples import POOLS
-from .samples import BITS, DTYPES, INTEGERS, NUMELS, as_bytes, integers, name_of, normal, not_finite
+from .samples import DTYPES, INTEGERS, NUMELS, as_bytes, integers, name_of, normal, not_finite
 
 ops = torch.ops.actcore
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -27,25 +27,6 @@ def pattern(value, dtype):
     held = torch.tensor([value], dtype=dtype)
     unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}[held.element_size()]
     return held.view(unsigned).item()
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_packed_bytes(kernels, bits):
-    for numel in NUMELS[1:]:
-        for skip in (0, 1, 5):
-            codes = at_offset(integers(numel, 0, 2**bits - 1, torch.uint8), skip)
-            expected, _ = ops.pack_bits(codes.clone(), bits)
-            packed, misfit = Written(expected.numel(), torch.uint8, skip=skip), torch.zeros(1, dtype=torch.int32)
-            kernels.run("pack_bits", codes, numel, bits, packed, misfit)
-            same_bytes(packed.tensor(), expected, (bits, numel, skip))
-            assert misfit.item() == 0
-            unpacked = Written(numel, torch.uint8, skip=skip)
-            kernels.run("unpack_bits", at_offset(expected, skip), numel, bits, unpacked)
-            same_bytes(unpacked.tensor(), codes, (bits, numel, skip))
-    if bits < 8:
-        codes[-1] = 2**bits
-        kernels.run("pack_bits", codes, numel, bits, packed, misfit)
-        assert misfit.item() == 1
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool, *INTEGERS], ids=name_of)
@@ -72,31 +53,6 @@ def test_masks_of_two_values(kernels, dtype):
         what = (given.data_ptr(), x.element_size(), False, numel, *values, mask.data_ptr())
         kernels.run("bit_mask_compress", kernels.struct("BitMaskCompress")(*what), misfit)
         assert misfit.item() == 1
-
-
-@pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
-def test_integers_of_a_range(kernels, dtype):
-    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    for low, high in ((0, 0), (0, 1), (3, 12), (max(least, -300), min(most, 2707)), (least, most)):
-        bits = (high - low).bit_length()
-        for numel in (1, 8, 33, 127, 129, 1000):
-            x = integers(numel, low, high, dtype)
-            expected, _ = ops.narrow_compress(x, low, high)
-            packed, misfit = Written(expected.numel(), torch.uint8), torch.zeros(1, dtype=torch.int32)
-            span = (low % 2**64, high - low, bits)
-            what = (x.data_ptr(), x.element_size(), numel, *span, packed.data_ptr())
-            kernels.run("narrow_compress", kernels.struct("NarrowCompress")(*what), misfit)
-            same_bytes(packed.tensor(), expected, (low, high, numel))
-            assert misfit.item() == 0
-            got = Written(numel, dtype)
-            what = (expected.data_ptr(), x.element_size(), numel, *span, got.data_ptr())
-            kernels.run("narrow_decompress", kernels.struct("NarrowDecompress")(*what))
-            same_bytes(got.tensor(), x, (low, high, numel))
-        if high < most:
-            x[-1] = high + 1
-            what = (x.data_ptr(), x.element_size(), numel, *span, packed.data_ptr())
-            kernels.run("narrow_compress", kernels.struct("NarrowCompress")(*what), misfit)
-            assert misfit.item() == 1
 
 
 @every_dtype
