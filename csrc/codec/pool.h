@@ -157,10 +157,11 @@ ACTCORE_FN int window_index(const PoolShape& shape, const PoolPlace& out, int64_
   return static_cast<int>(index);
 }
 
-// Code `i` of a packed stream.
-ACTCORE_FN int code_at(const uint8_t* packed, int64_t i, int bits) {
-  const int64_t byte = i / 8 * bits + i % 8 * bits / 8;
-  const int shift = static_cast<int>(i % 8 * bits % 8);
+// Code `i` >= 0 of a packed stream.
+template <class Int>
+ACTCORE_FN int code_at(const uint8_t* packed, Int i, int bits) {
+  const int begin = static_cast<int>(i & 7) * bits, shift = begin & 7;
+  const int64_t byte = static_cast<int64_t>(i >> 3) * bits + (begin >> 3);
   uint32_t word = packed[byte];
   if (shift + bits > 8) word |= static_cast<uint32_t>(packed[byte + 1]) << 8;
   return static_cast<int>(word >> shift & ((1u << bits) - 1u));

@@ -7,13 +7,11 @@
 namespace actcore::ops {
 namespace {
 
-int32_t* flag(const Tensor& misfit) { return static_cast<int32_t*>(misfit.mutable_data_ptr()); }
-
 std::tuple<Tensor, Tensor> pack_bits(const Tensor& codes, int64_t bits) {
   const auto call = pack_bits_call(codes, bits);
-  launch_on(codes, [&](cudaStream_t s) {
+  launch_on(codes, call.misfit, [&](int32_t* misfit, cudaStream_t s) {
     return cuda::pack_bits(static_cast<const uint8_t*>(codes.const_data_ptr()), codes.numel(), static_cast<int>(bits),
-                           static_cast<uint8_t*>(call.packed.mutable_data_ptr()), flag(call.misfit), s);
+                           static_cast<uint8_t*>(call.packed.mutable_data_ptr()), misfit, s);
   });
   return {call.packed, call.misfit};
 }
@@ -29,7 +27,8 @@ Tensor unpack_bits(const Tensor& packed, int64_t bits, int64_t numel) {
 
 std::tuple<Tensor, Tensor> bit_mask_compress(const Tensor& input, double low, double high) {
   const auto call = bit_mask_compress_call(input, low, high);
-  launch_on(input, [&](cudaStream_t s) { return cuda::bit_mask_compress(call.args, flag(call.misfit), s); });
+  launch_on(input, call.misfit,
+            [&](int32_t* misfit, cudaStream_t s) { return cuda::bit_mask_compress(call.args, misfit, s); });
   return {call.mask, call.misfit};
 }
 

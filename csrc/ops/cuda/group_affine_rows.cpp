@@ -13,18 +13,18 @@ std::tuple<Tensor, Tensor, Tensor> group_affine_rows_compress(const Tensor& inpu
                                                               int64_t group_size, bool stochastic, const Key& seed,
                                                               const Key& stream) {
   const auto call = group_affine_rows_compress_call(input, bits, nbytes, group_size, stochastic, seed, stream);
-  auto* misfit = static_cast<int32_t*>(call.rows.misfit.mutable_data_ptr());
-  launch_on(input,
-            [&](cudaStream_t s) { return cuda::group_affine_rows_compress(call.args, call.rows.widths, misfit, s); });
+  launch_on(input, call.rows.misfit, [&](int32_t* misfit, cudaStream_t s) {
+    return cuda::group_affine_rows_compress(call.args, call.rows.widths, misfit, s);
+  });
   return {call.codes, call.bounds, call.rows.misfit};
 }
 
 std::tuple<Tensor, Tensor> group_affine_rows_decompress(const Tensor& codes, const Tensor& bounds, const Tensor& bits,
                                                         int64_t numel, int64_t group_size) {
   const auto call = group_affine_rows_decompress_call(codes, bounds, bits, numel, group_size);
-  auto* misfit = static_cast<int32_t*>(call.rows.misfit.mutable_data_ptr());
-  launch_on(codes,
-            [&](cudaStream_t s) { return cuda::group_affine_rows_decompress(call.args, call.rows.widths, misfit, s); });
+  launch_on(codes, call.rows.misfit, [&](int32_t* misfit, cudaStream_t s) {
+    return cuda::group_affine_rows_decompress(call.args, call.rows.widths, misfit, s);
+  });
   return {call.output, call.rows.misfit};
 }
 

@@ -20,4 +20,15 @@ void launch_on(const Tensor& tensor, const Launch& launch) {
   STD_CUDA_CHECK(launch(static_cast<cudaStream_t>(stream)));
 }
 
+// The same for a kernel that may set `misfit`, which is made 0 before it: torch's zero_ takes longer than to quantise a
+// small tensor.
+template <class Launch>
+void launch_on(const Tensor& tensor, const Tensor& misfit, const Launch& launch) {
+  launch_on(tensor, [&](cudaStream_t stream) {
+    auto* flag = static_cast<int32_t*>(misfit.mutable_data_ptr());
+    const cudaError_t error = cudaMemsetAsync(flag, 0, sizeof *flag, stream);
+    return error != cudaSuccess ? error : launch(flag, stream);
+  });
+}
+
 }  // namespace actcore::ops

@@ -10,8 +10,8 @@ namespace {
 
 std::tuple<Tensor, Tensor> narrow_compress(const Tensor& input, int64_t low, int64_t high) {
   const auto call = narrow_compress_call(input, low, high);
-  auto* misfit = static_cast<int32_t*>(call.misfit.mutable_data_ptr());
-  launch_on(input, [&](cudaStream_t s) { return cuda::narrow_compress(call.args, misfit, s); });
+  launch_on(input, call.misfit,
+            [&](int32_t* misfit, cudaStream_t s) { return cuda::narrow_compress(call.args, misfit, s); });
   return {call.packed, call.misfit};
 }
 

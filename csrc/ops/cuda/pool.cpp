@@ -27,7 +27,7 @@ Tensor max_pool_backward(const Tensor& gradient, const Tensor& packed, Ints inpu
 std::tuple<Tensor, Tensor> window_index_pack(const Tensor& indices, Ints input_shape, Ints kernel, Ints stride,
                                              Ints padding, Ints dilation, bool ceil_mode) {
   const auto call = window_index_pack_call(indices, input_shape, {kernel, stride, padding, dilation, ceil_mode});
-  launch_on(indices, [&](cudaStream_t s) { return cuda::window_index_pack(call.args, s); });
+  launch_on(indices, call.misfit, [&](int32_t*, cudaStream_t s) { return cuda::window_index_pack(call.args, s); });
   return {call.packed, call.misfit};
 }
 

@@ -18,8 +18,9 @@ elseif(NOT CMAKE_CUDA_COMPILER)
 elseif(NOT TORCH_CUDA AND NOT ACTCORE_WITH_CUDA STREQUAL "ON")
   message(STATUS "actcore: CUDA operators skipped: torch ${TORCH_VERSION} is a CPU build; everything works on CPU")
 else()
-  if(NOT CMAKE_CUDA_ARCHITECTURES)
-    # Ampere and Hopper as machine code, and PTX that later architectures compile when they load it.
+  if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+    # Ampere (with Ada) and Hopper as machine code, and PTX that later GPUs compile when they first load it. Machine code
+    # for Blackwell, too (80-real;90;100-real;120-real), takes twice as long to build: who wants it asks for it.
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
   endif()
   set(CMAKE_CUDA_STANDARD 20)

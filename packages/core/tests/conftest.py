@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from .emulation import Emulation, build
+
 
 @pytest.fixture(autouse=True)
 def set_threads():
@@ -13,3 +15,9 @@ def set_threads():
     torch.set_num_threads(1)
     yield torch.set_num_threads
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory) -> Emulation:
+    """The CUDA kernels on the host."""
+    return build(tmp_path_factory.mktemp("cuda_on_host"))

@@ -9,7 +9,7 @@ import torch
 
 import actcore  # noqa: F401 - its operators
 
-from .emulation import ELEMENT_TYPES, Emulation, Written, at_offset, build
+from .emulation import ELEMENT_TYPES, Written, at_offset
 from .samples import (
     BITS,
     DTYPES,
@@ -33,11 +33,6 @@ SEED, STREAM = 0x0123_4567_89AB_CDEF, -3
 # Whole groups to a tile; several groups to a tile that they do not fill; a block for a group, of one warp and of more.
 SIZES = (*GROUP_SIZES, 160, 192, 224, 352, 544, 1056, 2048, 4096)
 LONG = 32 * 1025
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory) -> Emulation:
-    return build(tmp_path_factory.mktemp("cuda_on_host"))
 
 
 def same_bytes(got, expected, case):

@@ -2,14 +2,16 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import actcore
-from actcore import info
+from actcore import _library, _native, info
 from actcore.fused import FUSED_OPERATORS
 from actcore.ops import OPERATORS
 
@@ -55,6 +57,91 @@ def test_cuda_is_either_loaded_or_missing_for_a_reason():
     else:
         assert facts["cuda_version"]
         assert facts["cuda_architectures"]
+
+
+def test_a_cuda_library_that_cannot_be_loaded_does_not_stop_the_import(tmp_path):
+    """It is damaged here; a symbol that torch lacks raises the same."""
+    ours = Path(_library.__file__).parent
+    shutil.copytree(ours, tmp_path / "actcore", ignore=shutil.ignore_patterns("__pycache__", "_ops_cuda.so"))
+    (tmp_path / "actcore" / "_ops_cuda.so").write_bytes(b"no library")
+    program = f"""
+import torch
+torch.version.cuda = {_native.cuda_version!r}  # a torch for which the library was built
+import actcore
+print(actcore.build_info()["cuda_missing"])
+print(actcore.missing_on(torch.device("cuda")) == actcore.build_info()["cuda_missing"])
+print(actcore.compress(torch.ones(300), actcore.GroupAffine(bits=8)).decompress().sum())
+"""
+    result = run("-c", program, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    reason, missing, total = result.stdout.splitlines()
+    assert reason.startswith("actcore's CUDA operators cannot be loaded: ")
+    assert "_ops_cuda.so" in reason
+    assert (missing, total) == ("True", "tensor(300.)")
+    assert result.stderr.count("CPU tensors work") == 1
+
+
+AMPERE_AND_LATER = "80-real 90"
+"""As the build makes them by default."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((7, 5), AMPERE_AND_LATER, False),
+        ((8, 0), AMPERE_AND_LATER, True),
+        ((8, 9), AMPERE_AND_LATER, True),  # machine code of its major version
+        ((9, 0), AMPERE_AND_LATER, True),
+        ((10, 3), AMPERE_AND_LATER, True),  # PTX
+        ((12, 0), AMPERE_AND_LATER, True),
+        ((8, 0), "90", False),
+        ((8, 0), "86-real", False),
+        ((10, 0), "90-real", False),
+        ((10, 0), "90-virtual", True),
+        ((12, 1), "80-real 120-real", True),
+        ((7, 5), "native", True),
+        ((9, 0), "90a-real", True),
+    ],
+)
+def test_which_gpus_run_what_was_built(capability, architectures, runs):
+    assert _library._runs_on(capability, architectures.split()) is runs
+
+
+@pytest.fixture
+def turing(monkeypatch):
+    """A GPU that is too old, in the words in which torch tells of it."""
+    monkeypatch.setattr(_library, "cuda_missing", "")
+    monkeypatch.setattr(_native, "cuda_architectures", AMPERE_AND_LATER)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    yield
+    _library._missing_on_gpu.cache_clear()
+
+
+def test_a_gpu_that_is_too_old_is_named(turing, capsys):
+    """Kernels that were not compiled for it fail when they are launched, with an error that names neither."""
+    reason = actcore.missing_on(torch.device("cuda", 0))
+    assert "Tesla T4 is of architecture 75" in reason
+    assert "built for 80-real, 90;" in reason
+    assert "-DCMAKE_CUDA_ARCHITECTURES=75" in reason
+    assert info.devices() == [torch.device("cpu")]
+
+    from actcore.__main__ import main
+
+    assert main() == 0
+    assert f"cuda {reason}" in capsys.readouterr().out
+
+
+def test_the_floor_of_cmake_knows_cxx20_for_nvcc():
+    """3.25.1 does not. It is named twice: a build without isolation has the one of the dependency group."""
+    root = Path(__file__).parents[3]
+    cmake = (root / "packages/core/CMakeLists.txt").read_text()
+    asked = re.search(r"cmake_minimum_required\(VERSION ([\d.]+)\)", cmake)[1]
+    assert f'"cmake>={asked}"' in (root / "pyproject.toml").read_text()
+    assert tuple(map(int, asked.split("."))) >= (3, 25, 2)
 
 
 def test_python_m_actcore_prints_the_facts_and_checks_every_operator():

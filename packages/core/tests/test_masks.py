@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import actcore
 from actcore import reference
@@ -75,6 +76,31 @@ def test_a_set_bit_means_the_second_value(dtype):
     assert mask.tolist() == [0b0100_0001, 0b1]
     [mask] = actcore.compress(x, actcore.BitMask((1, 0))).payload
     assert mask.tolist() == [0b1011_1110, 0b0]
+
+
+class Dispatched(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("values", [(0, 1), (1, 0)])
+def test_a_bool_is_stored_without_a_look_at_the_flag(values):
+    """Each element is one of the two: on a GPU a comparison and an assertion more would be launched."""
+    mask = torch.tensor([0, 1, 2, 255] * 100, dtype=torch.uint8).view(torch.bool)
+    with Dispatched() as dispatched:
+        c = actcore.compress(mask, actcore.BitMask(values))
+    assert dispatched.names.count("actcore.bit_mask_compress.default") == 1
+    assert not [name for name in dispatched.names if "_local_scalar_dense" in name or "assert" in name]
+    assert torch.equal(c.decompress(), mask)
+    with pytest.raises(ValueError, match="an element is neither"):
+        actcore.compress(mask, actcore.BitMask((1, 1)))
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, *DTYPES], ids=name_of)

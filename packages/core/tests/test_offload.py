@@ -24,25 +24,37 @@ class NotedEvent:
         self.log.append(f"synchronize {self.name}")
 
 
+class NotedStream:
+    def __init__(self, log):
+        self.log = log
+
+    def wait_event(self, event):
+        self.log.append(f"wait for {event.name}")
+
+
 class NotedLane:
     """Copies at once, and notes in which order; payloads have the name of their first element."""
 
     def __init__(self):
         self.device = torch.device("cpu")
         self.log = []
+        self.stream = NotedStream(self.log)
+
+    def current(self):
+        return self.stream
 
     def copy_out(self, parts):
         name = f"out {parts[0].flatten()[0].item():.0f}"
         self.log.append(name)
-        return tuple(part.clone() for part in parts), NotedEvent(self.log, name)
+        return tuple(part.clone() for part in parts), self.crossing(parts, name)
 
     def copy_back(self, parts, arrived):
         name = f"back {parts[0].flatten()[0].item():.0f}"
         self.log.append(f"{name} after {arrived.name if arrived else 'nothing'}")
-        return tuple(part.clone() for part in parts), NotedEvent(self.log, name)
+        return self.crossing([part.clone() for part in parts], name)
 
-    def hand_over(self, parts, arrived):
-        self.log.append(f"use after {arrived.name}")
+    def crossing(self, parts, name):
+        return offload.Crossing(tuple(parts), NotedEvent(self.log, name), self.stream, None)
 
 
 @pytest.fixture
@@ -51,8 +63,8 @@ def noted(monkeypatch):
     lane = NotedLane()
     monkeypatch.setattr(offload, "lane", lambda device: lane)
     monkeypatch.setattr(offload, "_leaves", lambda device: True)
-    monkeypatch.setattr(offload, "_last", {})
-    monkeypatch.setattr(offload, "_ahead", {})
+    for order in ("_last", "_leaving", "_ahead"):
+        monkeypatch.setattr(offload, order, {})
     return lane
 
 
@@ -62,17 +74,19 @@ def stored(number):
 
 def test_the_one_stored_before_comes_back_ahead_of_its_use(noted):
     one, two, three = map(stored, (1, 2, 3))
-    assert noted.log == ["out 1", "out 2", "out 3"]
+    assert noted.log == ["out 1", "out 2", "wait for out 1", "out 3"]
     noted.log.clear()
     for number, c in ((3, three), (2, two), (1, one)):
         assert torch.equal(c.decompress(), torch.full((4,), float(number)))
     assert noted.log == [
+        "wait for out 2",
+        "wait for out 3",
         "back 3 after out 3",
         "back 2 after out 2",
-        "use after back 3",
+        "wait for back 3",
         "back 1 after out 1",
-        "use after back 2",
-        "use after back 1",
+        "wait for back 2",
+        "wait for back 1",
     ]
 
 
@@ -160,7 +174,7 @@ def test_a_loaded_one_comes_back(noted):
     c = torch.load(file, weights_only=True)
     noted.log.clear()
     assert torch.equal(c.decompress(), torch.full((4,), 7.0))
-    assert noted.log == ["back 7 after nothing", "use after back 7"]
+    assert noted.log == ["back 7 after nothing", "wait for back 7"]
 
 
 @pytest.mark.parametrize("entrance", ["hooks", "save_for_backward"])
@@ -194,7 +208,7 @@ def test_in_a_training_step(noted, entrance):
         "back 2 after out 2",
         "back 1 after out 1",
     ]
-    assert noted.log.index("back 2 after out 2") < noted.log.index("use after back 4")
+    assert noted.log.index("back 2 after out 2") < noted.log.index("wait for back 4")
 
 
 # ---- without pretending ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from actcore.info import build_info, check_operators, devices
+from actcore.info import build_info, check_operators, devices, unusable_gpu
 
 
 def main() -> int:
@@ -12,6 +12,8 @@ def main() -> int:
     for name, value in build_info().items():
         text = ", ".join(value) if isinstance(value, list) else str(value)
         print(f"{name:22} {text or '-'}")
+    if reason := unusable_gpu():
+        print(f"cuda {reason}")
     failed = False
     for device in devices():
         for operator, agrees in check_operators(device):

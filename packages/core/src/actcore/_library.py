@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -26,7 +27,12 @@ def _load() -> str:
         reason = f"actcore's CUDA operators were built with CUDA {_native.cuda_version}, torch has {torch.version.cuda}"
         warnings.warn(f"{reason}; install an actcore built for CUDA {found}. CPU tensors work.", stacklevel=3)
         return reason
-    torch.ops.load_library(_CUDA)
+    try:
+        torch.ops.load_library(_CUDA)
+    except OSError as error:  # a library or a symbol that it needs is missing, or the file is damaged
+        reason = f"actcore's CUDA operators cannot be loaded: {error}"
+        warnings.warn(f"{reason}; install an actcore built for this torch. CPU tensors work.", stacklevel=3)
+        return reason
     return ""
 
 
@@ -37,4 +43,36 @@ def missing_on(device: torch.device) -> str:
     """Why there are no operators for tensors on a device; empty where there are."""
     if device.type in ("cpu", "meta"):
         return ""
-    return cuda_missing if device.type == "cuda" else f"actcore has no operators for {device.type}"
+    if device.type != "cuda":
+        return f"actcore has no operators for {device.type}"
+    if cuda_missing or not torch.cuda.is_initialized():  # nobody has a tensor there yet
+        return cuda_missing
+    return _missing_on_gpu(device)
+
+
+@cache
+def _missing_on_gpu(device: torch.device) -> str:
+    """Why the CUDA operators that are loaded do not run on a GPU; empty where they do."""
+    import actcore._native as _native
+
+    architectures, capability = _native.cuda_architectures.split(), torch.cuda.get_device_capability(device)
+    if _runs_on(capability, architectures):
+        return ""
+    name = "{}{}".format(*capability)
+    return (
+        f"{torch.cuda.get_device_name(device)} is of architecture {name}, and actcore's CUDA operators were built for "
+        f"{', '.join(architectures)}; build actcore with CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES={name}"
+    )
+
+
+def _runs_on(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Whether a GPU runs what was compiled for these architectures, in CMake's words."""
+    for architecture in architectures:
+        number, _, kind = architecture.partition("-")
+        if not number.isdecimal():  # "native", or features of one GPU: whoever asks for these knows the GPU
+            return True
+        major, minor = divmod(int(number), 10)
+        # Machine code runs on later GPUs of its major version, PTX on all later ones.
+        if capability >= (major, minor) and (kind != "real" or capability[0] == major):
+            return True
+    return False

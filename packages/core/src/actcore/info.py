@@ -40,11 +40,20 @@ def build_info() -> dict[str, Any]:
 
 
 def devices() -> list[torch.device]:
-    """The devices that the operators can be checked on: the CPU, and a GPU when one is usable."""
+    """The devices that the operators can be checked on: the CPU, and the current GPU when one is usable."""
     found = [torch.device("cpu")]
-    if not _library.cuda_missing and torch.cuda.is_available():
-        found.append(torch.device("cuda"))
+    if torch.cuda.is_available() and not _library.missing_on(current := _current_gpu()):
+        found.append(current)
     return found
+
+
+def unusable_gpu() -> str:
+    """Why the operators do not run on the current GPU; empty where they do, and where there is none."""
+    return _library.missing_on(_current_gpu()) if torch.cuda.is_available() else ""
+
+
+def _current_gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:

@@ -24,6 +24,11 @@ ACTCORE_ENTRY(positive_mask, PositiveMask)
 ACTCORE_ENTRY(narrow_decompress, NarrowDecompress)
 ACTCORE_ENTRY(relu_mask, ReluMask)
 ACTCORE_ENTRY(mask_backward, MaskBackward)
+ACTCORE_ENTRY(dropout_mask, DropoutMask)
+ACTCORE_ENTRY(max_pool, MaxPool)
+ACTCORE_ENTRY(max_pool_backward, MaxPoolBackward)
+ACTCORE_ENTRY(window_index_pack, WindowIndexPack)
+ACTCORE_ENTRY(window_index_unpack, WindowIndexUnpack)
 
 #define ACTCORE_FLAGGED_ENTRY(NAME, ARGUMENTS) \
   extern "C" int NAME(const ARGUMENTS* args, int32_t* misfit) { return cuda::NAME(*args, misfit, nullptr); }

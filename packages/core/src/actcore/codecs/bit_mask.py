@@ -56,8 +56,9 @@ class BitMask:
         mask, misfit = below_autograd(
             torch.ops.actcore.bit_mask_compress.default, stored_elements(layout, tensor), *self.values
         )
-        name = f"BitMask(values={self.values})"
-        require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
+        if tensor.dtype != torch.bool or self.values[0] == self.values[1]:  # a bool is one of the two
+            name = f"BitMask(values={self.values})"
+            require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
         return made(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:

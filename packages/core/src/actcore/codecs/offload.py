@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -15,10 +16,14 @@ from torch import Tensor
 from actcore.codec import Codec, require_codec
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
+from actcore.device_streams import in_cuda_graph
 from actcore.ops import Key
 
 Event: TypeAlias = Any  # torch.cuda.Event; torch builds without CUDA have a stand-in
+Stream: TypeAlias = Any  # torch.cuda.Stream, likewise
 
+# Payloads that may still be on a device on their way out: the one that is copied, and the next in the queue.
+_LEAVING = 2
 # Tensors that may be back on a device before they are asked for: the next one, and one that the order was wrong about.
 _AHEAD = 2
 
@@ -29,9 +34,17 @@ class Offload:
 
     Copies run on streams of their own, one for each direction, beside the computation; the host never waits. Tensors
     are needed in the reverse order of their storing, so whenever one is decompressed, the copy back of the one that was
-    stored before it is started. At most two wait on a device for their use; where the order is another, the older one
-    is dropped and copied again. What ``inner`` stores without a copy (``Raw``) is copied on the device first, so that a
-    change in place cannot reach it. Pinned memory comes from torch's pool, which reuses it once the copies have ended.
+    stored before it is started. Where the order is another, the older one is dropped and copied again. What ``inner``
+    stores without a copy (``Raw``) is copied on the device first, so that a change in place cannot reach it.
+
+    However far the host is ahead, the device holds the payloads of at most two tensors on their way out and of at most
+    two on their way back, besides the one in use: storing a third lets the stream that stores wait for the first to
+    arrive, and a copy back begins when the stream has come to where it was started. Their memory then serves the
+    stream's next tensors. While a CUDA graph is captured nothing is copied beside the computation.
+
+    Pinned memory comes from torch's pool, which pins it once, keeps it, and gives it out again when the copies have
+    ended. The pool rounds each payload tensor up to a power of two unless ``PYTORCH_ALLOC_CONF`` says otherwise, so the
+    host may need up to twice ``nbytes``.
 
     The stored form is on the host, and so are its ``device`` and ``nbytes``; ``decompress`` puts the tensor on the
     device it came from. Moving or saving it waits for its copy. A tensor that is on the host already is stored by
@@ -56,6 +69,8 @@ class Offload:
         Raises:
             TypeError: besides, for a tensor on a device other than the CPU and CUDA.
         """
+        if _leaves(tensor.device):
+            _make_room(lane(tensor.device))
         stored = self.inner.compress(tensor, seed=seed, stream=stream)
         device = stored.device
         if not _leaves(device):
@@ -75,7 +90,7 @@ class Offload:
     def settle(self, compressed: Compressed) -> None:
         """Waits until the payload has arrived on the host."""
         transfer = _transfer_of(compressed.payload)
-        if transfer is not None:
+        if transfer is not None and transfer.arrived is not None:
             transfer.arrived.synchronize()
 
 
@@ -86,39 +101,72 @@ def _leaves(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+class Crossing:
+    """A copy between host and device, and the memory of ``stream`` on the device that it reads or writes.
+
+    That memory goes back to the allocator with the crossing, which lets ``stream`` wait for the copy first: whatever
+    takes the memory next there comes after it. ``Tensor.record_stream`` would keep the memory from everybody until the
+    host sees that the copy has ended. A host that is ahead sees it too late: the allocator would always take more.
+    """
+
+    def __init__(self, parts: tuple[Tensor, ...], arrived: Event, stream: Stream, side: Stream) -> None:
+        self.parts = parts
+        self.arrived = arrived
+        self.stream = stream
+        self._side = side
+
+    def hand_over(self, current: Stream) -> tuple[Tensor, ...]:
+        """Lets ``current`` use what was copied, and leaves the memory to it."""
+        parts, self.parts = self.parts, ()
+        current.wait_event(self.arrived)
+        if current != self.stream:
+            for part in parts:
+                part.record_stream(current)
+        return parts
+
+    def __del__(self) -> None:
+        if not self.parts or sys.is_finalizing():
+            return
+        if in_cuda_graph():  # which must not wait for what began before it
+            for part in self.parts:
+                part.record_stream(self._side)
+        else:
+            self.stream.wait_event(self.arrived)
+
+
 class Lane:
     """Copies between one CUDA device and the host, on a stream for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.out = torch.cuda.Stream(device)
-        self.back = torch.cuda.Stream(device)
+        self._out = torch.cuda.Stream(device)
+        self._back = torch.cuda.Stream(device)
 
-    def copy_out(self, parts: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Event]:
-        """Copies on the host, and the event of their arrival."""
-        self.out.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.out):
-            copies = []
-            for part in parts:
-                host = torch.empty_like(part, device="cpu", pin_memory=True)
-                copies.append(host.copy_(part, non_blocking=True))
-                part.record_stream(self.out)  # its block is given to nobody before the copy has ended
-            return tuple(copies), self.out.record_event()
+    def current(self) -> Stream:
+        """The stream that computes."""
+        return torch.cuda.current_stream(self.device)
 
-    def copy_back(self, parts: Sequence[Tensor], arrived: Event | None) -> tuple[tuple[Tensor, ...], Event]:
-        """Copies on the device, and the event of their arrival; they belong to the stream of copies back."""
+    def copy_out(self, parts: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Crossing]:
+        """Copies on the host of what the current stream has made, and their way there."""
+        current = self.current()
+        self._out.wait_stream(current)
+        with torch.cuda.stream(self._out):
+            copies = tuple(
+                torch.empty_like(part, device="cpu", pin_memory=True).copy_(part, non_blocking=True) for part in parts
+            )
+            return copies, Crossing(tuple(parts), self._out.record_event(), current, self._out)
+
+    def copy_back(self, parts: Sequence[Tensor], arrived: Event | None) -> Crossing:
+        """The way of copies on the device, which begins where the current stream is, and when ``parts`` are there."""
+        current = self.current()
+        copies = tuple(torch.empty_like(part, device=self.device) for part in parts)
+        self._back.wait_stream(current)  # the memory may be in use until there
         if arrived is not None:
-            self.back.wait_event(arrived)
-        with torch.cuda.stream(self.back):
-            copies = tuple(part.to(self.device, non_blocking=True) for part in parts)
-            return copies, self.back.record_event()
-
-    def hand_over(self, parts: Sequence[Tensor], arrived: Event) -> None:
-        """Lets the current stream use what was copied back."""
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(arrived)
-        for part in parts:
-            part.record_stream(current)
+            self._back.wait_event(arrived)
+        with torch.cuda.stream(self._back):
+            for copy, part in zip(copies, parts, strict=True):
+                copy.copy_(part, non_blocking=True)
+            return Crossing(copies, self._back.record_event(), current, self._back)
 
 
 lane = lru_cache(maxsize=None)(Lane)
@@ -145,14 +193,22 @@ def _still_there(place: _Place | None) -> _Place | None:
 class _Transfer:
     """One payload on its way out and back. It lives as long as the payload's memory."""
 
-    def __init__(self, payload: tuple[Tensor, ...], arrived: Event, before: _Place | None) -> None:
+    def __init__(self, payload: tuple[Tensor, ...], leaving: Crossing, before: _Place | None) -> None:
         # The storages are what autograd's own saving keeps, whatever tensor objects it makes of them.
         self.payload = [
             (weakref.ref(part.untyped_storage()), part.shape, part.stride(), part.dtype) for part in payload
         ]
-        self.arrived = arrived
+        self.arrived: Event | None = leaving.arrived
         self.place = _Place(self, before)
-        self.coming: tuple[tuple[Tensor, ...], Event] | None = None
+        self.leaving: Crossing | None = leaving
+        self.coming: Crossing | None = None
+
+    def stay(self, current: Stream) -> None:
+        """Lets the current stream wait for the copy out: what a CUDA graph captures must be over when it ends, and
+        nothing outside may wait for it."""
+        assert self.leaving is not None
+        self.leaving.hand_over(current)
+        self.leaving = self.arrived = None
 
     def fetch(self, lane: Lane) -> None:
         """Starts the copy back, if the payload is still there and not on its way."""
@@ -169,6 +225,7 @@ class _Transfer:
 
 _transfers: weakref.WeakKeyDictionary[torch.UntypedStorage, _Transfer] = weakref.WeakKeyDictionary()
 _last: dict[torch.device, _Place] = {}
+_leaving: dict[torch.device, list[weakref.ref[_Transfer]]] = {}  # with memory on the device, the oldest first
 _ahead: dict[torch.device, list[weakref.ref[_Transfer]]] = {}  # fetched and not yet used, the oldest first
 _lock = threading.Lock()  # forward and backward run in different threads
 
@@ -177,27 +234,47 @@ def _transfer_of(payload: Sequence[Tensor]) -> _Transfer | None:
     return _transfers.get(payload[0].untyped_storage())
 
 
-def _store(lane: Lane, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    payload, arrived = lane.copy_out(parts)
+def _make_room(lane: Lane) -> None:
+    """Lets memory of the device go, so that the next payload is one of the last ``_LEAVING``."""
     with _lock:
-        transfer = _Transfer(payload, arrived, _still_there(_last.get(lane.device)))
+        _let_go(lane, _LEAVING - 1)
+
+
+def _let_go(lane: Lane, remain: int) -> None:
+    """Gives back the device's memory of all but the last ``remain`` payloads that are on their way out."""
+    leaving = _leaving.get(lane.device, [])
+    begin = max(len(leaving) - remain, 0)
+    for found in leaving[:begin]:
+        if (transfer := found()) is not None:
+            transfer.leaving = None
+    del leaving[:begin]
+
+
+def _store(lane: Lane, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    payload, leaving = lane.copy_out(parts)
+    with _lock:
+        transfer = _Transfer(payload, leaving, _still_there(_last.get(lane.device)))
         _transfers[payload[0].untyped_storage()] = transfer
         _last[lane.device] = transfer.place
+        if in_cuda_graph():
+            transfer.stay(lane.current())
+        else:
+            _leaving.setdefault(lane.device, []).append(weakref.ref(transfer))
     return payload
 
 
 def _restore(lane: Lane, payload: Sequence[Tensor]) -> tuple[Tensor, ...]:
     with _lock:
         transfer = _transfer_of(payload)
-        if transfer is None:  # loaded from a file: nothing is on its way
-            parts, arrived = lane.copy_back(payload, None)
+        if transfer is None or in_cuda_graph():  # loaded from a file, or there since before the capture or before this
+            coming = lane.copy_back(payload, None)
         else:
+            _let_go(lane, 0)  # backward has begun
             transfer.fetch(lane)
             assert transfer.coming is not None
-            (parts, arrived), transfer.coming = transfer.coming, None
+            coming, transfer.coming = transfer.coming, None
             _fetch_ahead(lane, transfer.place)
-    lane.hand_over(parts, arrived)
-    return parts
+    return coming.hand_over(lane.current())
 
 
 def _fetch_ahead(lane: Lane, place: _Place) -> None:

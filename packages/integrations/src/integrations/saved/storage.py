@@ -5,7 +5,9 @@ quantised value, or the memory itself. When a later user needs more bits, the va
 better one; when one needs the tensor exactly, the memory stays and everything else is dropped. Under ``Offload`` the
 stored form is on the host, an exact one included, and serves the same users.
 
-A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared.
+A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared. What was restored
+last is lent to the next view that asks for the same, as those of query, key and value do, as long as there is one to
+come and no other region is restored: one tensor more than autograd itself holds, at most.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,10 +34,31 @@ Stream = int | Tensor
 _SMALL = 8
 
 
-class Region:
-    """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them."""
+class _Last:
+    """The region that was restored last, among those of one ``Storages``, while views of it are still to come."""
 
-    def __init__(self, tensor: Tensor, extent: Extent) -> None:
+    __slots__ = ("region",)
+
+    def __init__(self) -> None:
+        self.region: weakref.ref[Region] | None = None
+
+    def becomes(self, region: Region | None) -> None:
+        """Lets what another region lends go."""
+        last = None if self.region is None else self.region()
+        if last is not None and last is not region:
+            last.lent = None
+        self.region = None if region is None else weakref.ref(region)
+
+
+class Region:
+    """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them.
+
+    Attributes:
+        waiting: views of it that backward has not read.
+        lent: what was restored, of which stored form and on which stream, where it is the last.
+    """
+
+    def __init__(self, tensor: Tensor, extent: Extent, last: _Last) -> None:
         self.start = tensor.storage_offset()
         self.numel = extent.numel
         self.dtype = tensor.dtype
@@ -46,6 +69,9 @@ class Region:
         self.value: Compressed | None = None
         self.sign: Compressed | None = None
         self.kept: Kept | None = None
+        self.waiting = 0
+        self.lent: tuple[Compressed, Any, Tensor] | None = None
+        self._last = last
         self._value_record: Record | None = None
         self._sign_record: Record | None = None
 
@@ -137,7 +163,15 @@ class Region:
             return self.kept.unpack()
         stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
-        return stored.codec.decompress(stored)
+        lent = self.lent
+        if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]):
+            lent = self.lent = None
+            self._last.becomes(None)  # before there is another tensor
+            elements = stored.codec.decompress(stored)
+            lent = (stored, _stream_of(elements), elements)
+        self.lent = lent if self.waiting > 0 else None
+        self._last.becomes(self if self.waiting > 0 else None)
+        return lent[2]
 
 
 @dataclass(slots=True, eq=False)
@@ -159,8 +193,15 @@ class View:
     layout: Layout
     offset: int
     sign: bool
+    waits: bool = True
+
+    def __post_init__(self) -> None:
+        self.region.waiting += 1
 
     def unpack(self) -> Tensor:
+        if self.waits:
+            self.waits = False
+            self.region.waiting -= 1
         return self.view_of(self.region.elements(self.sign))
 
     def view_of(self, elements: Tensor) -> Tensor:
@@ -196,6 +237,7 @@ class Storages:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
         self._room = 1024
+        self._last = _Last()
 
     def original_bytes(self, storage: torch.UntypedStorage) -> int:
         """The bytes of a storage when it is first asked about, 0 from then on."""
@@ -232,7 +274,7 @@ class Storages:
                 region.keep(tensor)
         if not counted:
             record.stored_bytes = storage.nbytes()
-        region = Region(tensor, extent)
+        region = Region(tensor, extent, self._last)
         region.keep(tensor)
         known.remember([*regions, region])
         return Exact(Kept.of(tensor), region)
@@ -246,7 +288,7 @@ class Storages:
         regions = known.alive()
         region = next((found for found in regions if found.covers(tensor, extent.layout)), None) if regions else None
         if region is None:
-            region = Region(tensor, extent)
+            region = Region(tensor, extent, self._last)
             if regions and any(found.kept is not None and found.version == region.version for found in regions):
                 region.keep(tensor)
             regions.append(region)
@@ -267,6 +309,11 @@ class Storages:
                 self._known, self._room = alive, max(1024, 2 * len(alive))
             known = self._known[storage._cdata] = _Known(storage)
         return known
+
+
+def _stream_of(tensor: Tensor) -> Any:
+    """The stream that a tensor would be used on: one that was restored on another may not be there yet."""
+    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
 
 
 def _lazy(tensor: Tensor) -> tuple[bool, bool]:

@@ -1,0 +1,91 @@
+"""What ``Offload`` holds on a device while the host is far ahead of it, on streams and an allocator of the tests."""
+
+import random
+
+import pytest
+import torch
+
+import actcore
+from actcore.codecs import offload
+
+from . import fake_cuda
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+BLOCK = 4 * 1000
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    cuda = fake_cuda.install(monkeypatch)
+    lane = offload.Lane(torch.device("cpu"))
+    monkeypatch.setattr(offload, "lane", lambda device: lane)
+    monkeypatch.setattr(offload, "_leaves", lambda device: True)
+    monkeypatch.setattr(offload, "in_cuda_graph", lambda: cuda.capturing)
+    for order in ("_last", "_leaving", "_ahead"):
+        monkeypatch.setattr(offload, order, {})
+    return cuda
+
+
+def layer(cuda, number):
+    """A tensor of the forward, stored; its own memory is free again."""
+    h = cuda.new(torch.full((1000,), float(number)))
+    cuda.run(write=[h])
+    return actcore.compress(h, actcore.Offload())
+
+
+def use(cuda, stored, number):
+    value = stored.decompress()
+    cuda.run(read=[value])
+    assert torch.equal(value, torch.full((1000,), float(number)))
+
+
+@pytest.mark.parametrize("layers", [8, 24])
+def test_the_device_holds_a_few_tensors_however_far_the_host_is_ahead(cuda, layers):
+    """One that is made and two on their way out; in backward one in use and two on their way back."""
+    stack = [layer(cuda, number) for number in range(layers)]
+    assert cuda.reserved == 3 * BLOCK
+    for number in reversed(range(layers)):
+        use(cuda, stack.pop(), number)
+    assert cuda.reserved == 3 * BLOCK
+
+
+def test_what_is_dropped_and_what_dies_on_its_way_is_not_given_out_too_early(cuda):
+    """In any order of storing, using and forgetting: the streams of the test assert it."""
+    order = random.Random(0)
+    kept = {}
+    for number in range(300):
+        kept[number] = layer(cuda, number)
+        for _ in range(order.randrange(3)):
+            if kept:
+                use(cuda, kept[found := order.choice(list(kept))], found)
+        for _ in range(order.randrange(3)):
+            if kept:
+                del kept[order.choice(list(kept))]
+    kept.clear()
+    assert cuda.reserved <= (1 + offload._LEAVING + 1 + offload._AHEAD) * BLOCK
+
+
+def test_another_stream_may_use_what_was_fetched_for_one(cuda):
+    stack = [layer(cuda, number) for number in range(6)]
+    first, second = cuda.current, fake_cuda.Stream(cuda)
+    for number in reversed(range(6)):
+        with cuda.stream(second if number % 2 else first):
+            second.wait_stream(first)
+            use(cuda, stack.pop(), number)
+            layer(cuda, 0)
+
+
+def test_a_capture_has_no_border_to_wait_across(cuda):
+    """What began before it goes on beside it; what it copies is over when it ends, and others may use it then."""
+    before = [layer(cuda, number) for number in range(4)]
+    use(cuda, before[3], 3)  # the one before is on its way
+    before[0] = layer(cuda, 0)
+    with cuda.capture():
+        inside = [layer(cuda, 10 + number) for number in range(4)]
+        use(cuda, inside.pop(), 13)
+        use(cuda, before.pop(), 3)
+        del before[2]
+    use(cuda, inside.pop(), 12)
+    layer(cuda, 20)
+    use(cuda, before[0], 0)
