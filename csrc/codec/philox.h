@@ -36,22 +36,52 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
-// The four words of block `block` of the sequence named by (seed, stream).
-ACTCORE_FN PhiloxBlock philox(uint64_t seed, uint64_t stream, uint64_t block) {
+// All 64 bits. Written as a product of 64-bit numbers, it leaves nvcc adding the product with the upper half, a zero.
+ACTCORE_FN uint64_t wide_product(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return static_cast<uint64_t>(a) * b;
+#endif
+}
+
+template <int count>
+struct PhiloxBlocks {
+  PhiloxBlock block[count];
+};
+
+// The words of `count` blocks from `first` on, of the sequence named by (seed, stream); together, since they share the keys
+// of the rounds.
+template <int count>
+ACTCORE_FN PhiloxBlocks<count> philox_blocks(uint64_t seed, uint64_t stream, uint64_t first) {
+  PhiloxBlocks<count> x = {};
+  for (int b = 0; b < count; ++b) {
+    const uint64_t block = first + static_cast<uint64_t>(b);
+    x.block[b] = {{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(stream),
+                   static_cast<uint32_t>(stream >> 32)}};
+  }
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-  uint32_t x0 = static_cast<uint32_t>(block), x1 = static_cast<uint32_t>(block >> 32);
-  uint32_t x2 = static_cast<uint32_t>(stream), x3 = static_cast<uint32_t>(stream >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t p0 = static_cast<uint64_t>(kPhiloxMultiplier0) * x0;
-    const uint64_t p1 = static_cast<uint64_t>(kPhiloxMultiplier1) * x2;
-    x0 = static_cast<uint32_t>(p1 >> 32) ^ x1 ^ k0;
-    x1 = static_cast<uint32_t>(p1);
-    x2 = static_cast<uint32_t>(p0 >> 32) ^ x3 ^ k1;
-    x3 = static_cast<uint32_t>(p0);
+    for (int b = 0; b < count; ++b) {
+      uint32_t* word = x.block[b].word;
+      const uint64_t p0 = wide_product(kPhiloxMultiplier0, word[0]);
+      const uint64_t p1 = wide_product(kPhiloxMultiplier1, word[2]);
+      word[0] = static_cast<uint32_t>(p1 >> 32) ^ word[1] ^ k0;
+      word[1] = static_cast<uint32_t>(p1);
+      word[2] = static_cast<uint32_t>(p0 >> 32) ^ word[3] ^ k1;
+      word[3] = static_cast<uint32_t>(p0);
+    }
     k0 += kPhiloxWeyl0;
     k1 += kPhiloxWeyl1;
   }
-  return {{x0, x1, x2, x3}};
+  return x;
+}
+
+// The four words of block `block` of the sequence named by (seed, stream).
+ACTCORE_FN PhiloxBlock philox(uint64_t seed, uint64_t stream, uint64_t block) {
+  return philox_blocks<1>(seed, stream, block).block[0];
 }
 
 // The noise of element `lane` (0..15) of a block: an integer 0..255.

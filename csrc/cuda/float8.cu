@@ -2,11 +2,11 @@
 // group_size / 32 threads.
 #include "codec/float8.h"
 
-#include <bit>
-
 #include "codec/dispatch.h"
+#include "cuda/group_tiles.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/row_codes.cuh"
 #include "cuda/row_noise.cuh"
 #include "cuda/warp_tile.cuh"
 
@@ -15,9 +15,9 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// Warps that share a group longer than a tile: as many as keep 32 KiB of tiles.
+// Warps that share a group longer than a tile: as many as keep 16 KiB of tiles, of which a processor holds 13.
 template <class E>
-constexpr int kGroupWarps = 32 * 1024 / static_cast<int>(sizeof(WarpTile<E>));
+constexpr int kGroupWarps = 16 * 1024 / static_cast<int>(sizeof(WarpTile<E>));
 
 // The integer that magnitudes are exchanged between threads as.
 template <class E>
@@ -34,13 +34,13 @@ __device__ Exchange<E> row_magnitude(const Row<E>& row) {
   return largest;
 }
 
-// The largest of `lanes` neighbouring threads, a power of two; each of them gets it.
+// The largest of a group's threads; each of them gets it.
 template <class Integer>
-__device__ Integer largest_of_lanes(Integer value, int lanes) {
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    const Integer other = __shfl_xor_sync(0xFFFFFFFFu, value, offset);
+__device__ Integer largest_of_group(Integer value, const GroupPlace& place) {
+  place.for_each_merge([&](int lane) {
+    const Integer other = __shfl_sync(0xFFFFFFFFu, value, lane);
     value = other > value ? other : value;
-  }
+  });
   return value;
 }
 
@@ -72,33 +72,35 @@ struct Encoder {
     RowNoise noise = {};
     if (stochastic) noise = aligned_noise(key, position);
     const int shift = stochastic ? kNoiseBits : 0;
+    const Values<E> values(row);
 #pragma unroll
     for (int i = 0; i < kRow; ++i) {
-      const float y = static_cast<float>(load(row[i]) * group.scale * group.factor);
+      const float y = static_cast<float>(values.value[i] * group.scale * group.factor);
       codes.put(i, static_cast<uint32_t>(float8_encode<Format>(y, noise[i], shift)));
     }
     return codes;
   }
 };
 
-// Groups of 1, 2, 4, ..., 32 rows: a tile holds whole groups, and is read once. `log2_rows` is that number's.
+// Groups of at most 32 rows: a tile is read once.
 template <class E, class Format>
-__global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(Float8Compress args, int log2_rows) {
-  __shared__ WarpTile<E> tiles[kWarps];
-  WarpTile<E>& tile = tiles[warp_index()];
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
-  const int count = tile_count(args.numel - first);
+__global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(Float8Compress args, GroupTiles tiles) {
+  __shared__ WarpTile<E> memory[kWarps];
+  WarpTile<E>& tile = memory[warp_index()];
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
+  const int64_t first = index * tiles.elements;
+  const int count = tile_count(args.numel - first, tiles.elements);
   if (count <= 0) return;
 
   const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
-  const int rows = 1 << log2_rows;
-  const Encoder<E, Format> encoder(largest_of_lanes(row_magnitude(row), rows), args.stochastic);
+  const GroupPlace place(tiles);
+  const Encoder<E, Format> encoder(largest_of_group(row_magnitude(row), place), args.stochastic);
 
-  const int64_t begin = first + lane_index() * kRow;  // of this thread's row
-  if ((lane_index() & (rows - 1)) == 0 && begin < args.numel) {
-    encoder.store_bound(static_cast<E*>(args.bounds) + (begin / kRow >> log2_rows));
+  const int begin = place.row * kRow;  // of this thread's row
+  if (place.begins_group() && begin < count) {
+    encoder.store_bound(static_cast<E*>(args.bounds) + index * tiles.groups + place.group);
   }
-  store_codes(tile, encoder(row, args.key, begin), args.codes + first, count);
+  store_codes(tile, encoder(row, args.key, first + begin), args.codes + first, count);
 }
 
 // Groups of any number of rows: a block takes one group, and reads it twice, the second time from cache.
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(kGroupWarps<E>* kWarp) compress_group_kernel(F
     const auto of_row = row_magnitude(load_row(tile, input + i, tile_count(end - i)));
     largest = of_row > largest ? of_row : largest;
   }
-  largest = largest_of_lanes(largest, kWarp);
+  largest = largest_of_group(largest, GroupPlace(GroupTiles(kTile)));
   if (lane_index() == 0) of_warp[warp_index()] = largest;
   __syncthreads();
   for (int w = 0; w < warps; ++w) largest = of_warp[w] > largest ? of_warp[w] : largest;
@@ -134,37 +136,42 @@ __global__ void __launch_bounds__(kGroupWarps<E>* kWarp) compress_group_kernel(F
 }
 
 template <class E, class Format>
-__global__ void __launch_bounds__(kWarps* kWarp) decompress_kernel(Float8Decompress args) {
-  __shared__ WarpTile<E> tiles[kWarps];
-  WarpTile<E>& tile = tiles[warp_index()];
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
-  const int count = tile_count(args.numel - first);
+__global__ void __launch_bounds__(kWarps* kWarp) decompress_kernel(Float8Decompress args, GroupTiles tiles) {
+  __shared__ WarpTile<E> memory[kWarps];
+  WarpTile<E>& tile = memory[warp_index()];
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
+  const int64_t first = index * tiles.elements;
+  const int count = tile_count(args.numel - first, tiles.elements);
   if (count <= 0) return;
 
+  const GroupPlace place(tiles);
+  const int begin = place.row * kRow;
+  int64_t of_group = index * tiles.groups + place.group;
+  if (args.group_size > kTile) of_group = (first + begin) / args.group_size;
+  const E bound = static_cast<const E*>(args.bounds)[begin < count ? of_group : 0];  // beyond the end: any
   const auto codes = load_codes<8>(tile, args.codes + first, count);
-  const int begin = lane_index() * kRow;
-  const int64_t known = first + (begin < count ? begin : 0);  // rows beyond the end have no group
-  const E bound = static_cast<const E*>(args.bounds)[known / args.group_size];
   const auto group = float8_scale<Format>(load(bound));
 
   Row<E> row;
   if (magnitude_of(bound) < Magnitude<E>::infinity) {
+    Values<E> values;
 #pragma unroll
-    for (int i = 0; i < kRow; ++i) store(&row[i], float8_decode<Format>(static_cast<int>(codes.get(i)), group));
+    for (int i = 0; i < kRow; ++i) {
+      values.value[i] = float8_decode<Format>(static_cast<int>(codes.get(i)), group);
+    }
+    row = values.row();
   } else {
-    // Copied: a NaN out of arithmetic has other bits here than on the CPU.
-#pragma unroll
-    for (int i = 0; i < kRow; ++i) row[i] = bound;
+    row = repeated(bound);
   }
   store_row(tile, row, static_cast<E*>(args.output) + first, count);
 }
 
 template <class E, class Format>
 cudaError_t compress(const Float8Compress& args, cudaStream_t stream) {
-  const int64_t rows = args.group_size / kRow;
-  if (rows <= kWarp && std::has_single_bit(static_cast<uint64_t>(rows))) {
-    return launch(compress_kernel<E, Format>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args,
-                  std::countr_zero(static_cast<uint64_t>(rows)));
+  if (args.group_size <= kTile) {
+    const GroupTiles tiles(args.group_size);
+    const int64_t blocks = blocks_for(tiles.count(args.numel), kWarps);
+    return launch(compress_kernel<E, Format>, blocks, kWarps * kWarp, stream, args, tiles);
   }
   const int64_t tiles = blocks_for(args.group_size, kTile);
   const int warps = tiles < kGroupWarps<E> ? static_cast<int>(tiles) : kGroupWarps<E>;
@@ -184,7 +191,9 @@ cudaError_t float8_decompress(const Float8Decompress& args, cudaStream_t stream)
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
     return with_format(args.format, [&]<class Format>() {
-      return launch(decompress_kernel<E, Format>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args);
+      const GroupTiles tiles(args.group_size);
+      const int64_t blocks = blocks_for(tiles.count(args.numel), kWarps);
+      return launch(decompress_kernel<E, Format>, blocks, kWarps * kWarp, stream, args, tiles);
     });
   });
 }

@@ -1,8 +1,6 @@
 // The group-affine kernels; what a warp or a block does is in group_affine.cuh.
 #include "cuda/group_affine.cuh"
 
-#include <bit>
-
 #include "codec/dispatch.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
@@ -10,12 +8,12 @@
 namespace actcore::cuda {
 namespace {
 
-// Groups of 1, 2, 4, ..., 32 rows.
+// Groups of at most 32 rows.
 template <class E, int bits>
-__global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(GroupAffineCompress args, int log2_rows) {
-  __shared__ WarpTile<E> tiles[kWarps];
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
-  if (first < args.numel) compress_tile<E, bits, false>(tiles[warp_index()], args, first, log2_rows);
+__global__ void __launch_bounds__(kWarps* kWarp) compress_kernel(GroupAffineCompress args, GroupTiles tiles) {
+  __shared__ WarpTile<E> memory[kWarps];
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
+  if (index * tiles.elements < args.numel) compress_tile<E, bits, false>(memory[warp_index()], args, index, tiles);
 }
 
 // Groups of any number of rows: a block takes one group.
@@ -26,18 +24,18 @@ __global__ void __launch_bounds__(kGroupWarps<E>* kWarp) compress_group_kernel(G
 }
 
 template <class E, int bits>
-__global__ void __launch_bounds__(kWarps* kWarp) decompress_kernel(GroupAffineDecompress args) {
-  __shared__ WarpTile<E> tiles[kWarps];
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
-  if (first < args.numel) decompress_tile<E, bits>(tiles[warp_index()], args, first);
+__global__ void __launch_bounds__(kWarps* kWarp) decompress_kernel(GroupAffineDecompress args, GroupTiles tiles) {
+  __shared__ WarpTile<E> memory[kWarps];
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
+  if (index * tiles.elements < args.numel) decompress_tile<E, bits>(memory[warp_index()], args, index, tiles);
 }
 
 template <class E, int bits>
 cudaError_t compress(const GroupAffineCompress& args, cudaStream_t stream) {
-  const int64_t rows = args.group_size / kRow;
-  if (rows <= kWarp && std::has_single_bit(static_cast<uint64_t>(rows))) {
-    return launch(compress_kernel<E, bits>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args,
-                  std::countr_zero(static_cast<uint64_t>(rows)));
+  if (args.group_size <= kTile) {
+    const GroupTiles tiles(args.group_size);
+    const int64_t blocks = blocks_for(tiles.count(args.numel), kWarps);
+    return launch(compress_kernel<E, bits>, blocks, kWarps * kWarp, stream, args, tiles);
   }
   const int64_t tiles = blocks_for(args.group_size, kTile);
   const int warps = tiles < kGroupWarps<E> ? static_cast<int>(tiles) : kGroupWarps<E>;
@@ -57,7 +55,9 @@ cudaError_t group_affine_decompress(const GroupAffineDecompress& args, cudaStrea
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
     return with_bits(args.bits, [&]<int bits>() {
-      return launch(decompress_kernel<E, bits>, blocks_for(args.numel, kWarps * kTile), kWarps * kWarp, stream, args);
+      const GroupTiles tiles(args.group_size);
+      const int64_t blocks = blocks_for(tiles.count(args.numel), kWarps);
+      return launch(decompress_kernel<E, bits>, blocks, kWarps * kWarp, stream, args, tiles);
     });
   });
 }

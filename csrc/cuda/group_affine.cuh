@@ -2,8 +2,13 @@
 // is group_size / 32 threads.
 #pragma once
 
+#include <type_traits>
+
 #include "codec/arguments.h"
 #include "codec/group_affine.h"
+#include "cuda/group_tiles.cuh"
+#include "cuda/intrinsics.cuh"
+#include "cuda/row_codes.cuh"
 #include "cuda/row_noise.cuh"
 #include "cuda/warp_tile.cuh"
 
@@ -11,44 +16,53 @@ namespace actcore::cuda {
 
 constexpr int kWarps = 4;
 
-// Warps that share a group longer than a tile: as many as keep 32 KiB of tiles.
+// Warps that share a group longer than a tile: as many as keep 16 KiB of tiles, of which a processor holds 13.
 template <class E>
-constexpr int kGroupWarps = 32 * 1024 / static_cast<int>(sizeof(WarpTile<E>));
+constexpr int kGroupWarps = 16 * 1024 / static_cast<int>(sizeof(WarpTile<E>));
 
-// `high` is infinite where an element is not finite. The identity of merging is {infinity, -infinity}.
+// Both are NaN where an element is. The identity of merging is {infinity, -infinity}.
 template <class T>
 struct Bounds {
   T low;
   T high;
 
   __device__ void merge(T other_low, T other_high) {
-    low = fmin(low, other_low);
-    high = fmax(high, other_high);
+    low = min_or_nan(low, other_low);
+    high = max_or_nan(high, other_high);
   }
 
-  // Merges those of `lanes` neighbouring threads, a power of two; each of them gets the result.
-  __device__ void merge_lanes(int lanes) {
-    for (int offset = lanes / 2; offset > 0; offset /= 2) {
-      merge(__shfl_xor_sync(0xFFFFFFFFu, low, offset), __shfl_xor_sync(0xFFFFFFFFu, high, offset));
-    }
+  __device__ void merge(const GroupPlace& place) {
+    place.for_each_merge(
+        [this](int lane) { merge(__shfl_sync(0xFFFFFFFFu, low, lane), __shfl_sync(0xFFFFFFFFu, high, lane)); });
   }
 
-  __device__ bool finite() const { return high < T(INFINITY); }
+  __device__ bool finite() const { return low > -T(INFINITY) && high < T(INFINITY); }
 };
 
 template <class E, class T = compute_t<E>>
 __device__ Bounds<T> row_bounds(const Row<E>& row) {
-  Bounds<T> bounds = {load(row[0]), load(row[0])};
-  T poison = 0;
+  if constexpr (sizeof(E) == 2) {
+    uint32_t low = Values<E>::pair_of(row, 0), high = low;
 #pragma unroll
-  for (int i = 0; i < kRow; ++i) {
-    const T value = load(row[i]);
-    bounds.merge(value, value);
-    poison = fused_multiply_add(value, T(0), poison);
+    for (int i = 2; i < kRow; i += 2) {
+      const uint32_t pair = Values<E>::pair_of(row, i);
+      low = Pair<E>::min(low, pair);
+      high = Pair<E>::max(high, pair);
+    }
+    return {min_or_nan(Pair<E>::first(low), Pair<E>::second(low)),
+            max_or_nan(Pair<E>::first(high), Pair<E>::second(high))};
+  } else {
+    Bounds<T> bounds = {row[0], row[0]};
+#pragma unroll
+    for (int i = 1; i < kRow; ++i) bounds.merge(row[i], row[i]);
+    return bounds;
   }
-  // A finite value times zero is zero; fmin and fmax pass over NaN.
-  if (!(poison == T(0))) bounds.high = T(INFINITY);
-  return bounds;
+}
+
+// Where the codes of the row that begins with element `first` lie; a row's codes are whole words.
+template <class Byte>
+__device__ Byte* row_codes(Byte* codes, int64_t first, int bits) {
+  return codes + (first >> 3) * bits;
 }
 
 // A group's bounds, as stored and as encoding needs them. `anywhere`: rows may begin inside a block of noise.
@@ -70,8 +84,16 @@ struct Encoder {
   }
 
   __device__ void store_bounds(E* to) const {
-    store(to, finite ? low : static_cast<T>(NAN));
-    store(to + 1, finite ? group.high : static_cast<T>(NAN));
+    E nan;
+    store(&nan, static_cast<T>(NAN));
+    if constexpr (sizeof(E) == 2) {
+      const uint32_t pair = Pair<E>::pack(low, group.high);
+      to[0] = finite ? E{static_cast<uint16_t>(pair)} : nan;
+      to[1] = finite ? E{static_cast<uint16_t>(pair >> 16)} : nan;
+    } else {
+      to[0] = finite ? low : nan;
+      to[1] = finite ? group.high : nan;
+    }
   }
 
   // `position` is that of the row's first element in the sequence of noise.
@@ -80,6 +102,9 @@ struct Encoder {
     if (!finite) return codes;
     RowNoise noise = {};
     if (stochastic) noise = anywhere ? noise_at(key, position) : aligned_noise(key, position);
+    if constexpr (std::is_same_v<T, float>) {
+      if (group.scale == 1.0f) return encode_row<bits>(Values<E>(row), group.origin, factor, noise, stochastic);
+    }
     const int shift = stochastic ? kNoiseBits : 0;
 #pragma unroll
     for (int i = 0; i < kRow; ++i) {
@@ -89,22 +114,23 @@ struct Encoder {
   }
 };
 
-// Compresses the tile that starts at `first`, in groups of 1, 2, 4, ..., 32 rows: it holds whole groups, and is read
-// once. `log2_rows` is that number's. Called by whole warps.
+// Compresses tile `index`, which is read once. Called by whole warps.
 template <class E, int bits, bool anywhere>
-__device__ void compress_tile(WarpTile<E>& tile, const GroupAffineCompress& args, int64_t first, int log2_rows) {
-  const int count = tile_count(args.numel - first);
+__device__ void compress_tile(WarpTile<E>& tile, const GroupAffineCompress& args, int64_t index,
+                              const GroupTiles& tiles) {
+  const int64_t first = index * tiles.elements;
+  const int count = tile_count(args.numel - first, tiles.elements);
   const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
   auto bounds = row_bounds(row);
-  const int rows = 1 << log2_rows;
-  bounds.merge_lanes(rows);
+  const GroupPlace place(tiles);
+  bounds.merge(place);
   const Encoder<E, bits, anywhere> encoder(bounds, args.stochastic);
 
-  const int64_t begin = first + lane_index() * kRow;  // of this thread's row
-  if ((lane_index() & (rows - 1)) == 0 && begin < args.numel) {
-    encoder.store_bounds(static_cast<E*>(args.bounds) + 2 * (begin / kRow >> log2_rows));
+  const int begin = place.row * kRow;  // of this thread's row
+  if (place.begins_group() && begin < count) {
+    encoder.store_bounds(static_cast<E*>(args.bounds) + 2 * (index * tiles.groups + place.group));
   }
-  store_codes(tile, encoder(row, args.key, args.position + begin), args.codes + packed_bytes(first, bits), count);
+  store_codes(tile, encoder(row, args.key, args.position + first + begin), row_codes(args.codes, first, bits), count);
 }
 
 // What a block shares that compresses one group.
@@ -132,7 +158,7 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
     const auto row = row_bounds(load_row(tile, input + i, tile_count(end - i)));
     bounds.merge(row.low, row.high);
   }
-  bounds.merge_lanes(kWarp);
+  bounds.merge(GroupPlace(GroupTiles(kTile)));
   if (lane_index() == 0) memory.of_warp[warp_index()] = bounds;
   __syncthreads();
   for (int w = 0; w < warps; ++w) bounds.merge(memory.of_warp[w].low, memory.of_warp[w].high);
@@ -142,33 +168,57 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
   for (int64_t i = mine; i < end; i += stride) {
     const int count = tile_count(end - i);
     const Row<E> row = load_row(tile, input + i, count);
-    store_codes(tile, encoder(row, args.key, args.position + i + lane_index() * kRow),
-                args.codes + packed_bytes(i, bits), count);
+    store_codes(tile, encoder(row, args.key, args.position + i + lane_index() * kRow), row_codes(args.codes, i, bits),
+                count);
   }
 }
 
-// Decompresses the tile that starts at `first`. Called by whole warps.
-template <class E, int bits>
-__device__ void decompress_tile(WarpTile<E>& tile, const GroupAffineDecompress& args, int64_t first) {
-  using T = compute_t<E>;
+// A row of a group whose bounds are finite, or at least not NaN.
+template <int bits, class E, class T = compute_t<E>>
+__device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& group) {
   constexpr int levels = (1 << bits) - 1;
-  const int count = tile_count(args.numel - first);
-  const auto codes = load_codes<bits>(tile, args.codes + packed_bytes(first, bits), count);
-  const int begin = lane_index() * kRow;
-  const int64_t known = first + (begin < count ? begin : 0);  // rows beyond the end have no group
-  const E* bounds = static_cast<const E*>(args.bounds) + 2 * (known / args.group_size);
-  const E high = bounds[1];
-  const GroupScale<T> group = group_scale(load(bounds[0]), load(high));
   const T step = decode_step(group, levels);
+  if constexpr (std::is_same_v<T, float>) {
+    if (group.unscale == 1.0f && (group.range == 0.0f || group.range >= Limits<float>::tiny)) {
+      Values<E> row;
+      if constexpr (sizeof(E) == 2) {
+        // Rounded to 16 bits it mostly is; not where the upper bound is far smaller than the lower one.
+        const float top = fused_multiply_add(static_cast<float>(levels), step, group.origin);
+        if (Pair<E>::pack(top, 0) == Pair<E>::pack(group.high, 0)) {
+          decode_row<bits, true>(row, codes, group.origin, step, group.high);
+          return row.row();
+        }
+      }
+      decode_row<bits, false>(row, codes, group.origin, step, group.high);
+      return row.row();
+    }
+  }
+  Row<E> row;
+#pragma unroll
+  for (int i = 0; i < kRow; ++i) store(&row[i], decode(static_cast<int>(codes.get(i)), group, step, levels));
+  return row;
+}
+
+// Decompresses tile `index`. Called by whole warps.
+template <class E, int bits>
+__device__ void decompress_tile(WarpTile<E>& tile, const GroupAffineDecompress& args, int64_t index,
+                                const GroupTiles& tiles) {
+  const int64_t first = index * tiles.elements;
+  const int count = tile_count(args.numel - first, tiles.elements);
+  const GroupPlace place(tiles);
+  const int begin = place.row * kRow;
+  int64_t of_group = index * tiles.groups + place.group;
+  if (args.group_size > kTile) of_group = (first + begin) / args.group_size;
+  const E* bounds = static_cast<const E*>(args.bounds) + (begin < count ? 2 * of_group : 0);  // beyond the end: any
+  const E low = bounds[0], high = bounds[1];
+  const auto codes = load_codes<bits>(tile, row_codes(args.codes, first, bits), count);
+  const auto group = group_scale(load(low), load(high));
 
   Row<E> row;
   if (group.high == group.high) {
-#pragma unroll
-    for (int i = 0; i < kRow; ++i) store(&row[i], decode(static_cast<int>(codes.get(i)), group, step, levels));
+    row = decode_any<bits, E>(codes, group);
   } else {
-    // Copied: a NaN out of arithmetic has other bits here than on the CPU.
-#pragma unroll
-    for (int i = 0; i < kRow; ++i) row[i] = high;
+    row = repeated(high);
   }
   store_row(tile, row, static_cast<E*>(args.output) + first, count);
 }

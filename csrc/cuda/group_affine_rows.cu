@@ -1,7 +1,5 @@
 // The group-affine codec with a width for each row. One block sums up the rows' sizes; the kernels after it on the stream
 // find there where a row's codes lie, so the host never waits to learn it.
-#include <bit>
-
 #include "codec/dispatch.h"
 #include "codec/rows.h"
 #include "cuda/group_affine.cuh"
@@ -62,11 +60,12 @@ __device__ void fill_nan(void* to, int64_t first, int64_t end) {
 
 // Calls the instance for `width`, 1 to 8.
 template <class E, int bits = 1>
-__device__ void compress_row_tile(WarpTile<E>& tile, const GroupAffineCompress& row, int64_t first, int log2_rows) {
+__device__ void compress_row_tile(WarpTile<E>& tile, const GroupAffineCompress& row, int64_t index,
+                                  const GroupTiles& tiles) {
   if constexpr (bits < kMaxBits) {
-    if (row.bits != bits) return compress_row_tile<E, bits + 1>(tile, row, first, log2_rows);
+    if (row.bits != bits) return compress_row_tile<E, bits + 1>(tile, row, index, tiles);
   }
-  compress_tile<E, bits, true>(tile, row, first, log2_rows);
+  compress_tile<E, bits, true>(tile, row, index, tiles);
 }
 
 template <class E, int bits = 1>
@@ -78,32 +77,31 @@ __device__ void compress_row_group(GroupMemory<E>& memory, const GroupAffineComp
 }
 
 template <class E, int bits = 1>
-__device__ void decompress_row_tile(WarpTile<E>& tile, const GroupAffineDecompress& row, int64_t first) {
+__device__ void decompress_row_tile(WarpTile<E>& tile, const GroupAffineDecompress& row, int64_t index,
+                                    const GroupTiles& tiles) {
   if constexpr (bits < kMaxBits) {
-    if (row.bits != bits) return decompress_row_tile<E, bits + 1>(tile, row, first);
+    if (row.bits != bits) return decompress_row_tile<E, bits + 1>(tile, row, index, tiles);
   }
-  decompress_tile<E, bits>(tile, row, first);
+  decompress_tile<E, bits>(tile, row, index, tiles);
 }
 
 // A warp takes a tile of one row; `tiles_of_row` of them cover it.
 template <class E>
 __global__ void __launch_bounds__(kWarps* kWarp)
-    compress_kernel(GroupAffineCompress args, RowWidths widths, int64_t tiles_of_row, int log2_rows) {
-  __shared__ WarpTile<E> tiles[kWarps];
+    compress_kernel(GroupAffineCompress args, RowWidths widths, int64_t tiles_of_row, GroupTiles tiles) {
+  __shared__ WarpTile<E> memory[kWarps];
   clear_unused(widths, args.codes);
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
-  const int64_t row = index / tiles_of_row;
-  const int64_t first = index % tiles_of_row * kTile;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
+  const int64_t row = warp / tiles_of_row, index = warp % tiles_of_row;
   if (row >= widths.rows) return;
   const int64_t offset = widths.offsets[row];
   const auto part = row_of(args, widths, row, row_width(widths, row), offset, sizeof(E));
   if (offset < 0) {
-    const int64_t group = first / args.group_size, groups = group_count(widths.row_size, args.group_size);
-    const int64_t of_tile = kTile / args.group_size;
-    fill_nan<E>(part.bounds, 2 * group, 2 * (groups - group < of_tile ? groups : group + of_tile));
+    const int64_t group = index * tiles.groups, groups = group_count(widths.row_size, args.group_size);
+    fill_nan<E>(part.bounds, 2 * group, 2 * (groups - group < tiles.groups ? groups : group + tiles.groups));
     return;
   }
-  compress_row_tile(tiles[warp_index()], part, first, log2_rows);
+  compress_row_tile(memory[warp_index()], part, index, tiles);
 }
 
 // A block takes a group of one row; `groups` of them cover it.
@@ -124,19 +122,19 @@ __global__ void __launch_bounds__(kGroupWarps<E>* kWarp)
 
 template <class E>
 __global__ void __launch_bounds__(kWarps* kWarp)
-    decompress_kernel(GroupAffineDecompress args, RowWidths widths, int64_t tiles_of_row) {
-  __shared__ WarpTile<E> tiles[kWarps];
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
-  const int64_t row = index / tiles_of_row;
-  const int64_t first = index % tiles_of_row * kTile;
+    decompress_kernel(GroupAffineDecompress args, RowWidths widths, int64_t tiles_of_row, GroupTiles tiles) {
+  __shared__ WarpTile<E> memory[kWarps];
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index();
+  const int64_t row = warp / tiles_of_row, index = warp % tiles_of_row;
   if (row >= widths.rows) return;
   const int64_t offset = widths.offsets[row];
   const auto part = row_of(args, widths, row, row_width(widths, row), offset, sizeof(E));
   if (offset < 0) {
-    fill_nan<E>(part.output, first, first + tile_count(widths.row_size - first));
+    const int64_t first = index * tiles.elements;
+    fill_nan<E>(part.output, first, first + tile_count(widths.row_size - first, tiles.elements));
     return;
   }
-  decompress_row_tile(tiles[warp_index()], part, first);
+  decompress_row_tile(memory[warp_index()], part, index, tiles);
 }
 
 cudaError_t find_offsets(const RowWidths& widths, int32_t* misfit, cudaStream_t stream) {
@@ -145,11 +143,10 @@ cudaError_t find_offsets(const RowWidths& widths, int32_t* misfit, cudaStream_t 
 
 template <class E>
 cudaError_t compress(const GroupAffineCompress& args, const RowWidths& widths, cudaStream_t stream) {
-  const int64_t rows = args.group_size / kRow;
-  if (rows <= kWarp && std::has_single_bit(static_cast<uint64_t>(rows))) {
-    const int64_t tiles = blocks_for(widths.row_size, kTile);
-    return launch(compress_kernel<E>, blocks_for(widths.rows * tiles, kWarps), kWarps * kWarp, stream, args, widths,
-                  tiles, std::countr_zero(static_cast<uint64_t>(rows)));
+  if (args.group_size <= kTile) {
+    const GroupTiles tiles(args.group_size);
+    const int64_t of_row = tiles.count(widths.row_size), blocks = blocks_for(widths.rows * of_row, kWarps);
+    return launch(compress_kernel<E>, blocks, kWarps * kWarp, stream, args, widths, of_row, tiles);
   }
   const int64_t groups = blocks_for(widths.row_size, args.group_size);
   const int64_t tiles = blocks_for(args.group_size, kTile);
@@ -171,10 +168,10 @@ cudaError_t group_affine_rows_decompress(const GroupAffineDecompress& args, cons
                                          cudaStream_t stream) {
   const cudaError_t error = find_offsets(widths, misfit, stream);
   if (error != cudaSuccess || args.numel == 0) return error;
-  const int64_t tiles = blocks_for(widths.row_size, kTile);
+  const GroupTiles tiles(args.group_size);
+  const int64_t of_row = tiles.count(widths.row_size), blocks = blocks_for(widths.rows * of_row, kWarps);
   return with_type(args.type, [&]<class E>() {
-    return launch(decompress_kernel<E>, blocks_for(widths.rows * tiles, kWarps), kWarps * kWarp, stream, args, widths,
-                  tiles);
+    return launch(decompress_kernel<E>, blocks, kWarps * kWarp, stream, args, widths, of_row, tiles);
   });
 }
 

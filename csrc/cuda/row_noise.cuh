@@ -20,14 +20,11 @@ struct RowNoise {
 // `position`, that of the row's first element, is a multiple of 16.
 __device__ inline RowNoise aligned_noise(const NoiseKey& key, int64_t position) {
   const NoiseKey read = read_key(key);
+  constexpr int kBlocks = kRow / kNoiseBlock;
+  const auto blocks = philox_blocks<kBlocks>(read.seed, read.stream, static_cast<uint64_t>(position) / kNoiseBlock);
   RowNoise noise;
 #pragma unroll
-  for (int b = 0; b < kRow / kNoiseBlock; ++b) {
-    const uint64_t block = static_cast<uint64_t>(position) / kNoiseBlock + static_cast<uint64_t>(b);
-    const PhiloxBlock words = philox(read.seed, read.stream, block);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) noise.word[4 * b + w] = words.word[w];
-  }
+  for (int w = 0; w < 4 * kBlocks; ++w) noise.word[w] = blocks.block[w / 4].word[w % 4];
   return noise;
 }
 
@@ -35,14 +32,10 @@ __device__ inline RowNoise aligned_noise(const NoiseKey& key, int64_t position) 
 __device__ inline RowNoise noise_at(const NoiseKey& key, int64_t position) {
   const NoiseKey read = read_key(key);
   constexpr int kBlocks = kRow / kNoiseBlock + 1;
+  const auto blocks = philox_blocks<kBlocks>(read.seed, read.stream, static_cast<uint64_t>(position) / kNoiseBlock);
   uint32_t word[4 * kBlocks];
 #pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    const uint64_t block = static_cast<uint64_t>(position) / kNoiseBlock + static_cast<uint64_t>(b);
-    const PhiloxBlock words = philox(read.seed, read.stream, block);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) word[4 * b + w] = words.word[w];
-  }
+  for (int w = 0; w < 4 * kBlocks; ++w) word[w] = blocks.block[w / 4].word[w % 4];
   // Shifted by 8, 4 and 0 to 3 bytes, so that every index is known and the words stay in registers.
   const int skip = static_cast<int>(position % kNoiseBlock);
 #pragma unroll

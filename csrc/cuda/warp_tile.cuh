@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "codec/bits.h"
 
@@ -58,14 +59,20 @@ struct alignas(bits % 4 == 0 ? 16 : 4 * (bits & -bits)) PackedRow {
 template <class E>
 union WarpTile {
   static constexpr int kCells = kWarp * Row<E>::kCells;
+  static constexpr unsigned kMixed = Row<E>::kCells < 8 ? 8 : Row<E>::kCells;   // cells that are mixed alike
+  static constexpr unsigned kMixers = Row<E>::kCells < 8 ? Row<E>::kCells : 8;  // ways of mixing
   Cell<E> cells[kCells];
   uint32_t words[kWarp * kMaxBits];
 
   // Where a cell lies. The low three bits of its place choose the banks; mixed with its row, they differ among the
   // eight threads that one access serves, be they reading one column of eight rows or consecutive cells.
-  __device__ static unsigned place(unsigned cell) {
-    constexpr unsigned columns = Row<E>::kCells;
-    return cell ^ (cell / (columns < 8 ? 8 : columns) % (columns < 8 ? columns : 8));
+  __device__ static unsigned place(unsigned cell) { return cell ^ cell / kMixed % kMixers; }
+
+  // The same for cell `i` of a row, and of those that lie 32 apart from `lane` on, in fewer instructions: the place of
+  // the first, and what differs is known when loops are unrolled.
+  __device__ static unsigned place_in_row(unsigned row, unsigned i) { return place(row * Row<E>::kCells) ^ i; }
+  __device__ static unsigned place_in_column(unsigned i, unsigned lane) {
+    return (place(lane) ^ i * kWarp / kMixed % kMixers) + i * kWarp;
   }
 
   __device__ E& element(int i) { return cells[place(i / Cell<E>::kElements)].element[i % Cell<E>::kElements]; }
@@ -74,8 +81,10 @@ union WarpTile {
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x % kWarp); }
 __device__ inline int warp_index() { return static_cast<int>(threadIdx.x / kWarp); }
 
-// Elements of a tile that starts `left` before the end; 0 or less for one that starts beyond it.
-__device__ inline int tile_count(int64_t left) { return static_cast<int>(left < kTile ? left : kTile); }
+// Elements of a tile that starts `left` before the end and has room for `elements`; 0 or less for one that starts beyond it.
+__device__ inline int tile_count(int64_t left, int elements = kTile) {
+  return static_cast<int>(left < elements ? left : elements);
+}
 
 __device__ inline bool is_aligned(const void* pointer, int bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
@@ -83,52 +92,91 @@ __device__ inline bool is_aligned(const void* pointer, int bytes) {
 
 // The functions below are called by whole warps, with the warp's own tile and 1 <= count <= kTile.
 
-// Reads `count` elements; each thread gets its row. What follows the last element repeats it, which changes neither its
-// group's bounds nor whether the group is finite.
+// Whether rows that lie from `pointer` on end to end can be moved whole, each as values of `bytes` bytes.
+__device__ inline bool has_whole_rows(const void* pointer, int bytes, int count) {
+  return count % kRow == 0 && is_aligned(pointer, bytes);
+}
+
+// Reads `count` elements; each thread gets its row. What follows the last element repeats it, or its row, which changes
+// neither its group's bounds nor whether the group is finite.
 template <class E>
 __device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
+  constexpr int kCells = Row<E>::kCells;
   const int lane = lane_index();
   Row<E> row;
   __syncwarp();  // until here others may still read what the tile held
-  if (count == kTile && is_aligned(from, sizeof(Cell<E>))) {
+  int mine = lane;
+  if (has_whole_rows(from, sizeof(Cell<E>), count)) {
     const Cell<E>* cells = reinterpret_cast<const Cell<E>*>(from);
+    const int rows = count >> 5;
 #pragma unroll
-    for (int i = 0; i < Row<E>::kCells; ++i) row.cell[i] = cells[i * kWarp + lane];
+    for (int i = 0; i < kCells; ++i) {
+      if (i * kWarp + lane < rows * kCells) row.cell[i] = cells[i * kWarp + lane];
+    }
 #pragma unroll
-    for (int i = 0; i < Row<E>::kCells; ++i) tile.cells[tile.place(i * kWarp + lane)] = row.cell[i];
+    for (int i = 0; i < kCells; ++i) {
+      if (i * kWarp + lane < rows * kCells) tile.cells[tile.place_in_column(i, lane)] = row.cell[i];
+    }
+    mine = lane < rows ? lane : rows - 1;
   } else {
 #pragma unroll 4
     for (int i = lane; i < kTile; i += kWarp) tile.element(i) = from[i < count ? i : count - 1];
   }
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < Row<E>::kCells; ++i) row.cell[i] = tile.cells[tile.place(lane * Row<E>::kCells + i)];
+  for (int i = 0; i < kCells; ++i) row.cell[i] = tile.cells[tile.place_in_row(mine, i)];
   return row;
 }
 
 template <class E>
 __device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count) {
+  constexpr int kCells = Row<E>::kCells;
   const int lane = lane_index();
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < Row<E>::kCells; ++i) tile.cells[tile.place(lane * Row<E>::kCells + i)] = row.cell[i];
+  for (int i = 0; i < kCells; ++i) tile.cells[tile.place_in_row(lane, i)] = row.cell[i];
   __syncwarp();
-  if (count == kTile && is_aligned(to, sizeof(Cell<E>))) {
+  if (has_whole_rows(to, sizeof(Cell<E>), count)) {
     Cell<E>* cells = reinterpret_cast<Cell<E>*>(to);
+    const int end = (count >> 5) * kCells;
 #pragma unroll
-    for (int i = 0; i < Row<E>::kCells; ++i) cells[i * kWarp + lane] = tile.cells[tile.place(i * kWarp + lane)];
+    for (int i = 0; i < kCells; ++i) {
+      if (i * kWarp + lane < end) cells[i * kWarp + lane] = tile.cells[tile.place_in_column(i, lane)];
+    }
   } else {
 #pragma unroll 1
     for (int i = lane; i < count; i += kWarp) to[i] = tile.element(i);
   }
 }
 
+// Bytes of `count` <= kTile codes.
+__device__ inline int tile_bytes(int count, int bits) { return (count * bits + 7) >> 3; }
+
+// Whether a thread's codes are one access, so that those of neighbours are consecutive and need no tile.
+template <int bits>
+constexpr bool kOneAccess = sizeof(PackedRow<bits>) <= 16 && sizeof(PackedRow<bits>) == alignof(PackedRow<bits>);
+
 // Reads the codes of `count` elements. What a thread gets beyond them is undefined.
 template <int bits, class E>
 __device__ PackedRow<bits> load_codes(WarpTile<E>& tile, const uint8_t* from, int count) {
   const int lane = lane_index();
-  const int size = static_cast<int>(packed_bytes(count, bits));
-  const int words = is_aligned(from, 4) ? size / 4 : 0;
+  if constexpr (kOneAccess<bits>) {
+    if (has_whole_rows(from, alignof(PackedRow<bits>), count)) {
+      PackedRow<bits> codes = {};
+      if (lane * kRow < count) codes = reinterpret_cast<const PackedRow<bits>*>(from)[lane];
+      return codes;
+    }
+  }
+  if constexpr (bits == 8) {  // a row of bytes
+    if (has_whole_rows(from, sizeof(Cell<uint8_t>), count)) {
+      const Row<uint8_t> row = load_row(reinterpret_cast<WarpTile<uint8_t>&>(tile), from, count);
+      PackedRow<bits> codes;
+      memcpy(&codes, &row, sizeof codes);
+      return codes;
+    }
+  }
+  const int size = tile_bytes(count, bits);
+  const int words = is_aligned(from, 4) ? size >> 2 : 0;
   uint8_t* bytes = reinterpret_cast<uint8_t*>(tile.words);
   __syncwarp();
 #pragma unroll
@@ -142,18 +190,37 @@ __device__ PackedRow<bits> load_codes(WarpTile<E>& tile, const uint8_t* from, in
   return reinterpret_cast<const PackedRow<bits>*>(tile.words)[lane];
 }
 
-// Writes the codes of `count` elements: packed_bytes(count, bits) bytes, their last bits 0 where no code fills them.
-template <int bits, class E>
-__device__ void store_codes(WarpTile<E>& tile, PackedRow<bits> codes, uint8_t* to, int count) {
-  const int lane = lane_index();
-  const int used = (count - lane * kRow) * bits;  // bits of this thread's words that hold codes of elements
+// Sets to 0 what no code of `count` elements fills.
+template <int bits>
+__device__ void clear_beyond(PackedRow<bits>& codes, int count) {
+  const int used = (count - lane_index() * kRow) * bits;  // bits of this thread's words that hold codes of elements
 #pragma unroll
   for (int w = 0; w < bits; ++w) {
     const int keep = used - 32 * w;
     if (keep < 32) codes.word[w] = keep > 0 ? codes.word[w] & ((1u << keep) - 1u) : 0u;
   }
-  const int size = static_cast<int>(packed_bytes(count, bits));
-  const int words = is_aligned(to, 4) ? size / 4 : 0;
+}
+
+// Writes the codes of `count` elements: packed_bytes(count, bits) bytes, their last bits 0 where no code fills them.
+template <int bits, class E>
+__device__ void store_codes(WarpTile<E>& tile, PackedRow<bits> codes, uint8_t* to, int count) {
+  const int lane = lane_index();
+  if constexpr (kOneAccess<bits>) {
+    if (has_whole_rows(to, alignof(PackedRow<bits>), count)) {
+      if (lane * kRow < count) reinterpret_cast<PackedRow<bits>*>(to)[lane] = codes;
+      return;
+    }
+  }
+  if constexpr (bits == 8) {
+    if (has_whole_rows(to, sizeof(Cell<uint8_t>), count)) {
+      Row<uint8_t> row;
+      memcpy(&row, &codes, sizeof codes);
+      return store_row(reinterpret_cast<WarpTile<uint8_t>&>(tile), row, to, count);
+    }
+  }
+  if (count % kRow != 0) clear_beyond(codes, count);
+  const int size = tile_bytes(count, bits);
+  const int words = is_aligned(to, 4) ? size >> 2 : 0;
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(tile.words);
   __syncwarp();
   reinterpret_cast<PackedRow<bits>*>(tile.words)[lane] = codes;

@@ -12,6 +12,14 @@
 #include "codec/bits.h"
 #include "codec/float16.h"
 
+// Raises where a call of torch's C interface failed. The headers of newer torch add torch's own words for it, such as
+// those of an allocator that has no memory left; those of torch 2.10 and 2.11 name the call alone.
+#ifdef STABLE_TORCH_ERROR_CODE_CHECK
+#define ACTCORE_CHECK_TORCH(call) STABLE_TORCH_ERROR_CODE_CHECK(call)
+#else
+#define ACTCORE_CHECK_TORCH(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
 namespace actcore::ops {
 
 using torch::headeronly::ScalarType;

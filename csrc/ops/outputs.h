@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "ops/checks.h"
@@ -28,12 +29,23 @@ inline Tensor make_empty(const Tensor& like, const Ints& sizes, ScalarType type)
   }
   int32_t device_type = 0;
   int32_t device_index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  ACTCORE_CHECK_TORCH(aoti_torch_get_device_type(like.get(), &device_type));
+  ACTCORE_CHECK_TORCH(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  const AOTITorchError status = aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-      torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type, device_index, &handle));
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type, device_index, &handle);
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+  // These headers cannot ask for torch's own words, which go to stderr. The sizes are checked and the device is that of
+  // a tensor, so what is missing is memory, and whoever searches for the largest batch looks for these words.
+  if (status != TORCH_SUCCESS) {
+    int64_t numel = 1;
+    for (const int64_t size : sizes) numel *= size;
+    throw std::runtime_error("actcore: out of memory: torch could not allocate a tensor of " + std::to_string(numel) +
+                             " elements; its own words are on stderr");
+  }
+#endif
+  ACTCORE_CHECK_TORCH(status);
   return Tensor(handle);
 }
 

@@ -11,7 +11,7 @@ namespace actcore::ops {
 inline Tensor borrow(const void* memory, int64_t numel, ScalarType type) {
   const int64_t stride = 1;
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  ACTCORE_CHECK_TORCH(
       aoti_torch_create_tensor_from_blob(const_cast<void*>(memory), 1, &numel, &stride, 0,
                                          torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)),
                                          aoti_torch_device_type_cpu(), -1, &handle));
@@ -22,7 +22,7 @@ inline Tensor borrow(const void* memory, int64_t numel, ScalarType type) {
 template <int results = 1, class... Arguments>
 void call_torch(const char* name, const char* overload, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  ACTCORE_CHECK_TORCH(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
   for (int i = 0; i < results; ++i) torch::stable::detail::to<Tensor>(stack[static_cast<size_t>(i)]);
 }
 

@@ -16,7 +16,7 @@ void launch_on(const Tensor& tensor, const Launch& launch) {
   const int32_t device = tensor.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  ACTCORE_CHECK_TORCH(aoti_torch_get_current_cuda_stream(device, &stream));
   STD_CUDA_CHECK(launch(static_cast<cudaStream_t>(stream)));
 }
 

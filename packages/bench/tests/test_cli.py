@@ -34,6 +34,7 @@ def error_of(capsys, *arguments):
         (("gnn", "--chart", "chart.xyz"), ("must end in .png, .svg or .pdf", "chart.xyz")),
         (("gnn", "--level", "L0", "--chart", "chart.png"), ("a chart compares levels", "--level L1")),
         (("kernels", "--bits", "9"), ("--bits", "9")),
+        (("kernels", "--group", "100"), ("--group", "must be a multiple of 32", "'100'")),
         (("kernels", "--size", "3KiB"), ("--size", "must be a multiple of 4KiB", "'3KiB'")),
         (("kernels", "--size", "256"), ("--size", "such as 4KiB, 16MiB or 1GiB", "'256'")),
         (("kernels", "--case", "huffman"), ("no case has 'huffman'", "GroupAffine, 8 bits")),

@@ -70,6 +70,74 @@ def test_what_an_action_returns_is_freed_outside_of_its_time(monkeypatch):
     assert events == ["clock", "clock", "freed"] * 2
 
 
+class FakeGPU:
+    """In place of ``torch.cuda``: the host enqueues, and the GPU begins what is next once it has ended what is before.
+
+    Its clock runs at 1 GHz, and its queue has no end.
+    """
+
+    def __init__(self):
+        self.host = self.free = 0.0
+        self.spins = []
+
+    def synchronize(self):
+        self.host = max(self.host, self.free)
+
+    def enqueue(self, seconds, overhead=0.0):
+        self.host += overhead
+        self.free = max(self.host, self.free) + seconds
+
+    def _sleep(self, cycles):
+        self.spins.append(cycles)
+        self.enqueue(cycles / 1e9)
+
+    def Event(self, enable_timing):
+        gpu = self
+
+        class Event:
+            def record(self):
+                self.at = max(gpu.host, gpu.free)
+
+            def query(self):
+                return self.at <= gpu.host
+
+            def elapsed_time(self, end):
+                return 1000 * (end.at - self.at)
+
+        return Event()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    fake = FakeGPU()
+    monkeypatch.setattr(clock.torch, "cuda", fake)
+    return fake
+
+
+def test_a_time_on_a_gpu_has_nothing_of_pythons(gpu):
+    """Some 20 us of Python were counted, since the start was recorded on a GPU that had nothing to do."""
+    [times] = clock.in_turn([lambda: gpu.enqueue(5e-6, overhead=20e-6)], 2, torch.device("cuda"), calls=10)
+    assert times == pytest.approx([5e-6, 5e-6], rel=1e-9)
+    assert gpu.spins == [clock._SPIN] * 3
+
+
+def test_a_spin_that_ended_too_early_is_noticed(gpu):
+    """Ten calls of a millisecond of Python take longer than the first spin, of two milliseconds at this clock."""
+    [times] = clock.in_turn([lambda: gpu.enqueue(5e-6, overhead=1e-3)], 1, torch.device("cuda"), calls=10)
+    assert times == pytest.approx([5e-6], rel=1e-9)
+    assert gpu.spins == [clock._SPIN, 4 * clock._SPIN, 16 * clock._SPIN] * 2
+
+
+def test_an_action_that_waits_for_the_gpu_is_timed_all_the_same(gpu):
+    def wait():
+        gpu.enqueue(5e-6, overhead=1e-3)
+        gpu.synchronize()
+
+    [times] = clock.in_turn([wait], 1, torch.device("cuda"))
+    assert gpu.spins[-1] == clock._LONGEST_SPIN
+    assert times == pytest.approx([5e-6], rel=1e-9)
+
+
 # ---- a run ----
 
 
@@ -90,6 +158,10 @@ def test_targets_are_for_large_tensors_only(monkeypatch):
     assert measure._targets(case, "bfloat16", 256 * 2**20, "cpu") == {"compress": 2.0, "decompress": 1.7}
     assert measure._targets(case, "float32", 64 * 2**20, "cpu") == {}
     assert measure._targets(case, "float16", 256 * 2**20, "cpu") == {}
+    assert measure._least_achievable(case, "float32", 2**30, "cuda") == 0.9
+    assert measure._least_achievable(case, "bfloat16", 2**30, "cuda") == 0.8
+    assert measure._least_achievable(case, "bfloat16", 2**30, "cpu") is None
+    assert measure._least_achievable(case, "bfloat16", 2**20, "cuda") is None
 
 
 def test_a_library_that_fails_is_left_out_and_said(monkeypatch):
@@ -101,13 +173,26 @@ def test_a_library_that_fails_is_left_out_and_said(monkeypatch):
         dataclasses.replace(case, rivals=(("torchao", lambda: broken), ("bitsandbytes", lambda: broken)))
         for case in cases()
     ]
-    monkeypatch.setattr(measure, "cases", lambda: found)
+    monkeypatch.setattr(measure, "cases", lambda groups: found)
     states = {"torchao": "0.18", "bitsandbytes": "not installed (No module)", "fewbit": "not installed"}
     monkeypatch.setattr(rivals, "present", lambda: states)
     results = measure.run(options(dtypes=("float32",)))
     assert results.skipped == ["torchao beside GroupAffine, 4 bits, float32: RuntimeError: no kernel"]
     [entry] = results.measurements
     assert {one.who for one in entry.timings} == {"torch", "actcore", "plain PyTorch"}
+
+
+def test_a_case_that_fails_is_said_and_others_are_measured(monkeypatch):
+    def fail(x):
+        raise RuntimeError("CUDA error: misaligned address\nfor this")
+
+    broken = dataclasses.replace(
+        cases()[0], name="GroupAffine, broken", bits=4, contenders=(RoundTrip("actcore", fail, fail, list),)
+    )
+    monkeypatch.setattr(measure, "cases", lambda groups: [broken, *cases(groups)])
+    results = measure.run(options(dtypes=("float32",), with_others=False))
+    assert results.skipped == ["GroupAffine, broken, float32, 4 KiB: RuntimeError: CUDA error: misaligned address"]
+    assert [entry.case for entry in results.measurements] == ["GroupAffine, 4 bits"]
 
 
 def test_others_take_turns_of_their_own_and_are_compared_with_their_own_copies():

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pytest
@@ -146,7 +147,7 @@ class Machinery:
     def __exit__(self, *of):
         pass
 
-    def take(self, request):
+    def take(self, request, seconds=None):
         self.asked.append((request.way, request.value))
         if request.way == "save_on_cpu":
             return Trial(request.value, does_not_apply="the model is on the CPU already")
@@ -256,8 +257,8 @@ def test_a_crash_ends_a_search_and_not_the_run(machinery, tmp_path):
 def test_a_crash_that_more_memory_prevents_is_for_want_of_memory(machinery, tmp_path, monkeypatch):
     take, file = machinery.take, tmp_path / "out.json"
 
-    def crashing(request):
-        trial = take(request)
+    def crashing(request, seconds=None):
+        trial = take(request, seconds)
         return replace(trial, crashed=True, failure="ended with code -11") if trial.failure else trial
 
     monkeypatch.setattr(machinery, "take", crashing)
@@ -375,6 +376,6 @@ def test_a_limit_that_cannot_be_kept_is_refused(capsys, monkeypatch):
     assert "torch finds no usable GPU" in capsys.readouterr().err
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (8 * GIB, 80 * GIB))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=8 * GIB))
     assert cli.main(["search", "--device", "cuda"]) == 1
-    assert "must be at most the GPU's free memory, 8 GiB, got 16 GiB" in capsys.readouterr().err
+    assert "must be at most the GPU's memory, 8 GiB, got 16 GiB" in capsys.readouterr().err

@@ -18,7 +18,8 @@ from bench.systems import chart, subjects
 from bench.systems.graph_layers import GraphLayers
 from bench.systems.report import front, render
 from bench.systems.results import Cell, SystemResults
-from bench.systems.subjects import Subject, made
+from bench.systems.subject import Subject
+from bench.systems.subjects import made
 from bench.systems.ways import PLAIN, WAYS
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
@@ -43,9 +44,13 @@ def counted(monkeypatch):
     monkeypatch.setattr(cells, "counters", lambda device: Counted())
 
 
+def request(subject, way, rounds=0, **fields):
+    return cells.Request(Cell(subject, way), rounds, "cpu", threads=1, seed=0, **fields)
+
+
 @pytest.mark.parametrize("way", [PLAIN, "L1", "checkpoint, least", "Q-layers"])
 def test_a_cell(way, counted):
-    found = cells.measure_here(Cell("mlp", way), 2, CPU, seed=0)
+    found = cells.measure_here(request("mlp", way, 2))
     assert not found.failure
     assert not found.does_not_apply
     assert found.peak_bytes == 1 << 20  # gradients are there before
@@ -55,19 +60,19 @@ def test_a_cell(way, counted):
     assert found.error < 0.5
 
 
-def test_what_does_not_apply_is_no_failure():
+def test_what_does_not_apply_is_no_failure(counted):
     for way, words in (("each block (torch)", "no blocks"), ("save_on_cpu", "on the CPU already")):
-        found = cells.measure_here(Cell("mlp", way), 0, CPU, seed=0)
+        found = cells.measure_here(request("mlp", way))
         assert words in found.does_not_apply
         assert not found.failure
 
 
-def test_a_way_that_fails_is_recorded(monkeypatch):
+def test_a_way_that_fails_is_recorded(monkeypatch, counted):
     def broken(subject):
         raise ZeroDivisionError("of this way")
 
     monkeypatch.setattr(cells, "WAYS", {**WAYS, "L1": replace(WAYS["L1"], ready=broken)})
-    assert "ZeroDivisionError: of this way" in cells.measure_here(Cell("mlp", "L1"), 0, CPU, seed=0).failure
+    assert "ZeroDivisionError: of this way" in cells.measure_here(request("mlp", "L1")).failure
 
 
 def test_subjects_are_the_same_at_each_call():
@@ -144,7 +149,7 @@ def test_q_layers_have_no_error_where_they_drop_elements_of_their_own(monkeypatc
         return Subject(model, (torch.randn(64, 32),), lambda output: output.square().mean(), "with dropout")
 
     monkeypatch.setattr(subjects, "SUBJECTS", {"dropping": dropping})
-    plain, ours = (cells.measure_here(Cell("dropping", way), 0, CPU, seed=0) for way in (PLAIN, "Q-layers"))
+    plain, ours = (cells.measure_here(request("dropping", way)) for way in (PLAIN, "Q-layers"))
     assert not plain.failure, plain.failure
     assert not ours.failure, ours.failure
     assert plain.error == 0
@@ -188,8 +193,9 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     file = tmp_path / "out.json"
     asked = []
 
-    def measured(blank, rounds, device, threads, seed):
-        asked.append((blank.way, rounds))
+    def measured(request, process, seconds):
+        blank = request.cell
+        asked.append((blank.way, request.rounds))
         return replace(blank, failure="it ended") if blank.way == "L2" else cell(blank.way, 10, 1.0)
 
     monkeypatch.setattr(cells, "measure", measured)
@@ -215,4 +221,5 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
 
 def test_a_process_that_ends_is_said(monkeypatch):
     monkeypatch.setattr(cells, "_MODULE", "bench.systems.no_such_module")
-    assert "No module named" in cells.measure(Cell("mlp", PLAIN), 0, "cpu", 1, 0).failure
+    with cells.worker() as process:
+        assert "No module named" in cells.measure(request("mlp", PLAIN), process).failure

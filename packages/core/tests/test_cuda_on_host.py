@@ -15,9 +15,11 @@ from .samples import (
     DTYPES,
     FORMATS,
     GROUP_SIZES,
+    INTEGERS,
     NUMELS,
     as_bytes,
     hard_ranges,
+    integers,
     name_of,
     normal,
     not_finite,
@@ -175,3 +177,92 @@ def test_rows(kernels, dtype):
         for group_size in (96, 256, 2048):
             check_rows(kernels, normal(9 * 333, dtype), widths, 2000, group_size, True)
             check_rows(kernels, normal(9 * 333, dtype), widths, 1000, group_size, False)
+
+
+def every_finite(dtype):
+    """All finite elements of a type of 16 bits, first beside those that are near, then beside those that are far."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    finite = every[every.isfinite()]
+    return torch.cat([finite, finite.view(-1, 32).T.reshape(-1)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
+def test_every_element_of_16_bits(kernels, dtype):
+    for bits, group_size in ((2, 32), (4, 256), (8, 96)):
+        check_group_affine(kernels, every_finite(dtype), bits, group_size, True)
+    check_float8(kernels, every_finite(dtype), torch.float8_e4m3fn, 64, True)
+
+
+@every_dtype
+def test_stored_forms_that_no_compress_made(kernels, dtype):
+    """Any finite bounds, the upper one below the lower one too, as a file may have them. No negative zeros: their sign
+    is not promised."""
+    info = torch.finfo(dtype)
+    some = [0.0, 1.0, -1.0, 3.0, info.max, info.min, info.tiny, -info.tiny, info.tiny * info.eps, 2.0**-24]
+    some = torch.cat(
+        [torch.tensor(some, dtype=torch.float64), normal(5, torch.float64), normal(5, torch.float64) * info.tiny]
+    )
+    some = some.to(dtype)
+    bounds = torch.cartesian_prod(some, some).contiguous()
+    groups = len(bounds)
+    for bits in BITS:
+        numel = 96 * groups
+        codes = torch.randint(0, 256, (packed(numel, bits),), generator=torch.Generator().manual_seed(bits)).to(
+            torch.uint8
+        )
+        value = ops.group_affine_decompress(codes, bounds, numel, bits, 96)
+        got = Written(numel, dtype)
+        what = (codes.data_ptr(), bounds.data_ptr(), ELEMENT_TYPES[dtype], numel, 96, bits, got.data_ptr())
+        kernels.run("group_affine_decompress", kernels.struct("GroupAffineDecompress")(*what))
+        ordinary = ~value.isnan()  # infinity less infinity, of which only the CPU's sign and payload are known
+        same_bytes(got.tensor()[ordinary], value[ordinary], f"{dtype} bits={bits}")
+        assert torch.equal(got.tensor().isnan(), ~ordinary)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_bits(kernels, bits):
+    for numel in (1, 31, 1000, 1024, 4096, 5000):
+        for skip in (0, 1, 4):
+            codes = integers(numel, 0, 2**bits - 1, torch.uint8)
+            expected, _ = ops.pack_bits(codes, bits)
+            got, flag = Written(expected.numel(), torch.uint8, skip=skip), torch.zeros(1, dtype=torch.int32)
+            kernels.run("pack_bits", at_offset(codes, skip), numel, bits, got, flag)
+            same_bytes(got.tensor(), expected, (bits, numel, skip))
+            assert flag.item() == 0
+            back = Written(numel, torch.uint8, skip=skip)
+            kernels.run("unpack_bits", at_offset(expected, skip), numel, bits, back)
+            same_bytes(back.tensor(), codes, (bits, numel, skip))
+
+
+@every_dtype
+def test_masks(kernels, dtype):
+    for numel in (1, 1000, 1024, 5000):
+        for skip in (0, 1):
+            x = normal(numel, dtype)
+            given, kind = at_offset(x, skip * x.element_size()), ELEMENT_TYPES[dtype]
+            mask = Written(packed(numel, 1), torch.uint8, skip=skip)
+            kernels.run("positive_mask", kernels.struct("PositiveMask")(given.data_ptr(), kind, numel, mask.data_ptr()))
+            same_bytes(mask.tensor(), ops.positive_mask(x), (numel, skip))
+            output, mask = Written(numel, dtype), Written(packed(numel, 1), torch.uint8)
+            what = (given.data_ptr(), kind, numel, output.data_ptr(), mask.data_ptr())
+            kernels.run("relu_mask", kernels.struct("ReluMask")(*what))
+            same_bytes(output.tensor(), x.relu(), (numel, skip))
+            same_bytes(mask.tensor(), ops.relu_mask(x)[1], (numel, skip))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+def test_narrow(kernels, dtype):
+    for low, high in ((0, 7), (9, 100), (torch.iinfo(dtype).min, torch.iinfo(dtype).max)):
+        bits = (high - low).bit_length()
+        for numel in (1, 1000, 1024, 5000):
+            x = integers(numel, low, high, dtype)
+            expected, _ = ops.narrow_compress(x, low, high)
+            got, flag = Written(expected.numel(), torch.uint8), torch.zeros(1, dtype=torch.int32)
+            range_ = (low % 2**64, high - low, bits)
+            what = (x.data_ptr(), x.element_size(), numel, *range_, got.data_ptr())
+            kernels.run("narrow_compress", kernels.struct("NarrowCompress")(*what), flag)
+            same_bytes(got.tensor(), expected, (numel, low, high))
+            back = Written(numel, dtype)
+            what = (expected.data_ptr(), x.element_size(), numel, *range_, back.data_ptr())
+            kernels.run("narrow_decompress", kernels.struct("NarrowDecompress")(*what))
+            same_bytes(back.tensor(), x, (numel, low, high))

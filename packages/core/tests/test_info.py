@@ -178,3 +178,16 @@ def test_unknown_kernels_raise_with_the_names_that_run_here():
     assert result.returncode != 0
     assert "ACTCORE_CPU must name kernels that run on this processor" in result.stderr
     assert "portable), got 'pentium'; unset it to take the fastest" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of a process's memory takes Linux")
+def test_what_finds_no_memory_says_so():
+    """The headers of torch 2.10 and 2.11 have no words for it: the error named a call of torch's C interface."""
+    script = (
+        "import resource, torch, actcore\n"
+        "packed = torch.zeros(2**23, dtype=torch.uint8)\n"
+        "actcore.unpack_bits(packed[:1], 1, 8)\n"  # what a first call loads
+        "resource.setrlimit(resource.RLIMIT_DATA, (1, 1))\n"
+        "actcore.unpack_bits(packed, 1, 2**26)\n"  # 64 MiB, which glibc takes from nothing that it has
+    )
+    assert re.search("out of memory|can't allocate memory", run("-c", script).stderr.splitlines()[-1])

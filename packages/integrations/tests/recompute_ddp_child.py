@@ -5,7 +5,6 @@ Prints, as JSON, for each case whether the rank found everything equal bit for b
 """
 
 import dataclasses
-import json
 import os
 import sys
 import warnings
@@ -16,6 +15,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import leave
 
 from integrations.checkpoint import apply, plan
 
@@ -132,5 +132,4 @@ if __name__ == "__main__":
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
     found = main(rank)
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    leave(found)

@@ -6,7 +6,6 @@ parameters.
 
 import dataclasses
 import functools
-import json
 import os
 import sys
 import warnings
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import dropout, gelu
 from torch.utils.checkpoint import checkpoint
+from two_ranks import leave
 
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
@@ -262,5 +262,4 @@ if __name__ == "__main__":
     found["plan"] = [f"{choice.mask:x}" for choice in plan_of_whole(rank).front]
     found["title"] = str(plan(cut(Model().train(), "root", {}), tokens(rank))).split()[0]
     found["refused"] = refused(rank)
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    leave(found)

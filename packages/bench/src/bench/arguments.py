@@ -18,6 +18,16 @@ def add_shared(parser: argparse.ArgumentParser, threads: int, place: str = "") -
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write all raw values, machine and versions{place}")
 
 
+def add_deadline(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds the time by which a command ends, of which ``what`` is measured one by one."""
+    parser.add_argument(
+        "--deadline",
+        type=positive,
+        metavar="SECONDS",
+        help=f"after which it ends: no {what} begins any more, one that runs is ended; default: none",
+    )
+
+
 def add_chart(parser: argparse.ArgumentParser, place: str = "") -> None:
     """Adds the file of the chart; ``place`` says where it goes by default."""
     parser.add_argument(

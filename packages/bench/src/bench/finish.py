@@ -23,8 +23,12 @@ from bench.fewbit.results import FewBitResults
 from bench.gnn import chart as gnn_chart
 from bench.gnn import report as gnn_report
 from bench.gnn.results import Results
+from bench.gpu import report as gpu_report
+from bench.gpu.results import StageResults
 from bench.kernels import chart as kernel_chart
+from bench.kernels import estimate_report
 from bench.kernels import report as kernel_report
+from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.layout import console
 from bench.search import chart as search_chart
@@ -54,6 +58,7 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
     {
         Results: (gnn_report.render, gnn_chart.save_chart),
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
+        EstimateResults: (estimate_report.render, estimate_report.no_chart),
         SensitivityResults: (sensitivity_report.render, sensitivity_chart.save_chart),
         ActivationResults: (activation_report.render, activation_chart.save_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),
@@ -63,6 +68,7 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),
         TextResults: (text_report.render, text_chart.save_chart),
+        StageResults: (gpu_report.render, gpu_report.no_chart),
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import shlex
@@ -16,6 +17,10 @@ from pathlib import Path
 import torch
 
 _PACKAGES = ("torch", "torch-geometric", "actcore", "actcore-integrations")
+_MODULES = {"actcore": "actcore", "actcore-integrations": "integrations"}
+COMMIT = "ACTCORE_COMMIT"
+"""The environment variable that says the commit where git does not: in a copy of the files alone. A plus behind it says
+that files differed from it."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,8 @@ class Machine:
         processor: name of the CPU, or of the GPU trained on.
         threads: of torch's operators.
         system: operating system and Python.
-        versions: of the packages that matter.
-        commit: of this repository; empty when installed without it.
+        versions: of the packages that matter and are there.
+        commit: of this repository; empty when installed without it and ``COMMIT`` does not say it.
         dirty: whether files differed from the commit.
         command: as typed, the interpreter's path left out.
         date: UTC, to the minute.
@@ -57,7 +62,7 @@ class Machine:
             processor=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
             threads=threads,
             system=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            versions={package: version(package) for package in packages},
+            versions={package: found for package in packages if (found := version_of(package))},
             commit=commit,
             dirty=dirty,
             command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
@@ -72,11 +77,21 @@ class Machine:
 
 def installed(package: str) -> bool:
     """Whether a distribution is there, so that its version can be said."""
+    return bool(version_of(package))
+
+
+def version_of(package: str) -> str:
+    """The version of a distribution; of this project's own also where they are on Python's path without having been
+    installed. Empty where it is not there."""
     try:
-        version(package)
+        return version(package)
     except PackageNotFoundError:
-        return False
-    return True
+        if package not in _MODULES:
+            return ""
+    try:
+        return str(importlib.import_module(_MODULES[package]).__version__)
+    except ImportError:
+        return ""
 
 
 def _cpu_name() -> str:
@@ -95,7 +110,8 @@ def _commit() -> tuple[str, bool]:
         commit = _git("rev-parse", "HEAD")
         return commit, bool(_git("status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
-        return "", False
+        said = os.environ.get(COMMIT, "")
+        return said.removesuffix("+"), said.endswith("+")
 
 
 def _git(*arguments: str) -> str:

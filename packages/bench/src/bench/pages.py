@@ -11,9 +11,13 @@ A page says which, and what is between is replaced::
     <!-- readme fewbit -->
     <!-- /readme -->
 
+    <!-- stage kernels -->
+    <!-- /stage -->
+
 A table's name is how its headings begin, as ``python -m bench show`` prints them, with `` | `` between; most often a
 part of the first is enough. A chart has a place beside the page, and words for those who do not see it. A README's
-table is one of ``bench.readmes``.
+table is one of ``bench.readmes``. A stage is one of ``tools/gpu.sh``, whose results are in ``gpu-kernels.json``; where
+that file is not there, the page says that nothing was measured, and what would be settled.
 """
 
 from __future__ import annotations
@@ -30,13 +34,17 @@ from rich.text import Text
 from bench import records
 from bench.errors import BenchError
 from bench.finish import draw, shown
+from bench.gpu import report as stages
+from bench.gpu.claims import CLAIMS
+from bench.gpu.results import StageResults
 from bench.machine import Machine
 from bench.readmes.tables import TABLES
 
 _MARKED = re.compile(
-    r"(?P<begin><!-- (?P<kind>table|chart|readme) (?P<what>[^\n]+?) -->\n).*?(?P<end><!-- /(?P=kind) -->)", re.DOTALL
+    r"(?P<begin><!-- (?P<kind>table|chart|readme|stage) (?P<what>[^\n]+?) -->\n).*?(?P<end><!-- /(?P=kind) -->)",
+    re.DOTALL,
 )
-_BEGUN = re.compile(r"<!-- (?:table|chart|readme) ")
+_BEGUN = re.compile(r"<!-- (?:table|chart|readme|stage) ")
 
 
 @dataclass
@@ -84,7 +92,8 @@ class _Maker:
 
     def between(self, match: re.Match[str]) -> str:
         """A mark, what it asks for, and its end."""
-        made = {"table": self._table, "chart": self._chart, "readme": self._readme}[match["kind"]](match["what"])
+        kinds = {"table": self._table, "chart": self._chart, "readme": self._readme, "stage": self._stage}
+        made = kinds[match["kind"]](match["what"])
         return f"{match['begin']}{made}\n{match['end']}"
 
     def _table(self, what: str) -> str:
@@ -111,6 +120,20 @@ class _Maker:
             raise BenchError(f"there is no table {what!r} of a README; there are {', '.join(TABLES)}")
         made = TABLES[what](self._folder)
         return self._with_where(to_markdown(made.table), *made.results)
+
+    def _stage(self, what: str) -> str:
+        if what not in CLAIMS:
+            raise BenchError(f"there is no stage {what!r} of tools/gpu.sh; there are {', '.join(CLAIMS)}")
+        file = f"gpu-{what}.json"
+        if not (self._folder / file).exists():
+            settled = "\n".join(f"- {claim}" for claim in CLAIMS[what].values())
+            return f"**Not measured on a GPU yet.** What `tools/gpu.sh {what}` would settle:\n\n{settled}"
+        results = self._results(file)
+        if not isinstance(results, StageResults) or results.stage != what or not results.measured:
+            raise BenchError(f"{file} must hold the stage {what}, run on a GPU and not --dry; leave other files out")
+        tables = [to_markdown(one) for one in (stages.claims(results), stages.table(results))]
+        failed = [f"- {row.case}: {row.outcome}: {row.reason}" for row in stages.failed(results)]
+        return self._with_where("\n\n".join([*tables, *filter(None, ["\n".join(failed)])]), results)
 
     def _with_where(self, made: str, *all_results: records.AnyResults) -> str:
         """A table, and below it what made its numbers, which a page says of each file once."""

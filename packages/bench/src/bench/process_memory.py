@@ -8,8 +8,11 @@ something only in a process that was started with ``ENVIRONMENT``, so that freed
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -62,6 +65,63 @@ class CudaCounters:
         """The most bytes in tensors since ``start_peak``."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
+
+
+@dataclass(frozen=True)
+class AllocatorPeaks:
+    """The peaks of CUDA's caching allocator over some work, which began with an empty cache.
+
+    Attributes:
+        before: bytes in tensors before.
+        requested: bytes that tensors asked for.
+        allocated: of blocks in tensors, as the allocator rounds them.
+        active: of those that nobody else may use, as what another stream still reads.
+        reserved: that the allocator has taken of the device.
+        pinned: of pinned host memory in use; ``None`` where torch does not count it.
+    """
+
+    before: int
+    requested: int
+    allocated: int
+    active: int
+    reserved: int
+    pinned: int | None
+
+
+def allocator_peaks(action: Callable[[], object], device: torch.device) -> AllocatorPeaks:
+    """Those of an action. Nothing waits for the device while it runs: a host that is ahead is what is to be seen."""
+    torch.cuda.synchronize(device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    pinned = hasattr(torch.cuda, "host_memory_stats")
+    if pinned:
+        torch.cuda.reset_peak_host_memory_stats()
+    before = torch.cuda.memory_allocated(device)
+    action()
+    torch.cuda.synchronize(device)
+    found = torch.cuda.memory_stats(device)
+    return AllocatorPeaks(
+        before=before,
+        requested=found["requested_bytes.all.peak"],
+        allocated=found["allocated_bytes.all.peak"],
+        active=found["active_bytes.all.peak"],
+        reserved=found["reserved_bytes.all.peak"],
+        pinned=torch.cuda.host_memory_stats().get("active_bytes.peak") if pinned else None,
+    )
+
+
+def release_cached() -> int:
+    """Gives everything that nothing uses back to the device; returns the bytes of cuBLAS's workspaces among it."""
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    after = torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()
+    if hasattr(torch._C, "_host_emptyCache"):
+        torch._C._host_emptyCache()  # of pinned memory, which the allocator takes in powers of two
+    return before - after
 
 
 class ProcessCounters:

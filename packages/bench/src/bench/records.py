@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,9 @@ from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
 from bench.gnn.results import Results
+from bench.gpu.results import StageResults
+from bench.json_files import FORMAT, save_as
+from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.search.results import SearchResults
 from bench.sensitivity.results import SensitivityResults
@@ -26,6 +26,7 @@ from bench.vision.results import VisionResults
 AnyResults = (
     Results
     | KernelResults
+    | EstimateResults
     | SensitivityResults
     | ActivationResults
     | VisionResults
@@ -35,12 +36,13 @@ AnyResults = (
     | SweepResults
     | SearchResults
     | TextResults
+    | StageResults
 )
 
-_FORMAT = 1
 _KINDS: Mapping[str, type[AnyResults]] = {
     "gnn": Results,
     "kernels": KernelResults,
+    "kernels-estimate": EstimateResults,
     "sensitivity": SensitivityResults,
     "activations": ActivationResults,
     "vision": VisionResults,
@@ -50,37 +52,18 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "sweep": SweepResults,
     "search": SearchResults,
     "text": TextResults,
+    "gpu": StageResults,
 }
 
 
 def save(results: AnyResults, path: Path) -> None:
-    """Writes JSON, each list of numbers on one line. The file is there at once: what ends the process in the middle
-    costs nothing of what was there before.
+    """Writes JSON, as ``save_as`` does.
 
     Raises:
         BenchError: the file cannot be written.
     """
     kind = next(name for name, found in _KINDS.items() if isinstance(results, found))
-    text = json.dumps({"format": _FORMAT, "kind": kind, **asdict(results)}, indent=1)
-    text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: f"[{' '.join(numbers.group()[1:-1].split())}]", text)
-    try:
-        _write(text + "\n", path)
-    except OSError as error:
-        raise BenchError(f"results cannot be written to {path} ({error.strerror}); name another file") from error
-
-
-def _write(text: str, path: Path) -> None:
-    if path.exists() and not path.is_file():  # such as /dev/stdout, which nothing shall take the place of
-        path.write_text(text)
-        return
-    whole = path.resolve()  # a link stays one
-    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text)
-        part.replace(whole)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    save_as(kind, results, path)
 
 
 def load(path: Path) -> AnyResults:
@@ -91,7 +74,7 @@ def load(path: Path) -> AnyResults:
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
-        if content.pop("format") != _FORMAT:
+        if content.pop("format") != FORMAT:
             raise ValueError("another format")
         # Files that say no kind are older than the kinds.
         return _KINDS[content.pop("kind", "gnn")].of(content)

@@ -11,6 +11,7 @@ import threading
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actcore.noise import current_rank, stream_of
@@ -48,7 +49,8 @@ def replayable(stream: int, like: Tensor) -> int | Tensor:
     if in_cuda_graph():
         counted: Tensor = torch.ops.actcore.next_stream(like.detach(), _CAPTURED)
         return counted
-    if like.is_cuda and (_CAPTURED, like.device) not in _counters:  # a capture needs a counter that is there
+    is_new = like.is_cuda and (_CAPTURED, like.device) not in _counters
+    if is_new and not isinstance(like, FakeTensor):  # a capture needs a counter that is there
         with _disable_current_modes():
             _counter(_CAPTURED, like.device)
     return stream

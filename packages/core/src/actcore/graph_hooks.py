@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -56,12 +57,25 @@ def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> 
     eager_pack, eager_unpack = hooks(codec, seed, streams)
 
     def pack(tensor: Tensor) -> Any:
-        return eager_pack(tensor) if get_proxy_mode() is None else _pack(tensor, codec, seed)
+        return _pack(tensor, codec, seed) if _traced() else eager_pack(tensor)
 
     def unpack(packed: Any) -> Tensor:
         return _unpack(packed, codec) if isinstance(packed, (tuple, list)) else eager_unpack(packed)
 
     return _module(pack, "tensor"), _module(unpack, "packed")
+
+
+def _traced() -> bool:
+    """Whether a region is compiled. Before it traces the hook, torch up to 2.11 calls it for an example."""
+    return get_proxy_mode() is not None or TracingContext.try_get() is not None
+
+
+def _next_stream(tensor: Tensor) -> Tensor:
+    """Of a counter for this tensor; an example needs none, and would take the numbers of those that follow."""
+    if get_proxy_mode() is None:
+        return tensor.new_empty(1, dtype=torch.int64)
+    stream: Tensor = torch.ops.actcore.next_stream(tensor, new_key(tensor.device))
+    return stream
 
 
 def _module(function: Callable[[Any], Any], argument: str) -> GraphModule:
@@ -79,7 +93,7 @@ def _pack(tensor: Tensor, codec: Codec, seed: int) -> tuple[Any, ...]:
     be symbols) and the dtype constants of the backward graph."""
     if not tensor.is_floating_point() or isinstance(codec, Raw):
         return (tensor,)
-    stream = torch.ops.actcore.next_stream(tensor, new_key(tensor.device))
+    stream = _next_stream(tensor)
     try:
         compressed = codec.compress(tensor, seed=seed, stream=stream)
     except (TypeError, ValueError):  # not a dtype of this codec

@@ -9,6 +9,7 @@ print(integrations.compression(model).report())
 ``integrations.pyg`` is the same for PyTorch Geometric models.
 """
 
+from integrations._version import __version__
 from integrations.adaptive.gradient_error import GradientError
 from integrations.adaptive.plan import Allotment, Plan
 from integrations.attach import compress, compress_model, compression, restore_model
@@ -26,6 +27,7 @@ __all__ = [
     "Plan",
     "Report",
     "Row",
+    "__version__",
     "compress",
     "compress_model",
     "compression",

@@ -27,6 +27,12 @@ def in_float32(operator: str, *tensors: *Tensors) -> tuple[*Tensors]:
     return _cast(tensors, torch.float32) if kind and is_known(operator, kind) else tensors
 
 
+@torch.compiler.assume_constant_result  # up to torch 2.11 torch.compile does not trace the question
+def is_available(device: str) -> bool:
+    """Whether there is autocast on this type of device, which need not be on."""
+    return torch.amp.is_autocast_available(device)
+
+
 def is_known(operator: str, device: str) -> bool:
     """Whether autocast is on for this type of device, and has a rule for the operator there. Of the operators that it
     computes in float32 it knows all on CUDA, and on the CPU few."""
@@ -37,7 +43,7 @@ def is_known(operator: str, device: str) -> bool:
 
 def _device(tensors: tuple[Any, ...]) -> str:
     for tensor in tensors:
-        if tensor is not None and torch.amp.is_autocast_available(tensor.device.type):
+        if tensor is not None and is_available(tensor.device.type):
             return str(tensor.device.type)
     return ""
 

@@ -15,6 +15,7 @@ from actcore import GroupAffine, Raw, SavedTensor
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.capturing.recorder import Recorder
+from integrations.checkpoint.dispatch.memory import allocated, allocated_for
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.compressed_peak import StoredBytes
@@ -85,14 +86,14 @@ class _Sizes:
         decision = self._decided(tensor, operator, role)
         alone = decision.form is not None or not isinstance(decision.codec, GroupAffine | Raw)
         whole = storage.nbytes() / max(1, tensor.numel() * tensor.itemsize)
-        size = min(int(expected_bytes(decision, tensor) * whole), storage.nbytes())
+        size = _taken(expected_bytes(decision, tensor) * whole, tensor)
         self._found.setdefault(value, []).append((size, alone))
         if decision.from_forward and self._level.rounds_checkpoints:
             self._forward.setdefault(value, set()).add((size, alone))
         if decision.form not in (None, Need.SHAPE) or decision.normalised:  # made of a tensor that is computed for it
-            self._passing[value] = storage.nbytes()
+            self._passing[value] = allocated_for(tensor)
         read = self._decided(tensor, checkpoints.OPERATOR, "input" if tensor.requires_grad else "other")
-        size = min(int(expected_bytes(read, tensor) * whole), storage.nbytes())
+        size = _taken(expected_bytes(read, tensor) * whole, tensor)
         self._read[value] = max(self._read.get(value, 0), size)
 
     def _decided(self, tensor: Tensor, operator: str, role: str) -> Decision:
@@ -115,6 +116,11 @@ class _Sizes:
         for value, stored in self._forward.items():
             forward[last[value]] = forward.get(last[value], 0) + sum(size for size, _ in stored)
         return StoredBytes(saved, read, {last[value]: size for value, size in self._passing.items()}, forward)
+
+
+def _taken(nbytes: float, tensor: Tensor) -> int:
+    """Bytes that a stored form of a tensor takes, as those of the tensor itself are counted, and no more than they."""
+    return min(allocated(int(nbytes), tensor.device), allocated_for(tensor))
 
 
 def expected_bytes(decision: Decision, tensor: Tensor) -> float:

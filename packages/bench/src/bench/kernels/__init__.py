@@ -7,6 +7,7 @@ clock.py            taking turns
 measure.py          cases x dtypes x sizes
 results.py          what comes out, as JSON
 report.py, chart.py tables and the picture
+estimate.py, estimate_report.py, sass.py    what compiled code says of a GPU that is not there: nothing is run
 copies.py           the short form that ``python -m bench gnn`` adds to its results
 """
 

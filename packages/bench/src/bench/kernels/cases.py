@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +16,10 @@ from bench.kernels import plain, rivals
 from bench.kernels.contenders import ACTCORE, COMPRESS, DECOMPRESS, PLAIN, TORCH, TRAIN, Pass, RoundTrip
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+GROUP = plain.GROUP
+"""Elements of a group, where nothing else is said."""
 _TRAINED = (torch.float32, torch.bfloat16)
+_ROWS = 64  # of GroupAffineRows, such as a batch's samples
 
 
 @dataclass(frozen=True)
@@ -58,22 +61,30 @@ def _codec(
         back: Tensor = decompress(parts, numel, dtype)
         return back
 
-    own = RoundTrip(
-        ACTCORE,
-        lambda x: actcore.compress(x, codec),
-        actcore.decompress,
-        lambda stored: list(stored.payload),
-    )
     other = RoundTrip(
         PLAIN,
         lambda x: (compress(x), x.numel(), x.dtype),
         plain_decompress,
         lambda stored: list(stored[0]),
     )
-    return Case(name, (own, other), **more)
+    return Case(name, (_own(codec), other), **more)
 
 
-def _group_affine(bits: int) -> Case:
+def _own(codec: Any) -> RoundTrip:
+    return RoundTrip(
+        ACTCORE, lambda x: actcore.compress(x, codec), actcore.decompress, lambda stored: list(stored.payload)
+    )
+
+
+def _of_groups(name: str, codec: Any, bits: int) -> Case:
+    """A codec with groups of another size than plain PyTorch's here: beside copies alone."""
+    return Case(f"{name}, groups of {codec.group_size}", (_own(codec),), bits=bits)
+
+
+def _group_affine(bits: int, group: int = GROUP) -> Case:
+    name = f"GroupAffine, {bits} bit{'s' if bits > 1 else ''}"
+    if group != GROUP:
+        return _of_groups(name, actcore.GroupAffine(bits, group), bits)
     judged = bits in (8, 4, 2, 1)
     nearest: dict[int, tuple[tuple[str, Callable[[], RoundTrip]], ...]] = {
         width: (
@@ -83,7 +94,7 @@ def _group_affine(bits: int) -> Case:
         for width in (8, 4)
     }
     return _codec(
-        f"GroupAffine, {bits} bit{'s' if bits > 1 else ''}",
+        name,
         actcore.GroupAffine(bits),
         lambda x: plain.compress_groups(x, bits),
         lambda parts, numel, dtype: plain.decompress_groups(parts, bits, numel),
@@ -100,7 +111,9 @@ def _group_affine(bits: int) -> Case:
     )
 
 
-def _float8(name: Literal["e4m3", "e5m2"], dtype: torch.dtype) -> Case:
+def _float8(name: Literal["e4m3", "e5m2"], dtype: torch.dtype, group: int = GROUP) -> Case:
+    if group != GROUP:
+        return _of_groups(f"Float8, {name}", actcore.Float8(name, group), 8)
     return _codec(
         f"Float8, {name}",
         actcore.Float8(name),
@@ -108,6 +121,27 @@ def _float8(name: Literal["e4m3", "e5m2"], dtype: torch.dtype) -> Case:
         lambda parts, numel, dtype: plain.decompress_float8(parts),
         bits=8,
     )
+
+
+def _group_affine_rows(bits: int, group: int = GROUP) -> Case:
+    """The operator that ``GroupAffineRows`` calls, with widths on the device, so that the host waits for nothing;
+    beside copies alone."""
+
+    def compress(x: Tensor) -> Any:
+        widths = torch.full((_ROWS,), bits, device=x.device)
+        codes, bounds, _ = torch.ops.actcore.group_affine_rows_compress(
+            x, widths, x.numel() * bits // 8, group, True, 0, 0
+        )
+        return codes, bounds, widths, x.numel()
+
+    own = RoundTrip(
+        ACTCORE,
+        compress,
+        lambda stored: torch.ops.actcore.group_affine_rows_decompress(*stored, group)[0],
+        lambda stored: list(stored[:3]),
+    )
+    size = f", groups of {group}" if group != GROUP else ""
+    return Case(f"Affine rows, {bits} bits{size}", (own,), bits=bits)
 
 
 def _narrow(high: int, bits: int) -> Case:
@@ -138,12 +172,13 @@ _GELU_LEVELS = (0.0, -0.088, 0.126, 0.372, 0.628, 0.874, 1.088, 1.0)
 _GELU_GRID = (-0.13, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.13)
 
 
-def cases() -> list[Case]:
-    """All of them."""
+def cases(groups: Sequence[int] = (GROUP,)) -> list[Case]:
+    """All of them, those of groups once for each size."""
     return [
-        *(_group_affine(bits) for bits in (8, 7, 6, 5, 4, 3, 2, 1)),
-        _float8("e4m3", torch.float8_e4m3fn),
-        _float8("e5m2", torch.float8_e5m2),
+        *(_group_affine(bits, group) for group in groups for bits in (8, 7, 6, 5, 4, 3, 2, 1)),
+        *(_group_affine_rows(4, group) for group in groups),
+        *(_float8("e4m3", torch.float8_e4m3fn, group) for group in groups),
+        *(_float8("e5m2", torch.float8_e5m2, group) for group in groups),
         _codec(
             "BitMask",
             actcore.BitMask(),

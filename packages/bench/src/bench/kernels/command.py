@@ -8,8 +8,8 @@ import torch
 
 from bench.arguments import THREADS, add_chart, add_shared, positive, size
 from bench.finish import finish, require_writable
-from bench.kernels import measure
-from bench.kernels.cases import FLOATS
+from bench.kernels import estimate, measure
+from bench.kernels.cases import FLOATS, GROUP
 from bench.units import size_name
 
 
@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--case", action="append", metavar="TEXT", help="part of a case's name, repeatable; default: all"
     )
     parser.add_argument("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: all")
+    parser.add_argument(
+        "--group", action="append", type=_group, metavar="ELEMENTS", help=f"of a group, repeatable; default: {GROUP}"
+    )
     names = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
     parser.add_argument("--dtype", action="append", choices=names, help="repeatable; default: all that a case takes")
     parser.add_argument(
@@ -38,13 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"{' and '.join(map(size_name, measure.QUICK_SIZES))}, {measure.QUICK_ROUNDS} rounds: shows that it works",
     )
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="runs nothing: counts the instructions of the CUDA kernels, which takes nvcc and cuobjdump",
+    )
+    parser.add_argument("--against", metavar="COMMIT", default="", help="with --estimate: beside those of a commit")
     add_shared(parser, threads=THREADS)
     add_chart(parser)
+
+
+def _group(text: str) -> int:
+    """The size of a group, as an argument's type."""
+    value = positive(text, least=32)
+    if value % 32:
+        raise argparse.ArgumentTypeError(f"must be a multiple of 32, got {text!r}")
+    return value
 
 
 def run_kernels(options: argparse.Namespace) -> None:
     """``python -m bench kernels``."""
     require_writable(options.json, options.chart)
+    if options.estimate:
+        finish(estimate.run(options.against, options.threads), options.json, options.chart)
+        return
     sizes = options.size or (measure.QUICK_SIZES if options.quick else measure.SIZES[options.device])
     results = measure.run(
         measure.Options(
@@ -54,6 +74,7 @@ def run_kernels(options: argparse.Namespace) -> None:
             rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
             names=options.case or (),
             bits=options.bits or (),
+            groups=options.group or (GROUP,),
             dtypes=options.dtype or (),
             with_others=not options.alone,
         )

@@ -100,7 +100,8 @@ def _operators(entries: list[Measurement]) -> Table:
 
 
 def _calls(device: str, entries: list[Measurement]) -> Table:
-    table = _table("Small tensors: microseconds of compress and decompress together, called from Python")
+    of = "of the GPU, without Python's" if device == "cuda" else "called from Python"
+    table = _table(f"Small tensors: microseconds of compress and decompress together, {of}")
     for heading in ("codec", "dtype", "size"):
         table.add_column(heading, no_wrap=True)
     others = _others(entries)

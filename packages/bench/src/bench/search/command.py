@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from bench.arguments import add_chart, add_shared, size
+from bench.arguments import add_chart, add_deadline, add_shared, size
+from bench.deadline import Deadline
 from bench.errors import BenchError
 from bench.finish import finish, require_writable
 from bench.search import measure
@@ -54,12 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(QUICK)}, {len(measure.QUICK_WAYS)} ways, in less memory, to "
         f"{100 * measure.QUICK_RESOLUTION:g} %%: shows that it works",
     )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help=f"{', '.join(measure.GPU_NAMES)} in the ways {'; '.join(measure.GPU_WAYS)}, what is worth most first",
+    )
+    add_deadline(parser, "trial")
     add_shared(parser, threads=torch.get_num_threads(), place=", trial by trial; what the file has is not tried again")
     add_chart(parser)
 
 
 def run_search(options: argparse.Namespace) -> None:
     """The file is written from the first trial on, and taken up if it is there."""
+    deadline = Deadline(options.deadline)
     require_writable(options.json, options.chart)
     resolution = 0.0 if options.precise else measure.QUICK_RESOLUTION if options.quick else measure.RESOLUTION
     limits = (QUICK_LIMITS if options.quick else MEMORY_LIMITS)[options.device]
@@ -73,6 +81,8 @@ def run_search(options: argparse.Namespace) -> None:
             threads=options.threads,
             seed=options.seed,
             json=options.json,
+            by_default=measure.GPU_WAYS if options.gpu else measure.COMPRESSED,
+            deadline=deadline,
         )
     )
     finish(results, options.json, options.chart)
@@ -93,6 +103,8 @@ def _names(options: argparse.Namespace) -> list[str]:
     known = dimensions(options.device)
     if options.search:
         chosen = list(dict.fromkeys(options.search))
+    elif options.gpu:
+        chosen = list(measure.GPU_NAMES)
     elif options.quick:
         chosen = list(QUICK)
     elif options.family or options.device == "cuda":

@@ -23,7 +23,7 @@ from bench.search.image_models import (
     swin,
 )
 from bench.search.text_models import Bert, bert
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 from bench.units import GIB, MIB
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.networks import needs
 from bench.systems.graph_layers import GraphLayers
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 
 
 @dataclass(frozen=True)

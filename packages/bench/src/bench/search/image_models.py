@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.networks import needs
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 
 RESNET_50, RESNET_152 = (3, 4, 6, 3), (3, 8, 36, 3)
 SWIN_TINY, SWIN_SMALL = (2, 2, 6, 2), (2, 2, 18, 2)

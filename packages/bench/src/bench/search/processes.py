@@ -2,30 +2,39 @@
 
 On the CPU one process loads the libraries, takes a few tiny steps in each way that is asked for, and forks for each
 trial: what the libraries take is there before the limit is set, and a trial costs no second to begin. On CUDA, whose
-contexts do not survive a fork, each trial has a process of its own.
+contexts do not survive a fork, and where they take some ten seconds to begin, trials follow one another in a process:
+the allocator forgets what it has cached, and its limit is set anew. What fails of anything else than the allocator's
+refusal, or leaves memory in use, has been the last trial of its process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from types import TracebackType
-from typing import IO, Self
+from typing import Any, Self
 
 import torch
 
-from bench.process_memory import ENVIRONMENT
+from bench import workers
+from bench.process_memory import ENVIRONMENT, release_cached
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial
 from bench.search.trial import Request, prepare, says_out_of_memory, take
+from bench.units import MIB
+from bench.workers import Ended, Worker
+
+_LEFT = 16 * MIB  # that a trial on CUDA may leave in use: a thousandth of the limit
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 _MODULE = "bench.search.processes"  # of the child process; this file's name for itself is __main__ there
 _MODULES = {  # that models are made of, by family
@@ -41,8 +50,7 @@ class Trials:
 
     def __init__(self, module: str = _MODULE) -> None:
         self._module = module
-        self._process: subprocess.Popen[str] | None = None
-        self._errors: IO[str] | None = None
+        self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -50,50 +58,32 @@ class Trials:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        for worker in self._workers.values():
+            worker.end()
 
-    def take(self, request: Request) -> Trial:
-        """A trial. That its process ended, and whether for want of memory, is said in the answer."""
-        process, errors = self._started(request.device)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # of a process that ended already; there is no answer then
-            process.stdin.write(json.dumps(asdict(request)) + "\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            code = process.wait()
-            errors.seek(0)
-            self._end()
-            return ended(request.value, code, errors.read())
-        if request.device != "cpu":
-            self._end()
-        return Trial(**json.loads(line))
+    def take(self, request: Request, seconds: float | None = None) -> Trial:
+        """A trial. That its process ended, and whether for want of memory, is said in the answer.
 
-    def _started(self, device: str) -> tuple[subprocess.Popen[str], IO[str]]:
-        if self._process is None or self._errors is None:
-            self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, it lives as long as the process
-            # Without a GPU in sight, autograd starts no threads, after which a process could not fork.
-            hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", self._module, device],
-                env={**os.environ, **ENVIRONMENT, **hidden},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
-            )
-        return self._process, self._errors
+        Args:
+            request: what to try.
+            seconds: after which its process is killed; ``None``: never.
 
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()  # it ends where there are no more requests
-            process.wait()
-            process.stdout.close()
+        Raises:
+            TooLong: it was.
+        """
+        worker = self._worker(request.device)
+        try:
+            answer = worker.ask(asdict(request), seconds)
+        except Ended as error:
+            return ended(request.value, error.code, error.errors)
+        if not answer["again"]:
+            worker.end()
+        return Trial(**answer["trial"])
+
+    def _worker(self, device: str) -> Worker:
+        # Without a GPU in sight, autograd starts no threads, after which a process could not fork.
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        return self._workers.setdefault(device, Worker(self._module, device, environment={**ENVIRONMENT, **hidden}))
 
 
 def ended(value: int, code: int, errors: str) -> Trial:
@@ -111,21 +101,36 @@ def ended(value: int, code: int, errors: str) -> Trial:
 
 
 def serve(device: str, requests: Iterator[str]) -> None:
-    """Answers requests, one line each, with a line each. What libraries print goes to stderr."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    """Answers requests, one line each, with a line each: the trial, and whether this process can make another."""
     torch.set_num_threads(1)  # what is forked has one: others would not survive it
+    if device != "cpu":
+        torch.set_float32_matmul_precision("high")  # as convolutions are there: a BERT's trial takes seconds then
     known = dimensions(device)
     prepared: set[str] = set()
-    for line in requests:
-        request = Request(**json.loads(line))
+
+    def answer(content: Mapping[str, Any]) -> dict[str, Any]:
+        request = Request(**content)
         with contextlib.suppress(ImportError, RuntimeError):  # of torchvision beside another torch; the trial says so
             importlib.import_module(_MODULES[known[request.dimension].family])
         if request.way not in prepared:
             prepare(request.way, device)
             prepared.add(request.way)
-        trial = take(request) if device != "cpu" else _forked(request)
-        print(json.dumps(asdict(trial)), file=answers, flush=True)
+        trial = _forked(request) if device == "cpu" else take(request)
+        return {"trial": asdict(trial), "again": device == "cpu" or _is_clean(trial)}
+
+    workers.serve(answer, requests)
+
+
+def _is_clean(trial: Trial) -> bool:
+    """Whether a trial on CUDA left nothing that the next one in this process would be charged with.
+
+    The allocator's own refusal leaves the device as it was. Of all else that fails, libraries' refusals among it, some
+    leave a device that takes no more work.
+    """
+    if trial.failure and not trial.failure.startswith(torch.OutOfMemoryError.__name__):
+        return False
+    release_cached()
+    return torch.cuda.memory_allocated() <= _LEFT
 
 
 def _forked(request: Request) -> Trial:
@@ -134,6 +139,7 @@ def _forked(request: Request) -> Trial:
     with tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
         if child == 0:
+            _end_with_parent()
             for stream in (sys.stdout.fileno(), sys.stderr.fileno()):
                 os.dup2(errors.fileno(), stream)  # stdout is for answers
             code = 1
@@ -153,6 +159,11 @@ def _forked(request: Request) -> Trial:
             return Trial(**json.loads(answer))
         errors.seek(0)
         return ended(request.value, code, errors.read())
+
+
+def _end_with_parent() -> None:
+    """The kernel kills this process when the one that forked it ends, as where a trial took too long."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 if __name__ == "__main__":

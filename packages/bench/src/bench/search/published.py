@@ -49,7 +49,7 @@ def _berts(plain: int, least: int, swap: int, both: int, attention: int, checkpo
     return _of(
         plain,
         ("GACT, 4 bits", least, "L2"),  # adaptive bits there, fixed ones in the image models
-        ("GACT, 4 bits, swap", swap),
+        ("GACT, 4 bits, swap", swap, "L4bit-swap"),
         ("GACT, 4 bits, swap, checkpoints", both),
         ("the same, attention in chunks", attention),
         ("checkpoints alone", checkpoint, _CHECKPOINT),
@@ -65,7 +65,7 @@ PUBLISHED: Mapping[str, tuple[Figure, ...]] = MappingProxyType(
         "resnet50-batch": _of(
             160,
             ("GACT, 4 bits", 448, "L1"),
-            ("GACT, 4 bits, swap", 672),
+            ("GACT, 4 bits, swap", 672, "L4bit-swap"),
             ("ActNN L1", 256),
             ("ActNN L2", 416),
             ("ActNN L3", 608, "Q-layers"),
@@ -75,7 +75,7 @@ PUBLISHED: Mapping[str, tuple[Figure, ...]] = MappingProxyType(
         "resnet152-batch": _of(
             64,
             ("GACT, 4 bits", 384, "L1"),
-            ("GACT, 4 bits, swap", 640),
+            ("GACT, 4 bits, swap", 640, "L4bit-swap"),
             ("ActNN L1", 128),
             ("ActNN L2", 352),
             ("ActNN L3", 480, "Q-layers"),
@@ -84,7 +84,7 @@ PUBLISHED: Mapping[str, tuple[Figure, ...]] = MappingProxyType(
         "resnet-depth": _sizes(160, 368, 528),
         "resnet-width": _sizes(88, 284, 316),
         "resnet-resolution": _sizes(232, 492, 576),
-        "swin-tiny-batch": _of(112, ("GACT, 4 bits", 384, "L1"), ("GACT, 4 bits, swap", 632)),
+        "swin-tiny-batch": _of(112, ("GACT, 4 bits", 384, "L1"), ("GACT, 4 bits, swap", 632, "L4bit-swap")),
         "swin-small-batch": _of(64, ("GACT, 4 bits", 336, "L1")),
         "bert-base-batch": _berts(104, 456, 992, 1152, 1344, 744),
         "bert-large-batch": _berts(24, 128, 352, 560, 592, 308),

@@ -11,8 +11,8 @@ from rich.text import Text
 from bench.layout import columns, header, short
 from bench.search.published import PUBLISHED, Figure, published
 from bench.search.results import Search, SearchResults, Trial
-from bench.systems.ways import PLAIN, WAYS
-from bench.units import size_name
+from bench.systems.ways import PLAIN, label
+from bench.units import MIB, size_name
 
 
 def render(results: SearchResults) -> RenderableType:
@@ -71,7 +71,7 @@ def _add(table: Table, results: SearchResults, search: Search) -> None:
     figures = list(published(search.dimension, search.way))
     there = proof(results, search)
     table.add_row(
-        search.way if WAYS[search.way].ours or search.way == PLAIN else f"{search.way} *",
+        label(search.way),
         _largest(search),
         "" if ratio is None else f"{'≥ ' * search.capped}{ratio:.2f}",
         ", ".join(f"{figure.ratio:.2f}" for figure in figures),
@@ -83,8 +83,10 @@ def _add(table: Table, results: SearchResults, search: Search) -> None:
 
 
 def _largest(search: Search) -> str:
+    if search.largest is None and not search.ended:
+        return "" if search.most is None else f"≥ {search.most:,}"  # it was cut short
     if search.largest is None:
-        return "none" if search.ended else ""
+        return "none"
     return f"{'≥ ' * search.capped}{search.largest:,}"
 
 
@@ -104,11 +106,18 @@ def _dim(figures: list[Figure]) -> Text:
     return Text("; ".join(map(str, figures)), style="dim")
 
 
+def _outside(results: SearchResults) -> str:
+    """What was in use of the GPU beside the allocator."""
+    found = [trial.outside_bytes for search in results.searches for trial in search.trials if trial.outside_bytes]
+    return f"at most {max(found) / MIB:,.0f} MiB, other processes' included" if found else "it was not measured"
+
+
 def _notes(results: SearchResults) -> Iterator[str]:
     for reason in results.skipped:
         yield f"Left out: {reason}."
     counted = (
-        "what CUDA's allocator has reserved, libraries' memory outside of it not included"
+        "what torch's allocator has reserved of the GPU, cuDNN's and cuBLAS's workspaces included; not the context and "
+        f"what libraries take by themselves ({_outside(results)})"
         if results.device == "cuda"
         else "all writable memory of the process that it had not before the model was made, which the kernel refuses "
         "beyond the limit"
@@ -117,7 +126,8 @@ def _notes(results: SearchResults) -> Iterator[str]:
     exact = f"to {100 * within:g} %" if within else "exactly"
     yield (
         f"largest: {exact}, that trains within that memory: weights, gradients, the optimizer's "
-        f"state, activations and what kernels take; {counted}. ≥: no larger one was tried. "
+        f"state, activations and what kernels take; {counted}. ≥: no larger one was tried, or the "
+        "search was cut short. "
         "/s: in the median step at that number, optimizer's step included; beside it, over plain's at plain's largest. "
         "plain there: what came of a plain trial at the way's largest; failed: out of memory. * not ours. A loss that "
         "is not finite: the memory is enough, but the network does not train."
@@ -126,6 +136,12 @@ def _notes(results: SearchResults) -> Iterator[str]:
         "published: over full precision at 16 GiB of a GPU, for the originals' own sizes of the models; measured here: "
         f"{'the same sizes' if results.device == 'cuda' else 'narrower ones'}."
     )
+    if results.device == "cuda":
+        yield (
+            "Matrices are multiplied in TF32. cudnn.benchmark is off. Where an algorithm's workspace does not fit, "
+            "torch tries the next algorithm: near the largest number a step may be slower, and a trial fails of a "
+            "workspace only where none is small enough."
+        )
     trials = [trial for search in results.searches for trial in search.trials]
     yield f"{len(trials)} trials, {sum(trial.fits for trial in trials)} of which had the memory."
     wrong = [search for search in results.searches if (one := proof(results, search)) is not None and one.fits]

@@ -25,6 +25,9 @@ class Trial:
         step_seconds: of the steps after the warm-up.
         items: images, sentences or nodes of a step.
         commit: that it was made with.
+        reserved_bytes: the most that CUDA's allocator has taken of the device; ``None`` on the CPU.
+        outside_bytes: what else was in use of the device at the end: contexts, what libraries take by themselves, other
+            processes; ``None`` on the CPU, and for what did not fit.
     """
 
     value: int
@@ -37,6 +40,8 @@ class Trial:
     step_seconds: list[float] = field(default_factory=list)
     items: int = 0
     commit: str = ""
+    reserved_bytes: int | None = None
+    outside_bytes: int | None = None
 
     @property
     def throughput(self) -> float | None:
@@ -82,6 +87,11 @@ class Search:
     def best(self) -> Trial | None:
         """The trial at the largest number."""
         return self.trial(self.largest)
+
+    @property
+    def most(self) -> int | None:
+        """The largest number that was seen to fit: the least that the largest can be where the search was cut short."""
+        return max((one.value for one in self.trials if one.fits), default=None)
 
     @property
     def does_not_apply(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.networks import needs
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from bench.errors import reason
+from bench.errors import BenchError, reason
 from bench.process_memory import limit_allocation
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial
 from bench.systems.cell import WARM_UP
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 from bench.systems.ways import WAYS, DoesNotApply
+from bench.units import size_name
 
 TIMED = 3  # steps, of which the median is taken
 
@@ -29,6 +30,7 @@ _TEXTS = (
     "could not create a memory object",
     "out of memory",  # CUDA
     "_status_alloc_failed",  # cuBLAS and cuDNN
+    "unable to find an engine",  # torch, where none of the engines that cuDNN has was given its workspace
 )
 
 
@@ -68,7 +70,7 @@ def prepare(way: str, device: str) -> None:
 def take(request: Request) -> Trial:
     """Makes the model and takes the steps, within the limit from here on. What fails is said in the answer.
 
-    The limit cannot be lifted: use it in a process that ends thereafter.
+    On the CPU the limit cannot be lifted: use it in a process that ends thereafter.
     """
     start = time.perf_counter()
     trial = Trial(request.value)
@@ -78,6 +80,8 @@ def take(request: Request) -> Trial:
         trial = replace(trial, does_not_apply=str(error))
     except Exception as error:  # whatever one trial fails with, others are to be made
         trial = replace(trial, failure=reason(error), crashed=not out_of_memory(error))
+    if request.device == "cuda" and not trial.crashed:  # what crashed may have left a device that answers nothing
+        trial = replace(trial, reserved_bytes=torch.cuda.max_memory_reserved())
     return replace(trial, seconds=time.perf_counter() - start)
 
 
@@ -112,6 +116,7 @@ def _taken(request: Request, trial: Trial) -> Trial:
     return replace(
         trial,
         fits=True,
+        outside_bytes=outside_bytes(device),
         finite=all(math.isfinite(loss) for loss, _ in taken),
         step_seconds=[seconds for _, seconds in taken[warm_up:]],
         items=dimension.item_count(request.value),
@@ -119,11 +124,33 @@ def _taken(request: Request, trial: Trial) -> Trial:
 
 
 def limit(device: torch.device, nbytes: int) -> None:
-    """From here on this process may allocate so many bytes more, on CUDA: so many in all, of the device's."""
-    if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(nbytes / torch.cuda.get_device_properties(device).total_memory)
-    else:
+    """From here on this process may allocate so many bytes more, on CUDA: so many in all, of the device's, by torch's
+    allocator; its context and what libraries take beside that are not counted.
+
+    Raises:
+        BenchError: the device has less than that left beside this process's context.
+    """
+    if device.type != "cuda":
         limit_allocation(nbytes)
+        return
+    free, total = torch.cuda.mem_get_info(device)  # makes the context, if there is none
+    left = free + torch.cuda.memory_reserved(device)
+    if nbytes > left:
+        raise BenchError(
+            f"--memory-limit must be at most what the GPU has left beside a trial's context, {size_name(left)}, got "
+            f"{size_name(nbytes)}; name a smaller one, or end what else uses the GPU"
+        )
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.set_per_process_memory_fraction(nbytes / total)
+
+
+def outside_bytes(device: torch.device) -> int | None:
+    """What is in use of a GPU beside this process's allocator: its context, libraries' own memory, other processes;
+    ``None`` on the CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def _steps(subject: Subject, way: str, optimizer: str, count: int) -> Iterator[tuple[float, float]]:

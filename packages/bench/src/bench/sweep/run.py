@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -59,7 +58,7 @@ def run(options: Options) -> SweepResults:
     missing = _missing(options.subjects)
     if all(subject.ecosystem in missing for subject in options.subjects):
         raise BenchError(f"nothing can be swept: {'; '.join(missing.values())}")
-    machine = Machine.here(torch.device("cpu"), options.threads, _installed())
+    machine = Machine.here(torch.device("cpu"), options.threads, _PACKAGES)
     record = Record(SweepResults(machine, options.level, options.steps, options.seed), options.json)
     record.update(skipped=[f"{ecosystem}: {reason}" for ecosystem, reason in missing.items()])
     left = [subject for subject in options.subjects if subject.ecosystem not in missing]
@@ -94,16 +93,4 @@ def _missing(subjects: Sequence[Subject]) -> dict[str, str]:
             needs(ECOSYSTEMS[ecosystem])
         except MissingLibrary as error:
             found[ecosystem] = str(error)
-    return found
-
-
-def _installed() -> list[str]:
-    """Those of the packages that matter which are there."""
-    found = []
-    for package in _PACKAGES:
-        try:
-            version(package)
-        except PackageNotFoundError:
-            continue
-        found.append(package)
     return found

@@ -1,10 +1,13 @@
 """``python -m bench systems``: memory against time, every way to train beside every other, model by model.
 
-subjects.py     the models, one of each kind that people train
-ways.py         the ways: plain, ours alone and together, and those of torch and others
-cell.py         one model in one way, in a process of its own
-measure.py      a run: cell by cell; a crash is recorded, and the rest goes on
-results.py      what comes out, as JSON
-report.py       the tables, and who wins where
-chart.py        the chart
+subject.py         a model with a batch for it
+subjects.py        the models, one of each kind that people train
+gpu_subjects.py    those that a GPU is measured with, and the ways that they are trained in
+ways.py            the ways: plain, ours alone and together, and those of torch and others
+cell.py            one model in one way, in another process
+device.py          what a step takes of a GPU and of the processor beside it
+measure.py         a run: cell by cell; a crash is recorded, and the rest goes on
+results.py         what comes out, as JSON
+report.py          the tables, and who wins where; figures_report.py has those of device.py
+chart.py           the chart
 """

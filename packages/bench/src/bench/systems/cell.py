@@ -1,25 +1,30 @@
-"""One model in one way, measured in a process of its own (``python -m bench.systems.cell``)."""
+"""One model in one way, measured in another process (``python -m bench.systems.cell``)."""
 
 from __future__ import annotations
 
-import json
+import gc
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bench.errors import BenchError, reason
+from bench.errors import reason
 from bench.gradients import relative_error
 from bench.kernels.clock import in_turn
-from bench.memory import child_answer, standing_peak_bytes
-from bench.process_memory import counters
+from bench.memory import standing_peak_bytes
+from bench.process_memory import Counters, counters, release_cached
+from bench.systems.device import figures, profiled, with_workspaces
 from bench.systems.results import Cell
-from bench.systems.subjects import Subject, made
+from bench.systems.subject import Subject
+from bench.systems.subjects import made
 from bench.systems.ways import PLAIN, WAYS, DoesNotApply, Forward, Surroundings
+from bench.workers import Ended, Worker, serve
+from integrations.checkpoint import plan_of
 
 REPEATS = 3  # peaks, of which the median is taken
 WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
@@ -27,44 +32,95 @@ WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
 _MODULE = "bench.systems.cell"  # of the child process; this file's name for itself is __main__ there
 
 
-def measure(cell: Cell, rounds: int, device: str, threads: int, seed: int) -> Cell:
-    """Measures a cell in a new process; a crash of that process is said in the answer.
+@dataclass(frozen=True)
+class Request:
+    """What to measure of a cell.
 
-    Args:
+    Attributes:
         cell: what it is of; what it has, is measured anew.
         rounds: of timed steps; 0 measures memory and the gradient alone.
         device: ``"cpu"`` or ``"cuda"``.
         threads: of torch's operators.
         seed: of weights and inputs.
+        figures: whether to measure the device's, too.
     """
-    request = {"cell": asdict(cell), "rounds": rounds, "device": device, "threads": threads, "seed": seed}
+
+    cell: Cell
+    rounds: int
+    device: str
+    threads: int
+    seed: int
+    figures: bool = False
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Request:
+        """From what ``dataclasses.asdict`` made of one."""
+        return cls(**{**content, "cell": Cell.of(content["cell"])})
+
+
+def worker() -> Worker:
+    """A process that measures cells."""
+    return Worker(_MODULE)
+
+
+def measure(request: Request, process: Worker, seconds: float | None = None) -> Cell:
+    """Measures a cell in a worker's process; a crash of that process is said in the answer.
+
+    Args:
+        request: what to measure.
+        process: of ``worker``.
+        seconds: after which the process is killed; ``None``: never.
+
+    Raises:
+        TooLong: it was.
+    """
     try:
-        return Cell(**child_answer(_MODULE, request))
-    except BenchError as error:
-        return replace(cell, failure=str(error))
+        return Cell.of(process.ask(asdict(request), seconds))
+    except Ended as error:
+        return replace(request.cell, failure=str(error))
 
 
-def measure_here(cell: Cell, rounds: int, device: torch.device, seed: int) -> Cell:
+def measure_here(request: Request) -> Cell:
     """The same in this process. What fails is said in the answer."""
+    cell, device = request.cell, torch.device(request.device)
     try:
-        subject = made(cell.subject, seed, device)
-        cell = replace(cell, what=subject.what)
-        step = _step(subject, *WAYS[cell.way].ready(subject), seed)
-        cell = replace(cell, peak_bytes=_peak(subject.model, step, device))
-        plain = made(cell.subject, seed, device)
-        plain_step = _step(plain, *WAYS[PLAIN].ready(plain), seed)
-        steps = [partial(_whole, plain.model, plain_step), partial(_whole, subject.model, step)]
-        exact, found = (_gradient(model, run) for model, run in zip((plain.model, subject.model), steps, strict=True))
-        if not (WAYS[cell.way].draws and _drops(plain.model)):
-            cell = replace(cell, error=relative_error(found, exact))
-        if rounds:
-            plain_seconds, seconds = in_turn(steps, rounds, device)
-            cell = replace(cell, seconds=seconds, plain_seconds=plain_seconds)
+        subject = made(cell.subject, request.seed, device)
+        with subject.precisely():
+            return _measured(request, replace(cell, what=subject.what), subject, device)
     except DoesNotApply as error:
         return replace(cell, does_not_apply=str(error))
     except Exception as error:  # whatever one cell fails with, others are to be measured
         return replace(cell, failure=reason(error))
-    return cell
+
+
+def _measured(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
+    seed, count = request.seed, _counters(device)
+    step = _step(subject, *WAYS[cell.way].ready(subject), seed)
+    whole = partial(_whole, subject.model, step)
+    cell = _with_plan(replace(cell, peak_bytes=_peak(whole, step, count)), subject.model)
+    found = figures(step, whole, count, device) if request.figures else None
+    if found is not None and cell.way == PLAIN and device.type == "cuda":
+        found = with_workspaces(found, step)
+    plain = made(cell.subject, seed, device)
+    plain_step = _step(plain, *WAYS[PLAIN].ready(plain), seed)
+    steps = [partial(_whole, plain.model, plain_step), whole]
+    exact, gradient = (_gradient(model, run) for model, run in zip((plain.model, subject.model), steps, strict=True))
+    if not (WAYS[cell.way].draws and _drops(plain.model)):
+        cell = replace(cell, error=relative_error(gradient, exact))
+    del exact, gradient
+    if request.rounds:
+        plain_seconds, seconds = in_turn(steps, request.rounds, device)
+        cell = replace(cell, seconds=seconds, plain_seconds=plain_seconds)
+    return cell if found is None else replace(cell, figures=profiled(found, whole, device))
+
+
+def _with_plan(cell: Cell, model: nn.Module) -> Cell:
+    """The cell with the peaks by the plan that the last step followed, if there is one."""
+    try:
+        plan = plan_of(model)
+    except ValueError:
+        return cell
+    return replace(cell, planned_bytes=plan.peak, planned_plain_bytes=plan.plain_peak)
 
 
 def _step(subject: Subject, forward: Forward, surroundings: Surroundings, seed: int) -> Callable[[], Tensor]:
@@ -83,18 +139,22 @@ def _whole(model: nn.Module, step: Callable[[], Tensor]) -> None:
     step().backward()
 
 
-def _peak(model: nn.Module, step: Callable[[], Tensor], device: torch.device) -> int:
-    """The activation peak: of steps that add to gradients which are there.
-
+def _counters(device: torch.device) -> Counters:
+    """
     Raises:
         RuntimeError: nothing counts bytes here.
     """
     found = counters(device)
     if isinstance(found, str):
         raise RuntimeError(found)
+    return found
+
+
+def _peak(whole: Callable[[], object], step: Callable[[], Tensor], count: Counters) -> int:
+    """The activation peak: of steps that add to gradients which are there."""
     for _ in range(WARM_UP):
-        _whole(model, step)
-    return int(statistics.median(standing_peak_bytes(step, found) for _ in range(REPEATS)))
+        whole()
+    return int(statistics.median(standing_peak_bytes(step, count) for _ in range(REPEATS)))
 
 
 def _drops(model: nn.Module) -> bool:
@@ -107,13 +167,17 @@ def _gradient(model: nn.Module, step: Callable[[], None]) -> list[Tensor]:
     return [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters()]
 
 
-def _child(text: str) -> None:
-    """What the child process does: reads the request, says what it found."""
-    wanted = json.loads(text)
-    torch.set_num_threads(wanted["threads"])
-    found = measure_here(Cell(**wanted["cell"]), wanted["rounds"], torch.device(wanted["device"]), wanted["seed"])
-    print(json.dumps(asdict(found)))
+def _answer(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the worker's process does with a request."""
+    request = Request.of(content)
+    torch.set_num_threads(request.threads)
+    found = asdict(measure_here(request))
+    torch._dynamo.reset()  # what is compiled holds the model
+    gc.collect()
+    if request.device == "cuda" and not found["failure"]:  # what failed may have left the device in no state to ask
+        release_cached()
+    return found
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1])
+    serve(_answer, iter(sys.stdin))

@@ -6,10 +6,13 @@ import argparse
 
 import torch
 
-from bench.arguments import add_chart, add_shared, positive
+from bench.arguments import add_chart, add_deadline, add_shared, positive
+from bench.deadline import Deadline
 from bench.finish import finish, require_writable
 from bench.systems import measure
-from bench.systems.subjects import QUICK, SUBJECTS
+from bench.systems.gpu_subjects import SUBJECTS as GPU_SUBJECTS
+from bench.systems.gpu_subjects import WAYS as GPU_WAYS
+from bench.systems.subjects import NAMES, QUICK, SUBJECTS
 from bench.systems.ways import PLAIN, WAYS
 
 
@@ -19,37 +22,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         action="append",
-        choices=SUBJECTS,
-        help="repeatable; default: all; those whose library is not installed are left out",
+        choices=NAMES,
+        metavar="NAME",
+        help=f"repeatable: {', '.join(NAMES)}; default: all but --gpu's; those whose library is not "
+        "installed are left out",
     )
-    parser.add_argument("--way", action="append", choices=WAYS, help="repeatable; default: all that need no compiler")
-    parser.add_argument("--compile", action="store_true", help="with torch.compile, which takes minutes a model")
+    parser.add_argument(
+        "--way",
+        action="append",
+        choices=WAYS,
+        metavar="WAY",
+        help=f"repeatable: {'; '.join(WAYS)}; default: all that need no compiler",
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="with torch.compile, which takes minutes a model; the default on CUDA"
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help=f"{', '.join(GPU_SUBJECTS)} in the ways {'; '.join(GPU_WAYS)}, with what a step takes of the device and "
+        "of the processor beside it; without a GPU the models are small; the default on CUDA",
+    )
     parser.add_argument("--no-time", action="store_true", help="peaks and gradients alone, for a machine that is busy")
-    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}")
+    parser.add_argument(
+        "--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}, {measure.GPU_ROUNDS} with --gpu"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: %(default)s")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{', '.join(QUICK)}, {measure.QUICK_ROUNDS} rounds: shows that it works, in 2 minutes",
+        help=f"{', '.join(QUICK)}, or all of --gpu's without a compiler, {measure.QUICK_ROUNDS} rounds: shows that it "
+        "works, in 2 minutes",
     )
+    add_deadline(parser, "cell")
     add_shared(parser, threads=torch.get_num_threads(), place=", cell by cell; what the file has is not measured again")
     add_chart(parser)
 
 
 def run_systems(options: argparse.Namespace) -> None:
     """``python -m bench systems``. The file is written from the first cell on, and taken up if it is there."""
+    deadline = Deadline(options.deadline)
     require_writable(options.json, options.chart)
-    ways = options.way or [name for name, way in WAYS.items() if options.compile or not way.slow]
+    gpu = options.gpu or options.device == "cuda"
+    known = GPU_SUBJECTS if gpu else QUICK if options.quick else SUBJECTS
+    slow = options.compile or (gpu and not options.quick)
+    ways = options.way or [name for name in (GPU_WAYS if gpu else WAYS) if slow or not WAYS[name].slow]
+    rounds = measure.QUICK_ROUNDS if options.quick else measure.GPU_ROUNDS if gpu else measure.ROUNDS
     results = measure.run(
         measure.Options(
-            subjects=list(dict.fromkeys(options.model or (QUICK if options.quick else SUBJECTS))),
+            subjects=list(dict.fromkeys(options.model or known)),
             ways=list(dict.fromkeys([PLAIN, *ways])),
             timed=not options.no_time,
-            rounds=options.rounds or (measure.QUICK_ROUNDS if options.quick else measure.ROUNDS),
+            rounds=options.rounds or rounds,
             device=torch.device(options.device),
             threads=options.threads,
             seed=options.seed,
             json=options.json,
+            gpu=gpu,
+            deadline=deadline,
         )
     )
     finish(results, options.json, options.chart)

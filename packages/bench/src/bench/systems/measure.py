@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from bench import records
+from bench.deadline import Deadline
 from bench.errors import BenchError, MissingLibrary
 from bench.machine import Machine, installed
 from bench.progress import progress
 from bench.systems import cell as cells
 from bench.systems.results import Cell, SystemResults
-from bench.systems.subjects import SUBJECTS
+from bench.systems.subjects import NAMES, made
 from bench.systems.ways import WAYS
 from bench.taken_up import commit_of, taken_up
+from bench.workers import TooLong, Worker
 
-ROUNDS, QUICK_ROUNDS = 7, 2
+ROUNDS, GPU_ROUNDS, QUICK_ROUNDS = 7, 5, 2
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
 _LIBRARIES = ("timm", "transformers", "torch-geometric")  # that the models are of
 
@@ -37,6 +39,8 @@ class Options:
         threads: of torch's operators.
         seed: of weights and inputs.
         json: the file that results are written to, and taken up from.
+        gpu: whether cells have the figures of the device, and share a process: what a start costs is paid once.
+        deadline: by which the run ends.
     """
 
     subjects: Sequence[str]
@@ -47,10 +51,13 @@ class Options:
     threads: int
     seed: int
     json: Path | None
+    gpu: bool = False
+    deadline: Deadline = field(default_factory=Deadline)
 
 
 def run(options: Options) -> SystemResults:
-    """Measures the cells that the file does not have, with a progress bar on stderr.
+    """Measures the cells that the file does not have, with a progress bar on stderr: each way of all models, in the
+    order of ``Options``, so that what is worth most is there when the deadline comes.
 
     Raises:
         BenchError: there is no such device; the file holds other results.
@@ -65,15 +72,22 @@ def run(options: Options) -> SystemResults:
     results = replace(results, skipped=[f"{name}: {why}" for name, why in missing.items()])
     left = [
         Cell(name, way)
-        for name in options.subjects
         for way in options.ways
+        for name in options.subjects
         if name not in missing and not _has(results.cell(name, way), options)
     ]
-    with progress("systems", len(left)) as advance:
-        for cell in left:
+    rounds = options.rounds if options.timed else 0
+    device, threads, seed = options.device.type, options.threads, options.seed
+    with progress("systems", len(left)) as advance, cells.worker() as process:
+        for place, cell in enumerate(left):
             start = time.perf_counter()
-            rounds = options.rounds if options.timed else 0
-            found = cells.measure(cell, rounds, options.device.type, options.threads, options.seed)
+            request = cells.Request(cell, rounds, device, threads, seed, figures=options.gpu)
+            found = None if options.deadline.over else _measured(request, process, options.deadline)
+            if found is None:
+                results = replace(results, skipped=[*results.skipped, _unreached(left[place:], options.deadline)])
+                break
+            if found.failure or not options.gpu:  # what has failed may have left anything behind
+                process.end()
             results = replace(
                 results,
                 cells=_with(results.cells, replace(found, commit=commit_of(machine))),
@@ -83,6 +97,22 @@ def run(options: Options) -> SystemResults:
                 records.save(results, options.json)
             advance(f"{cell.subject}, {cell.way}")
     return results
+
+
+def _measured(request: cells.Request, process: Worker, deadline: Deadline) -> Cell | None:
+    """A cell; ``None`` if the deadline came before it was measured."""
+    try:
+        return cells.measure(request, process, deadline.share)
+    except TooLong as error:
+        return None if deadline.over else replace(request.cell, failure=str(error))
+
+
+def _unreached(left: Sequence[Cell], deadline: Deadline) -> str:
+    models: dict[str, list[str]] = {}
+    for cell in left:
+        models.setdefault(cell.way, []).append(cell.subject)
+    parts = [f"{way} of {', '.join(names)}" for way, names in models.items()]
+    return f"{deadline} came before {'; '.join(parts)}"
 
 
 def _settings(results: SystemResults) -> tuple[object, ...]:
@@ -99,15 +129,14 @@ def _has(cell: Cell | None, options: Options) -> bool:
 def _with(found: Sequence[Cell], cell: Cell) -> list[Cell]:
     """The cells with another one, in the order of the command line's names."""
     others = [one for one in found if (one.subject, one.way) != (cell.subject, cell.way)]
-    subjects, ways = list(SUBJECTS), list(WAYS)
+    subjects, ways = list(NAMES), list(WAYS)
     return sorted([*others, cell], key=lambda one: (subjects.index(one.subject), ways.index(one.way)))
 
 
 def _missing(name: str) -> str:
     """Which library a model lacks; empty if none."""
     try:
-        with torch.device("meta"):
-            SUBJECTS[name]()
+        made(name, 0, torch.device("meta"))
     except MissingLibrary as error:
         return str(error)
     return ""

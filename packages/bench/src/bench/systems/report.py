@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.layout import columns, header
+from bench.systems.figures_report import notes_of_figures, tables_of_figures
 from bench.systems.results import Cell, SystemResults
-from bench.systems.ways import PLAIN, WAYS
+from bench.systems.ways import PLAIN, WAYS, label
 from bench.units import KIB, MIB
 
 NOISE = 0.5
@@ -23,7 +24,8 @@ def render(results: SystemResults) -> RenderableType:
     """Header, a table for each model, and who wins."""
     top = header("Ways to train with less memory", results.machine, results.seconds)
     tables = [_table(results, subject) for subject in results.subjects]
-    return Group(top, *tables, Text("\n".join(_notes(results)), style="dim"))
+    taken = [table for subject in results.subjects for table in tables_of_figures(results, subject)]
+    return Group(top, *tables, *taken, Text("\n".join(_notes(results)), style="dim"))
 
 
 def front(results: SystemResults, subject: str) -> list[Cell]:
@@ -67,7 +69,7 @@ def _table(results: SystemResults, subject: str) -> Table:
     for cell in cells:
         part = cell.peak_bytes / plain.peak_bytes if plain and plain.peak_bytes and cell.peak_bytes else None
         table.add_row(
-            _name(cell),
+            label(cell.way),
             "" if cell.peak_bytes is None else f"{cell.peak_bytes / unit:,.1f}",
             "" if part is None else f"{100 * part:.0f}",
             "" if cell.ratio is None else f"{time_of(cell):.2f}",
@@ -75,10 +77,6 @@ def _table(results: SystemResults, subject: str) -> Table:
             Text(_outcome(cell), style="dim") if _outcome(cell) else "on the front" if cell.way in winners else "",
         )
     return table
-
-
-def _name(cell: Cell) -> str:
-    return cell.way if WAYS[cell.way].ours or cell.way == PLAIN else f"{cell.way} *"
 
 
 def _outcome(cell: Cell) -> str:
@@ -103,6 +101,7 @@ def _notes(results: SystemResults) -> Iterator[str]:
         least = found[-1]
         whose = "ours" if WAYS[least.way].ours else "not ours"
         yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
+    yield from notes_of_figures(results)
     yield from _reasons(results)
 
 
@@ -111,6 +110,6 @@ def _reasons(results: SystemResults) -> Iterator[str]:
     found: dict[tuple[str, str, str], list[str]] = {}
     for cell in results.cells:
         if outcome := _outcome(cell):
-            found.setdefault((_name(cell), outcome, cell.failure or cell.does_not_apply), []).append(cell.subject)
+            found.setdefault((label(cell.way), outcome, cell.failure or cell.does_not_apply), []).append(cell.subject)
     for (name, outcome, reason), subjects in found.items():
         yield f"{name} ({', '.join(subjects)}) {outcome}: {reason.rstrip('.')}."

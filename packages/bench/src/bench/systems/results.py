@@ -11,6 +11,50 @@ from bench.machine import Machine
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What a step takes of a device and of the processor beside it. ``None`` for what only CUDA counts, off CUDA.
+
+    Attributes:
+        kept_bytes: that the forward leaves allocated on the device, its result included.
+        host_seconds: of steps, until the host had issued all of each; it waits where the device's queue is full.
+        cpu_seconds: of all threads of the process meanwhile.
+        before_bytes: in tensors before a step, weights and gradients among them. The peaks below include them; they
+            are of a few steps in a row, in which the host runs ahead, from an empty cache.
+        requested_bytes: the peak of what tensors asked for.
+        allocated_bytes: of that as the allocator rounds it.
+        active_bytes: of blocks that nobody else may use, those among them that another stream still reads.
+        reserved_bytes: of all that the allocator has taken of the device.
+        pinned_bytes: of pinned host memory in use; ``None`` where torch does not count it, too.
+        blas_bytes: of cuBLAS's workspaces, which stay allocated.
+        workspace_bytes, workspace_of: the most that one operator had for itself while it ran, and its name; of plain
+            steps alone.
+        launches: kernels that the host has launched.
+        busy_seconds: in which a kernel ran.
+        copy_seconds: in which something was copied between host and device.
+        hidden: the part of that in which a kernel ran, too; ``None`` where nothing was copied.
+        not_profiled: why the last four are not known; empty otherwise.
+    """
+
+    kept_bytes: int | None = None
+    host_seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    before_bytes: int | None = None
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    active_bytes: int | None = None
+    reserved_bytes: int | None = None
+    pinned_bytes: int | None = None
+    blas_bytes: int | None = None
+    workspace_bytes: int | None = None
+    workspace_of: str = ""
+    launches: int | None = None
+    busy_seconds: float | None = None
+    copy_seconds: float | None = None
+    hidden: float | None = None
+    not_profiled: str = ""
+
+
+@dataclass(frozen=True)
 class Cell:
     """One model, trained in one way.
 
@@ -26,6 +70,9 @@ class Cell:
         does_not_apply: why the way is none for this model; empty otherwise.
         failure: what went wrong; empty otherwise.
         commit: that this was measured with.
+        planned_bytes, planned_plain_bytes: the same peak by the plan that the step follows, and of one that follows
+            none; ``None`` for ways without a plan.
+        figures: of the device; ``None`` where they were not asked for.
     """
 
     subject: str
@@ -38,6 +85,15 @@ class Cell:
     does_not_apply: str = ""
     failure: str = ""
     commit: str = ""
+    planned_bytes: int | None = None
+    planned_plain_bytes: int | None = None
+    figures: Figures | None = None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Cell:
+        """From what ``dataclasses.asdict`` made of one."""
+        figures = content.get("figures")
+        return cls(**{**content, "figures": None if figures is None else Figures(**figures)})
 
     @property
     def ratio(self) -> float | None:
@@ -79,5 +135,5 @@ class SystemResults:
         """From what ``dataclasses.asdict`` made of one."""
         fields = dict(content)
         return cls(
-            machine=Machine(**fields.pop("machine")), cells=[Cell(**cell) for cell in fields.pop("cells")], **fields
+            machine=Machine(**fields.pop("machine")), cells=[Cell.of(cell) for cell in fields.pop("cells")], **fields
         )

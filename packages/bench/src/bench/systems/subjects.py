@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.networks import needs
+from bench.systems import gpu_subjects
 from bench.systems.graph_layers import GraphLayers
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model in training mode, with random weights, and a batch for it.
-
-    Attributes:
-        model: takes ``inputs``.
-        inputs: by name or in order.
-        loss: of the model's output.
-        blocks: that a person would checkpoint one by one; none where there are none.
-        what: in words.
-    """
-
-    model: nn.Module
-    inputs: tuple[Tensor, ...] | Mapping[str, Tensor]
-    loss: Callable[[object], Tensor]
-    what: str
-    blocks: list[nn.Module] = field(default_factory=list)
-
-    def step(self, forward: Callable[..., object]) -> Tensor:
-        """The loss of a forward, which stands for the model's."""
-        given = self.inputs
-        return self.loss(forward(**given) if isinstance(given, Mapping) else forward(*given))
+from bench.systems.subject import Subject, entropy, own_loss
 
 
 def _resnet50() -> Subject:
@@ -43,7 +19,7 @@ def _resnet50() -> Subject:
     model = timm.create_model("resnet50", num_classes=10)
     y = torch.randint(10, (16,))
     blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
-    return Subject(model, (torch.randn(16, 3, 96, 96),), _entropy(y), "ResNet-50, 16 at 96 x 96", blocks)
+    return Subject(model, (torch.randn(16, 3, 96, 96),), entropy(y), "ResNet-50, 16 at 96 x 96", blocks)
 
 
 def _vit() -> Subject:
@@ -51,7 +27,7 @@ def _vit() -> Subject:
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
     y = torch.randint(10, (8,))
     what = "ViT-tiny, 8 at 224 x 224"
-    return Subject(model, (torch.randn(8, 3, 224, 224),), _entropy(y), what, list(model.blocks))
+    return Subject(model, (torch.randn(8, 3, 224, 224),), entropy(y), what, list(model.blocks))
 
 
 def _bert() -> Subject:
@@ -60,7 +36,7 @@ def _bert() -> Subject:
     model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=1000, **sizes))
     inputs = {"input_ids": torch.randint(1000, (16, 128)), "labels": torch.randint(2, (16,))}
     what = "BERT, 4 layers of 256, 16 x 128 tokens, dropout 0.1"
-    return Subject(model, inputs, _own, what, list(model.bert.encoder.layer))
+    return Subject(model, inputs, own_loss, what, list(model.bert.encoder.layer))
 
 
 def _llama() -> Subject:
@@ -69,7 +45,7 @@ def _llama() -> Subject:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=512, use_cache=False, **sizes))
     tokens = torch.randint(512, (8, 256))
     what = "Llama, 6 layers of 256, 8 x 256 tokens"
-    return Subject(model, {"input_ids": tokens, "labels": tokens}, _own, what, list(model.model.layers))
+    return Subject(model, {"input_ids": tokens, "labels": tokens}, own_loss, what, list(model.model.layers))
 
 
 def _gat() -> Subject:
@@ -77,7 +53,7 @@ def _gat() -> Subject:
     model = GraphLayers(geometric.GAT(64, 128, 3, 7, heads=4, dropout=0.5))
     x, edges, y = torch.randn(2000, 64), torch.randint(2000, (2, 20_000)), torch.randint(7, (2000,))
     what = "GAT, 3 layers of 128, 2,000 nodes, 20,000 edges"
-    return Subject(model, (x, edges), _entropy(y), what, list(model.layers))
+    return Subject(model, (x, edges), entropy(y), what, list(model.layers))
 
 
 def _sage() -> Subject:
@@ -85,7 +61,7 @@ def _sage() -> Subject:
     model = GraphLayers(geometric.GraphSAGE(256, 256, 3, 7, dropout=0.5))
     x, edges, y = torch.randn(10_000, 256), torch.randint(10_000, (2, 50_000)), torch.randint(7, (10_000,))
     what = "GraphSAGE, 3 layers of 256, 10,000 nodes, 50,000 edges"
-    return Subject(model, (x, edges), _entropy(y), what, list(model.layers))
+    return Subject(model, (x, edges), entropy(y), what, list(model.layers))
 
 
 class _Recurrent(nn.Module):
@@ -103,29 +79,15 @@ class _Recurrent(nn.Module):
 
 def _lstm() -> Subject:
     y = torch.randint(10, (32,))
-    return Subject(_Recurrent(), (torch.randn(32, 128, 128),), _entropy(y), "LSTM, 2 layers of 256, 32 x 128 steps")
+    return Subject(_Recurrent(), (torch.randn(32, 128, 128),), entropy(y), "LSTM, 2 layers of 256, 32 x 128 steps")
 
 
 def _tiny() -> Subject:
     layers = [layer for _ in range(32) for layer in (nn.Linear(32, 32), nn.ReLU())]
     y = torch.randint(10, (64,))
     return Subject(
-        nn.Sequential(*layers, nn.Linear(32, 10)), (torch.randn(64, 32),), _entropy(y), "MLP, 32 layers of 32, 64 rows"
+        nn.Sequential(*layers, nn.Linear(32, 10)), (torch.randn(64, 32),), entropy(y), "MLP, 32 layers of 32, 64 rows"
     )
-
-
-def _entropy(y: Tensor) -> Callable[[object], Tensor]:
-    def loss(output: object) -> Tensor:
-        assert isinstance(output, Tensor)
-        return F.cross_entropy(output, y)
-
-    return loss
-
-
-def _own(output: object) -> Tensor:
-    loss = getattr(output, "loss", None)
-    assert isinstance(loss, Tensor)
-    return loss
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
@@ -140,19 +102,25 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
         "mlp": _tiny,
     }
 )
-"""By the name that the command line knows."""
+"""By the name that the command line knows. ``gpu_subjects`` has those at the sizes of a GPU."""
+
+NAMES = (*SUBJECTS, *gpu_subjects.SUBJECTS)
+"""Of all models."""
 
 QUICK = ("bert", "gat", "mlp")
 
 
 def made(name: str, seed: int, device: torch.device) -> Subject:
-    """One of ``SUBJECTS``, the same at each call with the seed.
+    """One of ``NAMES``, the same at each call with the seed.
 
     Raises:
         MissingLibrary: the model's library is not installed.
     """
     torch.manual_seed(seed)
     with device:
-        subject = SUBJECTS[name]()
+        if name in gpu_subjects.SUBJECTS:
+            subject = gpu_subjects.SUBJECTS[name](gpu_subjects.SIZES["cuda" if device.type == "cuda" else "cpu"])
+        else:
+            subject = SUBJECTS[name]()
     subject.model.train()
     return subject

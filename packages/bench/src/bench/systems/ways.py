@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 from bench.networks import needs
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 from integrations import checkpoint as planning
 
 Forward = Callable[..., object]
@@ -69,7 +69,8 @@ def _planned(budget: float | None, subject: Subject) -> tuple[Forward, Surroundi
     given = subject.inputs
     args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (given, None)
     try:
-        plan = planning.plan(subject.model, args, budget=budget, kwargs=kwargs)
+        with subject.around():  # a plan is of the dtypes that autocast makes
+            plan = planning.plan(subject.model, args, budget=budget, kwargs=kwargs)
     except ValueError as error:
         raise DoesNotApply(str(error)) from error
     return planning.apply(subject.model, plan), nullcontext
@@ -116,9 +117,18 @@ class _Generators:
 
 
 def _on_cpu(subject: Subject) -> tuple[Forward, Surroundings]:
+    _require_gpu(subject)
+    return subject.model, partial(save_on_cpu, pin_memory=True)
+
+
+def _swapped(level: str, subject: Subject) -> tuple[Forward, Surroundings]:
+    _require_gpu(subject)
+    return compressed(level, subject)
+
+
+def _require_gpu(subject: Subject) -> None:
     if not any(parameter.is_cuda for parameter in subject.model.parameters()):
         raise DoesNotApply("the model is on the CPU already")
-    return subject.model, partial(save_on_cpu, pin_memory=True)
 
 
 def _compiled(budget: float, subject: Subject) -> tuple[Forward, Surroundings]:
@@ -139,6 +149,8 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         PLAIN: Way(plain, ours=False),
         "L1": Way(partial(compressed, "L1")),
         "L1.1": Way(partial(compressed, "L1.1")),
+        "L1.2": Way(partial(compressed, "L1.2")),
+        "L4bit-swap": Way(partial(_swapped, "L4bit-swap")),
         "L2": Way(partial(compressed, "L2"), adapts=True),
         "L2.2": Way(partial(compressed, "L2.2"), adapts=True),
         "few-bit activations": Way(partial(compressed, "L0", activations="fewbit")),
@@ -148,6 +160,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "L1 + few-bit": Way(partial(compressed, "L1", activations="fewbit")),
         "checkpoint, least": Way(partial(_planned, None)),
         "checkpoint, half": Way(partial(_planned, 0.5)),
+        "checkpoint, fifth": Way(partial(_planned, 0.2)),
         "L1 + checkpoint": Way(partial(compressed, "L1", checkpoint="optimal")),
         "each block (torch)": Way(partial(each_block, by_torch), ours=False),
         "each block (torch_remat)": Way(partial(each_block, _by_remat), ours=False),
@@ -156,3 +169,8 @@ WAYS: Mapping[str, Way] = MappingProxyType(
     }
 )
 """By name. Levels and options are those of ``compress_model``."""
+
+
+def label(way: str) -> str:
+    """A way's name in tables, with a star for those of others."""
+    return way if WAYS[way].ours or way == PLAIN else f"{way} *"

@@ -19,7 +19,7 @@ from bench.errors import BenchError, reason
 from bench.kernels.clock import in_turn
 from bench.memory import child_answer, saved_bytes, standing_peak_bytes, step_bytes
 from bench.process_memory import counters
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 from bench.systems.ways import PLAIN, DoesNotApply, Surroundings
 from bench.text import ways
 from bench.text.models import NETWORKS, blocks, from_scratch, random_batch

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import integrations
 from bench.memory import saved_bytes
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 from bench.systems.ways import PLAIN
 from bench.text import ways
 from bench.text.encoding import Encoded, Examples

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from bench.systems.subjects import Subject
+from bench.systems.subject import Subject
 from bench.systems.ways import PLAIN, WAYS, Forward, Surroundings, compressed
 from integrations import LEVELS
 

@@ -63,7 +63,8 @@ class Narrow:
         layout = Layout.of(tensor)
         flat = layout.flatten(tensor)
         packed, misfit = below_autograd(torch.ops.actcore.narrow_compress.default, flat, low, high)
-        name = f"Narrow(low={self.low}, high={self.high})"  # torch.compile does not trace a dataclass's repr
+        # torch.compile traces no dataclass's repr, and up to torch 2.11 no text of an int that it has for a symbol.
+        name = "Narrow" if torch.compiler.is_compiling() else repr(self)
         require_fit(misfit, f"{name} stores values from low to high, and an element is not; give the range it has")
         if packed_bytes(layout.stored_numel, (high - low).bit_length()) >= layout.stored_numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(flat.clone()))

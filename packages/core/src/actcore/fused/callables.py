@@ -90,7 +90,11 @@ def _require_alike(name: str, value: object, x: Tensor) -> None:
 def _own(value: Tensor, x: Tensor) -> Tensor:
     """``value`` without history, in contiguous memory that is not that of ``x``: others may change it in place."""
     value = value.detach()
-    if value.is_contiguous() and not torch.compiler.is_compiling() and torch._C._is_alias_of(value, x):  # type: ignore[attr-defined]
+    if torch.compiler.is_compiling():
+        # A tensor of its own in the graph, too: where a Function's output is also a value within it, torch 2.11 loses
+        # the gradient without a word. Whoever fuses operators has no copy to make here.
+        return value.clone(memory_format=torch.contiguous_format)
+    if value.is_contiguous() and torch._C._is_alias_of(value, x):  # type: ignore[attr-defined]
         return value.clone()
     return value.contiguous()
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from inspect import Parameter, Signature
+from inspect import BoundArguments, Parameter, Signature, signature
 from typing import Any
 
 from torch.autograd import Function
 
 _BY_PLACE = Signature([Parameter("arguments", Parameter.VAR_POSITIONAL)])
+
+
+class _ByPlace(Signature):
+    """Binds without a look at its parameters, which are there to be counted: torch.compile up to torch 2.11 does."""
+
+    def bind(self, *arguments: Any, **_: Any) -> BoundArguments:
+        return _BY_PLACE.bind(*arguments)
 
 
 class FusedFunction(Function):
@@ -19,4 +26,4 @@ class FusedFunction(Function):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.forward.__signature__ = _BY_PLACE  # type: ignore[attr-defined]
+        cls.forward.__signature__ = _ByPlace(list(signature(cls.forward).parameters.values()))  # type: ignore[attr-defined]

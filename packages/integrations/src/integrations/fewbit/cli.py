@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
 from torch import Tensor
 
+from integrations._version import __version__
 from integrations.command_line import Parser, run
 from integrations.fewbit import comparison, files, plot, roundings, shipped
 from integrations.fewbit.catalogue import FUNCTIONS
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     regenerate.add_argument("--folder", type=Path, metavar="DIR", help="default: the package's own")
 
     told = commands.add_parser("version", help="print the version")
-    told.set_defaults(command=lambda options: print(version("actcore-integrations")))
+    told.set_defaults(command=lambda options: print(__version__))
     asked = commands.add_parser("help", help="print this help")
     asked.set_defaults(command=lambda options: parser.print_help())
     return parser

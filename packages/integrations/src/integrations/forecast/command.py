@@ -12,6 +12,7 @@ from rich.console import Console
 
 from integrations.forecast import hf, pyg, timm
 from integrations.forecast.loss import CROSS_ENTROPY
+from integrations.forecast.measured import unmeasured
 from integrations.forecast.run import LooksAtElements, forecast
 from integrations.forecast.scaled import scaled
 from integrations.forecast.subject import Subject
@@ -54,6 +55,12 @@ def add_to(commands: Any) -> None:
         help="of what the model returns, where that is no loss already; default: cross_entropy",
     )
 
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="whose operators are meant; cuda needs no GPU; default: cpu",
+    )
     parser.add_argument("--level", default="L1", help=f"one of {', '.join(LEVELS)}; default: L1")
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
@@ -83,9 +90,18 @@ def run(options: argparse.Namespace) -> None:
     loss = None if options.loss == "none" else CROSS_ENTROPY
     try:
         report = forecast(
-            subject.model, subject.args, subject.kwargs, level=options.level, loss=loss, **asked, **chosen
+            subject.model,
+            subject.args,
+            subject.kwargs,
+            level=options.level,
+            loss=loss,
+            device=options.device,
+            **asked,
+            **chosen,
         )
-    except LooksAtElements:
+    except LooksAtElements as error:
+        if options.device != "cpu":
+            raise LooksAtElements(f"{error}; or leave --device out: small batches are run then, on the CPU") from error
         batch = 1 if options.pyg else options.batch  # a graph is one
         report = scaled(
             lambda size: _subject(options, size, elements=True), batch, options.level, asked, loss, **chosen
@@ -116,6 +132,8 @@ def _print(report: Report, depth: int | None) -> None:
         console = Console(width=_WIDTH)
     console.print(f"[bold]{report.model}[/bold]", highlight=False)
     console.print(report.table(depth))
+    if line := unmeasured():
+        console.print(line, highlight=False)
 
 
 def _count(text: str) -> int:

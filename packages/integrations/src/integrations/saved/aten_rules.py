@@ -76,6 +76,10 @@ _ATTENTIONS = MappingProxyType(
         "_scaled_dot_product_flash_attention_backward": (3, 4),
         "_scaled_dot_product_cudnn_attention_backward": (3, 4),
         "_scaled_dot_product_efficient_attention_backward": (3, 5),
+        "_scaled_dot_product_fused_attention_overrideable_backward": (3, 6),
+        "_flash_attention_backward": (3, 4),
+        "_cudnn_attention_backward": (3, 4),
+        "_efficient_attention_backward": (3, 5),
     }
 )
 # Backward operators: the position of the tensor, and the operator of the forward and the role that it has in a rule.
@@ -109,7 +113,7 @@ _DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward
 _SMOOTH = _names("gelu silu mish sigmoid tanh erf")
 _BATCH_NORMS = _names(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
-    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward"
+    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward cudnn_batch_norm_backward"
 )
 _ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
 _SUMS = _names("add sub neg")

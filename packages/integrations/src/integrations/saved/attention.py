@@ -22,6 +22,7 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from integrations.autocast import is_available
 from integrations.plain import PLAIN, has_elements
 from integrations.saved.arguments import Arguments
 
@@ -135,7 +136,7 @@ def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | No
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return None
     device = tensors[0].device
-    if not torch.amp.is_autocast_available(device.type):
+    if not is_available(device.type):
         return None
     drawn = options["dropout_p"] > 0 and has_elements(tensors[0])
     if drawn and device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Raw, missing_on
@@ -23,9 +24,15 @@ def lazy(tensor: Tensor) -> bool:
     return bool(tensor.is_neg() or tensor._is_zerotensor())
 
 
+def missing_for(tensor: Tensor) -> str:
+    """Why there are no operators for a tensor; empty where there are. A fake one may be on a GPU that is elsewhere, and
+    whoever trains there has them."""
+    return missing_on(tensor.device) if has_elements(tensor) or torch.cuda.is_available() else ""
+
+
 def packable(tensor: Tensor) -> bool:
     """Whether operators can read it where it is."""
-    return not lazy(tensor) and not missing_on(tensor.device)
+    return not lazy(tensor) and not missing_for(tensor)
 
 
 def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | None) -> Codec:
@@ -34,7 +41,7 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
     if lazy(tensor):
         record.why = "lazily negated, or zeros without memory: kept exactly"
         return Raw()
-    if decision.indices and call is not None and not missing_on(tensor.device):
+    if decision.indices and call is not None and not missing_for(tensor):
         narrow = index_codec(call.name, call.given)
         if narrow is not None:
             record.why = INDICES
@@ -46,7 +53,7 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
         if call is not None and call.operator != call.name and decision.why == no_rule(call.operator):
             record.why = no_rule(f"{call.name} with {departures(call.name, call.given)}")
         return decision.codec
-    if missing := missing_on(tensor.device):
+    if missing := missing_for(tensor):
         record.why = f"kept exactly: {missing}"
         return Raw()
     if decision.codec is not None:

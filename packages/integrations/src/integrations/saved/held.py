@@ -31,14 +31,14 @@ class Slot(Place):
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor  # None once it is stored
         self._packed: Packed | None = None
-        self._node: Any = None
+        self._saver: Tensor | None = None  # what came of saving it: up to torch 2.11 its node alone keeps nothing
 
     def store(self, packed: Packed) -> None:
         """Lets the tensor go; its place in the graph is kept, as that of a positional input is."""
         assert self.tensor is not None
         if self.tensor.requires_grad:
             with torch.enable_grad(), saved_tensors_hooks(lambda tensor: packed, unpack):
-                self._node = _Save.apply(self.tensor).grad_fn
+                self._saver = _Save.apply(self.tensor)
         else:
             self._packed = packed
         self.tensor = None
@@ -46,7 +46,10 @@ class Slot(Place):
     def build(self, built: Built) -> Any:
         if self.tensor is not None:
             return self.tensor
-        return self._node.saved_tensors[0] if self._packed is None else unpack(self._packed)
+        if self._saver is not None:
+            return self._saver.grad_fn.saved_tensors[0]  # type: ignore[union-attr]
+        assert self._packed is not None
+        return unpack(self._packed)
 
 
 class _Save(torch.autograd.Function):

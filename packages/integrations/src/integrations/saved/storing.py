@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from actcore import Codec, Layout, Offload, Raw, SavedTensor
 from integrations.levels import Level
+from integrations.plain import has_elements
 from integrations.saved.calls import Call
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import Form, Packed, form_of, window_indices
@@ -122,5 +123,5 @@ def _outline(tensor: Tensor) -> Tensor:
 
 
 def _can_leave(tensor: Tensor) -> bool:
-    """Whether ``Offload`` has a way to the host for it."""
-    return tensor.device.type == "cuda"
+    """Whether ``Offload`` has a way to the host for it: a fake tensor may be on a GPU that is not there."""
+    return tensor.device.type == "cuda" and has_elements(tensor)

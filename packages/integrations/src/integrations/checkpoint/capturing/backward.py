@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.checkpoint.capturing.recording import PASSING, Recording, Run
-from integrations.checkpoint.dispatch.memory import Memory, is_plain, key_of
+from integrations.checkpoint.dispatch.memory import Memory, allocated, allocated_for, is_plain, key_of
 
 
 class Backward:
@@ -48,7 +48,7 @@ class Backward:
     def accumulated(self, gradient: Tensor) -> None:
         """A parameter's gradient is complete. If one stood there before, this one is added to it, and gone."""
         if is_plain(gradient) and self._memory.value_in(gradient) == PASSING:
-            self._standing += gradient.numel() * gradient.element_size()
+            self._standing += allocated(gradient.nbytes, gradient.device)
 
     def finish(self) -> None:
         """Nothing is written any more."""
@@ -66,7 +66,7 @@ class Backward:
         made = 0
         for _, tensor in self._memory.new(results, args, kwargs):
             storage = tensor.untyped_storage()
-            nbytes = storage.nbytes()
+            nbytes = allocated_for(tensor)
             made += nbytes
             self._memory.add(tensor, PASSING)
             self._makers[storage._cdata] = _running()

@@ -19,7 +19,17 @@ from integrations.checkpoint.capturing.contents import Contents
 from integrations.checkpoint.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations.checkpoint.dispatch import indices
 from integrations.checkpoint.dispatch.decisions import decides, may_be_rounded, reads_elements
-from integrations.checkpoint.dispatch.memory import Geometry, Memory, is_plain, key_of, parts_of, shapes_of, tensors_of
+from integrations.checkpoint.dispatch.memory import (
+    Geometry,
+    Memory,
+    allocated,
+    allocated_for,
+    is_plain,
+    key_of,
+    parts_of,
+    shapes_of,
+    tensors_of,
+)
 from integrations.checkpoint.dispatch.operators import Traits, is_drawable, traits_of
 from integrations.saved.modules import ModulePaths
 
@@ -211,7 +221,7 @@ class Recorder(TorchDispatchMode):
     def _make(self, tensor: Tensor, op: int, reuses: int) -> None:
         """Notes a new value, in the memory of a tensor."""
         value, storage = len(self._values), tensor.untyped_storage()
-        self._values.append(RecordedValue(storage.nbytes(), op, reuses))
+        self._values.append(RecordedValue(allocated_for(tensor), op, reuses))
         if reuses >= 0:
             self._values[reuses].until = op
             self._values[reuses].reused = True
@@ -277,7 +287,7 @@ def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:
     if not traits.updates_statistics(args):
         return 0
     given = (args[place] for place in traits.statistics[:2])
-    return sum(tensor.numel() * tensor.element_size() for tensor in given if isinstance(tensor, Tensor))
+    return sum(allocated(tensor.nbytes, tensor.device) for tensor in given if isinstance(tensor, Tensor))
 
 
 class Saved:

@@ -90,14 +90,14 @@ def _on_cuda(calls: Sequence[bytes]) -> Mapping[int, Cost]:
 
 
 def _cost_on_cuda(call: Repeated) -> Cost:
-    call()  # pays for handles and caches
+    call()  # pays for handles and caches, and for the workspace that cuBLAS keeps
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     out = call()
-    scratch = torch.cuda.max_memory_allocated() - before - call.new_bytes(out)
+    # What is left is what was there, and the results in the blocks that they have got.
+    scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     del out
-    return Cost(call.seconds(_cuda_clock), max(0, scratch))
+    return Cost(call.seconds(_cuda_clock), scratch)
 
 
 def _cuda_clock() -> float:

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from integrations.plain import PLAIN
 
+_CUDA_BLOCK = 512  # bytes: kMinBlockSize of torch's CUDACachingAllocator
+
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether the tensor is a view of one storage and nothing else: not sparse, nested, quantised or of a subclass."""
@@ -27,6 +29,22 @@ def is_plain(tensor: Tensor) -> bool:
 def key_of(tensor: Tensor) -> int:
     """What names a plain tensor's storage as long as somebody refers to that, if only weakly."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def allocated(nbytes: int, device: torch.device) -> int:
+    """The bytes that memory of some size takes, as the device's allocator counts them.
+
+    torch's caching allocator for CUDA hands out blocks of whole multiples of 512 bytes and counts those, in
+    ``memory_allocated`` and in its peak. What it cannot divide is not here: a block of the large pool keeps up to 1 MiB
+    that the one before it in the same place had more (none with ``expandable_segments``), and what is reserved and not
+    handed out depends on the order of all that came before.
+    """
+    return -(-nbytes // _CUDA_BLOCK) * _CUDA_BLOCK if device.type == "cuda" else nbytes
+
+
+def allocated_for(tensor: Tensor) -> int:
+    """The same of a tensor's whole storage."""
+    return allocated(tensor.untyped_storage().nbytes(), tensor.device)
 
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:

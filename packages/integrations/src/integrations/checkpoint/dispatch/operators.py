@@ -37,6 +37,7 @@ _STATISTICS = {
     "aten::miopen_batch_norm": (3, 4, 5),
     "aten::_native_batch_norm_legit": (3, 4, 5),
     "aten::_batch_norm_with_update": (3, 4, -1),
+    "aten::batch_norm_update_stats": (1, 2, -1),
     "aten::batch_norm_gather_stats": (3, 4, -1),
     "aten::batch_norm_gather_stats_with_counts": (3, 4, -1),
 }

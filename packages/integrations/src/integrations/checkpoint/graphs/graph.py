@@ -26,7 +26,7 @@ class Value:
     Parameters, buffers and the model's inputs are no values.
 
     Attributes:
-        nbytes: bytes of the storage.
+        nbytes: bytes of the storage, as the device's allocator counts them.
         producer: the operator that makes it.
         reuses: the value whose storage it takes over, whose contents are gone from then on; -1 for a new storage.
         until: the last event at which somebody other than autograd holds it, such as a variable of the forward; the

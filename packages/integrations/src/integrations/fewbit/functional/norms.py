@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actcore.stored import Stored, announce, is_heard
-from integrations.autocast import is_known
+from integrations.autocast import is_available, is_known
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.norm_statistics import mean_of, rms_product
@@ -119,7 +119,7 @@ def _channels(
 def _is_cast_next(x: Tensor, weight: Tensor | None, kind: str) -> bool:
     """Whether autocast makes the next layer save a copy in another dtype, so that there is nothing to share."""
     device = x.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not is_available(device) or not torch.is_autocast_enabled(device):
         return False
     if output_dtype(x, weight, kind) != torch.get_autocast_dtype(device):
         return True

@@ -64,7 +64,7 @@ def piecewise_linear(input: Tensor, table: StepTable) -> Tensor:
     return actcore.stepwise(input, function, steps.boundaries, steps.levels, even=steps.even, guard="nan")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch.compile up to torch 2.11 asks for the hash before the table is there
 class _Integral:
     """The integral of the steps from 0 to ``x``."""
 

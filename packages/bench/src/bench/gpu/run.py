@@ -1,0 +1,133 @@
+"""Cases within a stage's time: none of them keeps the others from being run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import IO
+
+import torch
+
+from bench.gpu.cases import Case, Done
+from bench.gpu.place import ROOT, Place
+from bench.gpu.results import NOT_REACHED, SKIPPED, Row, StageResults
+from bench.gpu.stages import Stage
+from bench.json_files import save_as
+from bench.machine import Machine
+
+_PACKAGES = ("torch", "triton", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
+_LEAST = 5.0  # seconds that a case is begun with
+_PAUSE = 0.05
+
+
+@dataclass
+class _Process:
+    case: Case
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    begin: float
+    end: float
+
+    def done(self, over: bool) -> Done:
+        seconds = time.monotonic() - self.begin
+        if over:
+            kill(self.process)
+        code = self.process.wait()
+        self.output.seek(0)
+        text = self.output.read().decode(errors="replace")
+        self.output.close()
+        return Done(code, text, seconds, over)
+
+
+@dataclass
+class StageRun:
+    """A stage that runs. Its results are written after each case.
+
+    Attributes:
+        stage, place: what, and where.
+        seconds: that it may take.
+    """
+
+    stage: Stage
+    place: Place
+    seconds: float
+    _running: list[_Process] = field(default_factory=list)
+
+    def run(self) -> StageResults:
+        """Runs all cases; those that the time does not suffice for are in the results, too."""
+        begin = time.monotonic()
+        end = begin + self.seconds
+        rows: list[Row] = []
+        (self.place.out / f"gpu-{self.stage.name}.log").unlink(missing_ok=True)
+        waiting = deque(self.stage.cases(self.place))
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < self.stage.workers(self.place):
+                    case = waiting.popleft()
+                    if case.missing:
+                        rows.append(case.row(SKIPPED, case.missing))
+                    elif end - time.monotonic() < _LEAST:
+                        rows.append(case.row(NOT_REACHED, f"the stage's {self.seconds:.0f} s were over"))
+                    else:
+                        self._running.append(self._started(case, end))
+                if ended := [one for one in self._running if self._has_ended(one)]:
+                    for one in ended:
+                        self._running.remove(one)
+                        done = one.done(over=one.process.poll() is None)
+                        self._log(one.case, done)
+                        rows += one.case.rows(done)
+                    self._save(rows, begin)
+                else:
+                    time.sleep(_PAUSE)
+        finally:
+            for one in self._running:
+                kill(one.process)
+        return self._save(rows, begin)
+
+    @staticmethod
+    def _has_ended(one: _Process) -> bool:
+        return one.process.poll() is not None or time.monotonic() > one.end
+
+    def _started(self, case: Case, end: float) -> _Process:
+        output = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the process
+        process = subprocess.Popen(
+            case.command,
+            cwd=ROOT,
+            env=self.place.environment(**case.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # whatever it starts is ended with it
+        )
+        now = time.monotonic()
+        return _Process(case, process, output, now, min(end, now + case.seconds))
+
+    def _log(self, case: Case, done: Done) -> None:
+        with (self.place.out / f"gpu-{self.stage.name}.log").open("a") as log:
+            log.write(f"==== {case.name}: {shlex.join(case.command)}\n{done.output}\n")
+            log.write(f"==== {case.name}: {done.reason or 'done'}, {done.seconds:.1f} s\n\n")
+
+    def _save(self, rows: list[Row], begin: float) -> StageResults:
+        self.place.make_importable()
+        device = torch.device(self.place.device)
+        machine = Machine.here(device, torch.get_num_threads(), _PACKAGES)
+        machine = replace(machine, command=shlex.join(["tools/gpu.sh", *sys.argv[1:]]))
+        seconds = round(time.monotonic() - begin, 1)
+        results = StageResults(machine, self.stage.name, self.place.device, self.place.dry, list(rows), seconds)
+        save_as("gpu", results, self.place.out / f"gpu-{self.stage.name}.json")
+        return results
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,75 @@
+"""The stage ``sanitize``: every operator under compute-sanitizer, on small tensors that begin and end anywhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+
+from bench.gpu.cases import Case, Done
+from bench.gpu.place import Place
+from bench.gpu.results import FAILED, NOT_REACHED, OK, Row
+
+_SECONDS = 300  # of calls; what begins and ends with them is slow under a tool, too
+_TOOLS = ("memcheck", "racecheck", "synccheck")
+_PROGRAM = "compute-sanitizer"
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+_FINDING = re.compile(r"========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY)(\S.*)")
+
+
+def cases(place: Place) -> list[Case]:
+    """One for each tool; on the CPU the calls alone."""
+    calls = place.python("bench.gpu.sanitized", "--device", place.device, *["--dry"] * place.dry)
+    watched = [*calls, "--seconds", str(_SECONDS)]
+    # Each tensor has memory of its own then, so that what is next to it is nobody's.
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    if place.device == "cpu":
+        return [Case("calls", calls, 90, read=_calls)]
+    found = shutil.which(_PROGRAM) or shutil.which(_PROGRAM, path="/usr/local/cuda/bin")
+    missing = "" if found else f"{_PROGRAM} is not there"
+    return [
+        Case("calls", calls, 90, read=_calls),
+        *(
+            Case(
+                tool,
+                # Errors that torch asks for, and handles, are none; those of launches are exceptions here.
+                [found or _PROGRAM, "--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no", *watched],
+                400,
+                [tool],
+                alone,
+                _read(tool),
+                missing,
+            )
+            for tool in _TOOLS
+        ),
+    ]
+
+
+def _calls(done: Done) -> Iterator[Row]:
+    """Of the calls without a tool."""
+    values = _values(done)
+    outcome = FAILED if done.reason else OK
+    yield Row("calls, without a sanitizer", outcome, done.reason, round(done.seconds, 1), values)
+
+
+def _read(tool: str) -> Callable[[Done], Iterator[Row]]:
+    def read(done: Done) -> Iterator[Row]:
+        summary = _SUMMARY.search(done.output)
+        found = int(summary[1]) if summary else -1
+        reason = done.reason
+        if found > 0:
+            first = _FINDING.search(done.output)
+            reason = f"{found} findings, the first: {first[1] if first else 'see the log'}"
+        elif not reason and (not summary or not done.answer):
+            reason = "the tool gave no summary, or the calls did not end; see the log"
+        outcome = FAILED if reason else OK
+        if not reason and not done.answer["whole"]:
+            outcome, reason = NOT_REACHED, f"calls stopped after {_SECONDS} s, and none before was wrong"
+        yield Row(tool, outcome, reason, round(done.seconds, 1), _values(done), [tool])
+
+    return read
+
+
+def _values(done: Done) -> dict[str, float | str]:
+    answer = done.answer or {}
+    return {"operators": answer.get("operators", 0), "calls": answer.get("calls", 0)}

@@ -1,0 +1,207 @@
+"""``python -m bench.gpu.sanitized``: every operator of actcore on small tensors, for compute-sanitizer to watch.
+
+Tensors begin at odd elements and end with their memory; lengths end within a byte, a vector, a warp's tile and a
+group; rows have widths of their own, and windows reach over all edges. On a GPU the results are compared with the
+CPU's, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Elements that tensors begin at, and their dtypes: what is worth most first, since the time may be over.
+_PLACES = (
+    *((1, torch.float32), (1, torch.bfloat16), (0, torch.bfloat16), (0, torch.float32)),
+    *((3, torch.float32), (3, torch.bfloat16), (1, torch.float16), (1, torch.float64)),
+)
+_DRY_PLACES = _PLACES[:2]
+_LENGTHS, _DRY_LENGTHS = (1, 33, 1025, 4099), (1, 1025)
+_GROUPS = (32, 96, 192, 256, 2048)  # a warp, several in a tile, not a power of two, the default, a block's
+_KEY = (2026, -7)
+_POOLS: Sequence[tuple[tuple[int, ...], tuple[Any, ...]]] = (
+    ((2, 3, 13, 17), ([3, 3], [2, 2], [1, 1], [1, 1], False)),
+    ((2, 2, 7, 10), ([3, 2], [2, 1], [0, 0], [1, 2], True)),
+    ((1, 2, 20, 20), ([16, 16], [3, 3], [8, 8], [1, 1], True)),
+    ((3, 2, 21), ([3], [2], [1], [1], False)),
+    ((1, 2, 6, 7, 5), ([2, 3, 2], [2, 1, 2], [1, 1, 0], [1, 2, 1], True)),
+)
+
+
+@dataclass
+class Calls:
+    """Calls operators on a device, and says which and how many.
+
+    Attributes:
+        device: where.
+        start: the element that each tensor begins at, in memory that ends with the tensor.
+        names: of the operators that were called.
+        count: of calls.
+        wrong: those whose results are not the CPU's.
+        end: on the clock of ``time.monotonic``, after which no call is made.
+    """
+
+    device: torch.device
+    start: int = 0
+    names: set[str] = field(default_factory=set)
+    count: int = 0
+    wrong: list[str] = field(default_factory=list)
+    end: float = float("inf")
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """Calls an operator with tensors of the CPU; returns the CPU's results.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        if time.monotonic() > self.end:
+            raise TimeoutError
+        operator, _, overload = name.partition(".")
+        function = getattr(getattr(torch.ops.actcore, operator), overload or "default")
+        expected = function(*arguments)
+        got = function(*(self._placed(one) if isinstance(one, Tensor) else one for one in arguments))
+        self.names.add(name)
+        self.count += 1
+        several = isinstance(expected, tuple)
+        pairs = zip(got if several else (got,), expected if several else (expected,), strict=True)
+        if any(not _same(one.cpu(), other) for one, other in pairs):
+            self.wrong.append(f"{name}, {_described(arguments)}")
+        return expected
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        memory = torch.empty(self.start + tensor.numel(), dtype=tensor.dtype, device=self.device)
+        return memory[self.start :].view(tensor.shape).copy_(tensor)
+
+
+def call_all(device: torch.device, dry: bool, seconds: float = float("inf")) -> Calls:
+    """Calls every operator with all of these, for so many seconds at most. Where the time sufficed, there is no end any
+    more."""
+    calls = Calls(device, end=time.monotonic() + seconds)
+    with contextlib.suppress(TimeoutError):
+        _call_all(calls, dry)
+        calls.end = float("inf")
+    return calls
+
+
+def _call_all(calls: Calls, dry: bool) -> None:
+    for calls.start in (1, 0, 3):
+        for numel in _DRY_LENGTHS if dry else _LENGTHS:
+            _integers(calls, numel)
+    for calls.start, dtype in _DRY_PLACES if dry else _PLACES:
+        for numel in _DRY_LENGTHS if dry else _LENGTHS:
+            x = _normal(numel, dtype)
+            _groups(calls, x)
+            _masks(calls, x)
+            _levels(calls, x)
+        _rows(calls, dtype)
+        _pools(calls, dtype)
+
+
+def _groups(calls: Calls, x: Tensor) -> None:
+    key = tuple(torch.tensor([part]) for part in _KEY)
+    for group in _GROUPS:
+        for bits in range(1, 9):
+            codes, bounds = calls("group_affine_compress", x, bits, group, True, *_KEY)
+            calls("group_affine_decompress", codes, bounds, x.numel(), bits, group)
+        calls("group_affine_compress.tensor", x, 3, group, True, *key)
+        for format in (torch.float8_e4m3fn, torch.float8_e5m2):
+            codes, bounds = calls("float8_compress", x, format, group, True, *_KEY)
+            calls("float8_decompress", codes, bounds, format, group)
+        calls("float8_compress.tensor", x, torch.float8_e4m3fn, group, True, *key)
+
+
+def _rows(calls: Calls, dtype: torch.dtype) -> None:
+    widths = torch.tensor([3, 1, 8, 5, 2])
+    key = tuple(torch.tensor([part]) for part in _KEY)
+    for row, group in product((1, 33, 300), (32, 96, 256)):
+        x = _normal(5 * row, dtype)
+        nbytes = sum(-(-row * bits // 8) for bits in widths.tolist())
+        codes, bounds, _ = calls("group_affine_rows_compress", x, widths, nbytes, group, True, *_KEY)
+        calls("group_affine_rows_compress.tensor", x, widths, nbytes, group, True, *key)
+        calls("group_affine_rows_decompress", codes, bounds, widths, x.numel(), group)
+
+
+def _masks(calls: Calls, x: Tensor) -> None:
+    mask, _ = calls("bit_mask_compress", (x > 0).to(x.dtype) * 2, 0.0, 2.0)
+    calls("bit_mask_decompress", mask, x.numel(), x.dtype, 0.0, 2.0)
+    calls("positive_mask", x)
+    calls("relu_mask", x)
+    for draw in (None, torch.tensor([-7])):
+        _, mask = calls("dropout_mask", x, 0.3, *_KEY, draw)
+    calls("mask_backward", x, mask, 1.5)
+
+
+def _levels(calls: Calls, x: Tensor) -> None:
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    table = torch.linspace(-2, 2, 256, dtype=compute)
+    for bits in range(1, 9):
+        boundaries, levels = table[: 2**bits - 1].contiguous(), table[: 2**bits].contiguous()
+        _, codes = calls("stepwise", x, "relu", [], boundaries, bits)
+        calls("stepwise_backward", x, codes, levels, bits)
+        calls("stepwise_codes", x, boundaries, bits)
+        codes = calls("stepwise_codes", x, boundaries + 2, bits, True, "nonfinite")
+        calls("stepwise_backward", x, codes, levels, bits, True)
+        calls("level_codes", x, x, levels, bits, *_KEY, None, "nan")
+
+
+def _pools(calls: Calls, dtype: torch.dtype) -> None:
+    for shape, options in _POOLS:
+        x = _normal(torch.Size(shape).numel(), dtype).view(shape)
+        output, packed = calls("max_pool", x, *options)
+        calls("max_pool_backward", output, packed, list(shape), *options)
+        indices = calls("window_index_unpack", packed, list(shape), *options)
+        calls("window_index_pack", indices, list(shape), *options)
+
+
+def _integers(calls: Calls, numel: int) -> None:
+    for bits in range(1, 9):
+        packed, _ = calls("pack_bits", (torch.arange(numel) * 37 % 2**bits).to(torch.uint8), bits)
+        calls("unpack_bits", packed, bits, numel)
+    for low, high in ((-5, 5), (0, 255), (-300, 2707), (-(2**40), 2**62)):
+        values = low + torch.arange(numel) % min(high - low + 1, 1000)
+        packed, _ = calls("narrow_compress", values, low, high)
+        calls("narrow_decompress", packed, numel, torch.int64, low, high)
+
+
+def _normal(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(numel)).to(dtype)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))
+
+
+def _described(arguments: Sequence[Any]) -> str:
+    return ", ".join(
+        f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" if isinstance(one, Tensor) else str(one)
+        for one in arguments
+    )
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.sanitized")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no call is made")
+    options = parser.parse_args()
+    import actcore  # noqa: F401, registers the operators
+
+    calls = call_all(torch.device(options.device), options.dry, options.seconds)
+    for line in calls.wrong[:20]:
+        print(f"not as on the CPU: {line}")
+    found = {"operators": len(calls.names), "calls": calls.count, "wrong": len(calls.wrong)}
+    print(json.dumps({**found, "whole": calls.end == float("inf")}))
+    return int(bool(calls.wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main())

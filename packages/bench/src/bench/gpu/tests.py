@@ -1,0 +1,110 @@
+"""The stage ``tests``: every test that takes a GPU, file beside file."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from bench.gpu.cases import Case, Done, in_a_line
+from bench.gpu.place import ROOT, Place
+from bench.gpu.results import FAILED, OK, SKIPPED, Row
+
+_SECONDS = 270
+_CLAIMS = {  # by file
+    "test_cuda": "bits",
+    "test_cuda_fused": "bits",
+    "test_cuda_streams": "streams",
+    "test_cuda_graphs": "capture",
+    "test_cuda_large": "large",
+    "test_cuda_offload": "offload",
+    "test_cuda_offload_peak": "offload",
+    "test_cuda_compiled": "compiled",
+}
+_ELSEWHERE = (  # tests that take a GPU, in files that do not
+    "test_actnn_allocation.py::test_a15_on_cuda_no_step_synchronises",
+    "test_actnn_defects.py::test_a16_side_streams_and_other_devices",
+    "test_fewbit_surroundings.py::test_under_autocast_on_cuda_it_returns_what_torchs_does",
+    "test_offload.py::test_on_a_gpu",
+    "test_recompute_workspaces.py::test_scratch_of_cuda",
+)
+
+
+def cases(place: Place) -> list[Case]:
+    """A process for each file; in a dry run one for all, since most of its time is that of importing torch."""
+    found = sorted(ROOT.glob("packages/*/tests/test_cuda*.py"))
+    # Others read or emulate what a GPU would do, and are tests like all others.
+    files = [str(path.relative_to(ROOT)) for path in found if "torch.cuda.is_available()" in path.read_text()]
+    elsewhere = [f"packages/integrations/tests/{test}" for test in _ELSEWHERE]
+    if place.dry:
+        return [_case(place, "all", [*files, *elsewhere])]
+    # The longest begins first.
+    files.sort(key=lambda file: -(ROOT / file).stat().st_size)
+    return [*(_case(place, Path(file).stem, [file]) for file in files), _case(place, "elsewhere", elsewhere)]
+
+
+def _case(place: Place, name: str, tests: Sequence[str]) -> Case:
+    report = place.out / f"gpu-tests-{name}.xml"
+    report.unlink(missing_ok=True)
+    options = [f"--junitxml={report}", "-q", "-p", "no:cacheprovider", "-o", "minversion=7"]
+    if importlib.util.find_spec("pytest_timeout"):
+        options.append("--timeout=120")  # a test that hangs does not take the others of its file with it
+
+    def read(done: Done) -> Iterator[Row]:
+        try:
+            text = report.read_text()
+        except OSError:
+            yield Row(
+                name, FAILED, done.reason or "pytest wrote no report", round(done.seconds, 1), claims=[_claim(name)]
+            )
+            return
+        report.unlink()
+        yield from rows(text, done)
+
+    return Case(
+        name,
+        place.python("pytest", *tests, *options),
+        _SECONDS,
+        [_claim(name)],
+        read=read,
+    )
+
+
+def rows(report: str, done: Done) -> Iterator[Row]:
+    """A row for each file of a report in JUnit's form, and one for each test of it that failed."""
+    files: dict[str, list[ElementTree.Element]] = {}
+    for test in ElementTree.fromstring(report).iter("testcase"):
+        module = test.get("classname") or test.get("name") or ""
+        files.setdefault(module.split(".")[-1], []).append(test)
+    if not files:
+        yield Row("pytest", FAILED, done.reason or "no test was found", round(done.seconds, 1))
+    for file, tests in files.items():
+        failed = [test for test in tests if _told(test, "failure", "error") is not None]
+        skipped = [test for test in tests if _told(test, "skipped") is not None]
+        passed = len(tests) - len(failed) - len(skipped)
+        values: dict[str, float | str] = {"passed": passed, "failed": len(failed), "skipped": len(skipped)}
+        seconds = round(sum(float(test.get("time") or 0) for test in tests), 1)
+        why = dict.fromkeys(_said(test, "skipped") for test in skipped)
+        outcome = FAILED if failed else OK if passed else SKIPPED
+        yield Row(file, outcome, in_a_line("; ".join(why)), seconds, values, [_claim(file)])
+        for test in failed:
+            yield Row(f"{file}::{test.get('name')}", FAILED, _said(test, "failure", "error"), claims=[_claim(file)])
+
+
+def _claim(file: str) -> str:
+    return _CLAIMS.get(file, "elsewhere")
+
+
+def _told(test: ElementTree.Element, *kinds: str) -> ElementTree.Element | None:
+    return next((found for kind in kinds if (found := test.find(kind)) is not None), None)
+
+
+def _said(test: ElementTree.Element, *kinds: str) -> str:
+    told = _told(test, *kinds)
+    if told is None:
+        return ""
+    message = told.get("message") or ""
+    if message == "collection skipped":  # of a whole file; the reason is in the text, as a tuple's last part
+        message = (told.text or "").rpartition("Skipped: ")[2].rstrip("')\n")
+    return in_a_line(message)

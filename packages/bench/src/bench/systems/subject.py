@@ -1,0 +1,67 @@
+"""``Subject``: a model that is trained in every way, with a batch for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in training mode, with random weights, and a batch for it.
+
+    Attributes:
+        model: takes ``inputs``.
+        inputs: by name or in order.
+        loss: of the model's output.
+        what: in words.
+        blocks: that a person would checkpoint one by one; none where there are none.
+        around: what forward and loss run in, such as autocast.
+        tf32: whether products of float32 matrices may round to TensorFloat-32, as convolutions on CUDA do by default.
+    """
+
+    model: nn.Module
+    inputs: tuple[Tensor, ...] | Mapping[str, Tensor]
+    loss: Callable[[object], Tensor]
+    what: str
+    blocks: list[nn.Module] = field(default_factory=list)
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    tf32: bool = False
+
+    def step(self, forward: Callable[..., object]) -> Tensor:
+        """The loss of a forward, which stands for the model's."""
+        given = self.inputs
+        with self.around():
+            return self.loss(forward(**given) if isinstance(given, Mapping) else forward(*given))
+
+    @contextmanager
+    def precisely(self) -> Iterator[None]:
+        """Torch's setting of float32 products is the subject's: a global one, and backward needs it, too."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if self.tf32 else before)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def entropy(y: Tensor) -> Callable[[object], Tensor]:
+    """The cross-entropy of an output with classes."""
+
+    def loss(output: object) -> Tensor:
+        assert isinstance(output, Tensor)
+        return F.cross_entropy(output, y)
+
+    return loss
+
+
+def own_loss(output: object) -> Tensor:
+    """The loss that a model of transformers computes itself."""
+    loss = getattr(output, "loss", None)
+    assert isinstance(loss, Tensor)
+    return loss

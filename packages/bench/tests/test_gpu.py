@@ -1,0 +1,232 @@
+"""``tools/gpu.sh``: its stages run within their time, what they settle, and what is printed and shown of it."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import cli, pages, records
+from bench.errors import BenchError
+from bench.gpu import __main__ as command
+from bench.gpu import kernels, run, tests
+from bench.gpu import place as places
+from bench.gpu.cases import Case
+from bench.gpu.claims import CLAIMS
+from bench.gpu.place import ROOT, Place
+from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row, StageResults
+from bench.gpu.stages import STAGES, Stage
+from bench.machine import Machine
+from integrations.forecast.measured import MEASURED
+
+MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
+RESULTS = ROOT / "packages" / "bench" / "results"
+
+
+def python(text):
+    return [sys.executable, "-c", text]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place("cpu", True, tmp_path)
+
+
+def ran(place, cases, seconds=60.0, at_once=1):
+    stage = Stage("build", "a test", seconds, lambda _: cases, at_once)
+    return run.StageRun(stage, place, seconds).run()
+
+
+# ---- cases within a stage's time ----
+
+
+def test_a_failure_leaves_the_others(place):
+    results = ran(
+        place,
+        [
+            Case("breaks", python("raise ValueError('no kernel')"), 30, ["builds"]),
+            Case("is not there", python(""), 30, missing="no tool"),
+            Case("cannot be read", python("print(1)"), 30, read=lambda done: [Row(done.answer["x"])]),
+            Case("works", python("print('{}')"), 30),
+        ],
+    )
+    assert [(row.case, row.outcome) for row in results.rows] == [
+        ("breaks", FAILED), ("is not there", SKIPPED), ("cannot be read", FAILED), ("works", OK),
+    ]  # fmt: skip
+    assert results.rows[0].reason == "exit status 1: ValueError: no kernel"
+    assert "its results cannot be read (TypeError" in results.rows[2].reason
+    assert results.failed
+    assert records.load(place.out / "gpu-build.json") == results
+    assert "no kernel" in (place.out / "gpu-build.log").read_text()
+
+
+def test_what_takes_too_long_is_ended_with_what_it_started(place, tmp_path):
+    """A process of its own, of which the child would leave a second one running."""
+    pid = tmp_path / "pid"
+    text = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        f"open({str(pid)!r}, 'w').write(str(child.pid)); time.sleep(60)"
+    )
+    results = ran(place, [Case("hangs", python(text), 4), Case("is next", python(""), 30)])
+    assert [row.outcome for row in results.rows] == [FAILED, OK]
+    assert "its time was over" in results.rows[0].reason
+    assert has_ended(int(pid.read_text()))
+
+
+def has_ended(pid):
+    """Whether a process is gone, or waits for nothing but that init takes note of its end."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_what_the_time_does_not_suffice_for_is_in_the_results(place):
+    results = ran(place, [Case("first", python(""), 30), Case("second", python(""), 30)], seconds=0.0)
+    assert [row.outcome for row in results.rows] == [NOT_REACHED, NOT_REACHED]
+    assert results.failed
+
+
+# ---- what is settled ----
+
+
+def stage(*rows, **more):
+    return StageResults(MACHINE, "kernels", **{"device": "cuda", "dry": False, "rows": list(rows), **more})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        ((), "not settled"),
+        ((OK, OK), "holds"),
+        ((OK, SKIPPED), "holds"),
+        ((SKIPPED,), "not settled"),
+        ((OK, NOT_REACHED), "not settled"),
+        ((OK, MISSED, NOT_REACHED), "does not hold"),
+        ((OK, MISSED, FAILED), "failed"),
+    ],
+)
+def test_a_claim_holds_where_all_that_speaks_for_it_does(outcomes, verdict):
+    rows = [Row("a case", outcome, claims=["float32"]) for outcome in outcomes]
+    other = Row("another", FAILED, claims=["bfloat16"])
+    assert stage(*rows, other).verdict("float32") == verdict
+    assert stage(*rows, dry=True).verdict("float32") == "not settled"
+    assert stage(*rows, device="cpu").verdict("float32") == "not settled"
+
+
+def test_every_stage_has_claims_and_every_test_file_one(tmp_path):
+    assert set(CLAIMS) == set(STAGES)
+    assert set(tests._CLAIMS.values()) < set(CLAIMS["tests"])
+    found = {case.name for case in tests.cases(Place("cuda", False, tmp_path))}
+    assert found - {"elsewhere"} == set(tests._CLAIMS)  # a new file of tests for a GPU needs a line there
+    for test in tests._ELSEWHERE:
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / "packages" / "integrations" / "tests" / file).read_text()
+
+
+# ---- the command, and the page ----
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_on_a_gpu_the_commands_are_understood(tmp_path, dry):
+    """Nothing else here reads those of a GPU."""
+    [*cases] = kernels.cases(Place("cuda", dry, tmp_path))
+    assert len(cases) == 2 - dry
+    for case in cases:
+        module, *arguments = case.command[case.command.index("-m") + 1 :]
+        options = cli._parser().parse_args(arguments)
+        assert (module, options.device, options.alone, options.group) == ("bench", "cuda", True, [256, 192])
+    for name, stage in STAGES.items():
+        assert stage.seconds < 9 * 60
+        for case in stage.cases(Place("cuda", dry, tmp_path)):
+            assert case.seconds <= stage.seconds, name
+            assert set(case.claims) <= set(CLAIMS[name])
+
+
+def test_what_was_built_is_for_a_gpu_alone(tmp_path, monkeypatch):
+    """A dry run on a CPU takes what is installed, not what a GPU was built for at some time."""
+    (tmp_path / "actcore").mkdir()
+    monkeypatch.setattr(places, "SITE", tmp_path)
+    paths = {device: Place(device, False, tmp_path).environment()["PYTHONPATH"] for device in ("cuda", "cpu")}
+    assert paths["cuda"].split(os.pathsep)[0] == str(tmp_path)
+    assert str(tmp_path) not in paths["cpu"]
+    assert all(str(ROOT / "packages" / "bench" / "src") in path for path in paths.values())
+
+
+def test_what_is_wrong_is_said_in_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["build"]) == 1
+    assert "torch finds no usable GPU; use --device cpu --dry" in capsys.readouterr().err
+    assert command.main(["build", "--device", "cpu"]) == 1
+    assert "say so with --dry" in capsys.readouterr().err
+
+
+def test_the_cheap_stages_run_dry(tmp_path):
+    """As a process, since the script must work where actcore is yet to be built: it imports torch alone."""
+    script = str(ROOT / "tools" / "gpu.sh")
+    dry = ["build", "sanitize", "kernels", "--device", "cpu", "--dry", "--out", str(tmp_path)]
+    done = subprocess.run([script, *dry], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("build", "sanitize", "kernels"):
+        results = records.load(tmp_path / f"gpu-{name}.json")
+        assert isinstance(results, StageResults)
+        assert (results.stage, results.device, results.dry, results.failed) == (name, "cpu", True, False)
+        assert results.machine.command.startswith("tools/gpu.sh build sanitize kernels")
+        assert f"stage {name}: " in done.stdout.splitlines()[-3:][("build", "sanitize", "kernels").index(name)]
+    assert len(done.stdout) < 3 * 12_000
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"gpu-{name}.{kind}" for name in ("build", "sanitize", "kernels") for kind in ("json", "log")
+    }
+    assert cli.main(["show", str(tmp_path / "gpu-kernels.json")]) == 0
+
+
+def test_what_starts_the_stages_needs_torch_alone():
+    text = (
+        "import sys; sys.modules.update(dict.fromkeys(('actcore', 'rich', 'matplotlib', 'integrations')));"
+        "import bench.gpu.__main__"
+    )
+    subprocess.run(python(text), check=True)
+
+
+MARK = "<!-- stage kernels -->\n<!-- /stage -->\n"
+
+
+def test_a_page_says_that_nothing_was_measured(tmp_path):
+    made = pages.rendered(MARK, tmp_path).text
+    assert "**Not measured on a GPU yet.** What `tools/gpu.sh kernels` would settle:" in made
+    assert all(claim in made for claim in CLAIMS["kernels"].values())
+    with pytest.raises(BenchError, match="there is no stage 'other'"):
+        pages.rendered(MARK.replace("kernels", "other"), tmp_path)
+
+
+def test_a_page_shows_what_a_stage_settled(tmp_path):
+    row = Row("GroupAffine, 4 bits, float32", MISSED, "0.9 of a copy is the goal", 0, {"compress": 0.8}, ["float32"])
+    records.save(stage(row), tmp_path / "gpu-kernels.json")
+    made = pages.rendered(MARK, tmp_path).text
+    assert "| GroupAffine, 4 bits, float32 | 0.8 | missed: 0.9 of a copy is the goal |" in made
+    assert f"| {CLAIMS['kernels']['float32']} | does not hold |" in made
+    assert f"| {CLAIMS['kernels']['bfloat16']} | not settled |" in made
+    for other in (stage(row, dry=True), stage(row, device="cpu"), dataclasses.replace(stage(row), stage="build")):
+        records.save(other, tmp_path / "gpu-kernels.json")
+        with pytest.raises(BenchError, match="must hold the stage kernels, run on a GPU and not --dry"):
+            pages.rendered(MARK, tmp_path)
+
+
+def test_the_page_is_that_of_the_results():
+    page = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
+    assert pages.rendered(page, RESULTS).text == page
+
+
+def test_the_devices_that_integrations_takes_for_measured_are_those_of_the_results():
+    """MEASURED in integrations.forecast.measured, by which the report says what nobody has measured."""
+    found = {getattr(records.load(file), "device", "cpu") for file in RESULTS.glob("*.json")}
+    assert set(MEASURED) == found

@@ -1,0 +1,179 @@
+"""``tools/gpu.sh``: what its stages make of what their processes leave."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu import build, building, kernels, models, sanitize, sanitized, search, tests
+from bench.gpu.cases import Done
+from bench.gpu.place import Place
+from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
+from bench.kernels.results import KernelResults, Measurement, Timing
+from bench.machine import Machine
+
+MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
+
+
+def test_the_self_check_must_have_been_on_the_device():
+    cuda = Place("cuda", False, Path())
+    text = "cuda_missing           built without nvcc\ncpu  relu_mask    ok\n"
+    row = build._checked(Done(0, text, 1.0), cuda)
+    assert (row.outcome, row.reason) == (
+        FAILED, "no operator was checked on cuda: cuda_missing           built without nvcc",
+    )  # fmt: skip
+    assert build._checked(Done(0, f"{text}cuda relu_mask    ok\n", 1.0), cuda).outcome == OK
+    wrong = build._checked(Done(1, f"{text}cuda relu_mask    DISAGREES WITH THE REFERENCE\n", 1.0), cuda)
+    assert (wrong.outcome, wrong.reason) == (FAILED, "relu_mask disagree with the reference")
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="" name="packages.core.tests.test_cuda_large" time="0.0"><skipped message="collection skipped">
+('packages/core/tests/test_cuda_large.py', 30, 'Skipped: torch finds no GPU')</skipped></testcase>
+<testcase classname="packages.core.tests.test_cuda" name="test_rows[float32]" time="1.5"/>
+<testcase classname="packages.core.tests.test_cuda" name="test_masks" time="0.5"><failure message="assert 1 == 2">
+there</failure></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_report_of_tests_by_file():
+    rows = list(tests.rows(REPORT, Done(1, "", 9.0)))
+    assert rows == [
+        Row("test_cuda_large", SKIPPED, "torch finds no GPU", 0.0, {"passed": 0, "failed": 0, "skipped": 1}, ["large"]),
+        Row("test_cuda", FAILED, "", 2.0, {"passed": 1, "failed": 1, "skipped": 0}, ["bits"]),
+        Row("test_cuda::test_masks", FAILED, "assert 1 == 2", claims=["bits"]),
+    ]
+
+
+def test_summaries_of_the_sanitizer():
+    answer = '{"operators": 27, "calls": 9, "wrong": 0, "whole": true}\n'
+    read = sanitize._read("memcheck")
+    [clean] = read(Done(0, f"{answer}========= ERROR SUMMARY: 0 errors\n", 1.0))
+    assert (clean.outcome, clean.claims, clean.values["operators"]) == (OK, ["memcheck"], 27)
+    lines = ("COMPUTE-SANITIZER", "Invalid __global__ read of size 4", "ERROR SUMMARY: 2 errors")
+    [dirty] = read(Done(9, "".join(f"========= {line}\n" for line in lines), 1.0))
+    assert dirty.reason == "2 findings, the first: Invalid __global__ read of size 4"
+    [short] = read(Done(0, f"{answer.replace('true', 'false')}========= ERROR SUMMARY: 0 errors\n", 1.0))
+    assert (short.outcome, short.reason) == (NOT_REACHED, "calls stopped after 300 s, and none before was wrong")
+    [race] = sanitize._read("racecheck")(Done(0, f"{answer}========= RACECHECK SUMMARY: 0 hazards displayed\n", 1.0))
+    assert race.outcome == OK
+    [refused] = read(Done(0, "========= Device not supported\n", 1.0))
+    assert refused.outcome == FAILED
+    assert refused.reason == "the tool gave no summary, or the calls did not end; see the log"
+
+
+def test_a_sanitizer_that_is_not_there_is_a_row(monkeypatch, tmp_path):
+    monkeypatch.setattr(sanitize.shutil, "which", lambda program, path=None: None)
+    cases = sanitize.cases(Place("cuda", False, tmp_path))
+    assert [case.missing for case in cases] == ["", *["compute-sanitizer is not there"] * 3]
+
+
+def test_the_sanitizer_sees_every_operator():
+    """And what differs from the CPU is told: a call that returns something else."""
+    calls = sanitized.call_all(torch.device("cpu"), dry=True)
+    every = {name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("actcore::")}
+    every = {name for name in every if not name.startswith(("next_stream", "_"))}
+    assert every - calls.names == set()
+    assert calls.wrong == []
+    assert calls.end == float("inf")
+    assert sanitized.call_all(torch.device("cpu"), dry=True, seconds=-1.0).count == 0
+    calls.device = torch.device("meta")
+    calls._placed = lambda tensor: tensor + 1
+    calls("positive_mask", torch.tensor([-0.5]))
+    assert calls.wrong == ["positive_mask, float32[1]"]
+
+
+def test_kernels_that_miss_the_goal():
+    def entry(case, seconds):
+        times = {("torch", "copy_"): 1.0, ("torch", "clone"): 1.0}
+        times |= {("actcore", "compress"): seconds, ("actcore", "decompress"): 1.0}
+        timings = [Timing(*whose, 100, [time]) for whose, time in times.items()]
+        return Measurement(case, 4, "float32", 2**30, {}, 0.9, timings)
+
+    entries = [entry("GroupAffine, 4 bits", 1.25), entry("GroupAffine, 4 bits, groups of 192", 1.0)]
+    found = KernelResults(MACHINE, "cuda", 1, {}, ["Float8, e4m3, float32, 1 GiB: RuntimeError: no"], entries, 1.0)
+    missed, reached, failed = kernels.rows(found)
+    assert (missed.outcome, missed.reason, missed.claims) == (MISSED, "0.9 of a copy is the goal", ["float32"])
+    assert missed.values["compress"] == 0.8
+    assert (reached.outcome, reached.claims) == (OK, ["groups"])
+    assert (failed.case, failed.outcome, failed.claims) == ("Float8, e4m3, float32, 1 GiB", FAILED, ["float32"])
+
+
+def cell(way, peak, **more):
+    fields = {"subject": "resnet50", "what": "ResNet-50", "way": way, "peak_bytes": peak}
+    return {**fields, "seconds": [], "plain_seconds": [], **more}
+
+
+def test_models_whose_peaks_are_not_smaller():
+    cells = [
+        cell("plain", 100, seconds=[0.1, 0.1], plain_seconds=[0.1, 0.1]),
+        cell("L1", 50, seconds=[0.2, 0.3], plain_seconds=[0.1, 0.1]),
+        cell("swap", 100, figures={"reserved_bytes": 3 << 20, "launches": 7, "cpu_seconds": [0.3, 0.1, 0.2]}),
+        cell("not measured", None),
+        cell("plan", 60, planned_bytes=50),
+        cell("compiled", None, failure="OutOfMemoryError: no"),
+        cell("torch_remat", 0, does_not_apply="not of this model"),
+    ]
+    found = list(models.rows({"cells": cells, "skipped": ["vit: plan: not reached"]}, Done(0, "", 1.0)))
+    assert [row.outcome for row in found] == [OK, OK, MISSED, OK, MISSED, FAILED, SKIPPED, NOT_REACHED]
+    assert found[1].values["over plain"] == 2.5
+    assert found[1].values["% of plain"] == 50
+    assert (found[2].claims, found[3].claims, found[4].claims) == (["smaller"], [], ["smaller", "planned"])
+    assert found[2].values == {
+        "peak MiB": 0.0, "% of plain": 100, "reserved MiB": 3.0, "CPU ms": 200.0, "launches": 7,
+    }  # fmt: skip
+
+
+def searched(**more):
+    def one(way, largest, ended=True):
+        return {"dimension": "resnet50-batch", "way": way, "largest": largest, "ended": ended, "trials": []}
+
+    searches = [one("plain", 100), one("L1", 410), one("L2", 300, **more), one("Q-layers", 700)]
+    return {"searches": searches, "skipped": []}
+
+
+def test_searches_beside_what_was_published():
+    found = {row.case: row for row in search.rows(searched(), Done(0, "", 1.0))}
+    assert found["resnet50-batch: L1"].values["times plain"] == 4.1
+    missed = found["resnet50-batch: GACT's 4.2 times"]
+    assert (missed.outcome, missed.reason, missed.claims) == (MISSED, "L1 has the most", ["resnet50-gact"])
+    assert found["resnet50-batch: ActNN's 6.6 times"].outcome == OK
+    assert found["bert-large-batch: GACT's 24.7 times"].outcome == SKIPPED
+
+
+def test_what_was_not_searched_to_its_end_misses_nothing():
+    """But what was reached by then is."""
+    found = {row.case: row for row in search.rows(searched(ended=False), Done(0, "", 1.0))}
+    assert found["resnet50-batch: L2"].outcome == NOT_REACHED
+    assert found["resnet50-batch: GACT's 4.2 times"].outcome == NOT_REACHED
+    assert found["resnet50-batch: ActNN's 6.6 times"].outcome == OK
+
+
+# ---- the build ----
+
+
+def test_an_old_scikit_build_core_is_not_asked(monkeypatch, tmp_path):
+    ways = []
+    monkeypatch.setattr(building, "_with_pip", lambda site, options: ways.append(("pip", options)))
+    monkeypatch.setattr(building, "_with_cmake", lambda site, options: ways.append(("CMake", options)))
+    monkeypatch.setattr(building, "version", lambda package: "0.11.6")
+    assert building.build(tmp_path, "90-real") == "CMake"
+    monkeypatch.setattr(building, "version", lambda package: "1.1.2")
+    assert building.build(tmp_path, "") == "pip"
+    assert ways == [
+        ("CMake", {"ACTCORE_WITH_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "90-real"}),
+        ("pip", {"ACTCORE_WITH_CUDA": "OFF"}),
+    ]
+
+
+def test_where_pip_fails_cmake_is_tried(monkeypatch, tmp_path):
+    def fail(site, options):
+        raise subprocess.CalledProcessError(1, "pip")
+
+    monkeypatch.setattr(building, "_with_pip", fail)
+    monkeypatch.setattr(building, "_with_cmake", lambda site, options: None)
+    monkeypatch.setattr(building, "version", lambda package: "1.1.2")
+    assert building.build(tmp_path, "90-real") == "CMake"
+    with pytest.raises(subprocess.CalledProcessError):
+        building.build(tmp_path, "90-real", "pip")

@@ -1,0 +1,64 @@
+"""Forecasts of CUDA's operators where there need be no GPU: fake tensors are on the device, and indices on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from integrations.checkpoint.dispatch.memory import is_plain, tensors_of
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+# What torch says where an operator wants to know of the GPU, of which nobody can tell.
+_NO_DRIVER = ("NVIDIA driver", "CUDA driver", "CUDA error", "not compiled with CUDA", "CUDA-capable device")
+
+
+def forecast_device(device: str | torch.device) -> torch.device:
+    """The device that a forecast is of.
+
+    Raises:
+        ValueError: it is none of which there are forecasts.
+    """
+    found = torch.device(device)
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu' or 'cuda', whose operators a forecast knows; got {str(device)!r}")
+    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+
+
+def needs_gpu(error: Exception) -> bool:
+    """Whether an error is that of an operator that finds no GPU, or that this torch has for a GPU alone."""
+    told = isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_DRIVER)
+    return told and not torch.cuda.is_available()
+
+
+class OnDevice:
+    """An operator that runs where its fake arguments are, and below fake tensors, where elements are, on the CPU.
+
+    Integers and truth values, which are real, stand for those of the device, and so are taken to be there; so are
+    fractions that were made of them, where others come together with them that are.
+    """
+
+    def __init__(self, function: OpOverload, mode: FakeTensorMode, device: torch.device) -> None:
+        self._function, self._mode, self._device = function, mode, device
+        self._schema, self.tags = function._schema, function.tags
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._get_dispatch_mode(_FAKE) is None:
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": torch.device("cpu")}
+            return self._function(*args, **kwargs)
+        given = [tensor for tensor in (*tensors_of(args), *tensors_of(kwargs.values())) if is_plain(tensor)]
+        places = {tensor.device for tensor in given if isinstance(tensor, FakeTensor)}
+        if not places or self._device in places:
+            args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
+        return self._function(*args, **kwargs)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        if tensor.device == self._device or not is_plain(tensor):
+            return tensor
+        with self._mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
