@@ -38,12 +38,14 @@ there</failure></testcase>
 
 
 def test_a_report_of_tests_by_file():
-    rows = list(tests.rows(REPORT, Done(1, "", 9.0)))
+    rows = list(tests.rows(REPORT, Done(1, "", 9.0), Place("cpu", True, Path())))
     assert rows == [
         Row("test_cuda_large", SKIPPED, "torch finds no GPU", 0.0, {"passed": 0, "failed": 0, "skipped": 1}, ["large"]),
         Row("test_cuda", FAILED, "", 2.0, {"passed": 1, "failed": 1, "skipped": 0}, ["bits"]),
         Row("test_cuda::test_masks", FAILED, "assert 1 == 2", claims=["bits"]),
     ]
+    large, *_ = tests.rows(REPORT, Done(1, "", 9.0), Place("cuda", False, Path()))
+    assert (large.outcome, large.reason) == (FAILED, "torch finds no GPU")  # it was there to be tested
 
 
 def test_summaries_of_the_sanitizer():

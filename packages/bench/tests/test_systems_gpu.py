@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import cli, process_memory, records
+from bench import cli, process_memory, records, step_clock
 from bench.deadline import Deadline
 from bench.layout import console
 from bench.machine import Machine
@@ -244,6 +244,21 @@ def test_figures_on_cuda(monkeypatch, cuda):
     assert torch.equal(weight.grad, torch.full((3,), 3.0))  # three steps, which add to what is there
     # Nothing waits while a step is issued.
     assert cuda[:6] == ["synchronize", "step"] * 3
+
+
+def test_the_time_of_a_step_has_python_s_part_on_cuda(monkeypatch, cuda):
+    """Behind a spin of the GPU, as operators are timed, a step that waits for Python looked as quick as one that does
+    not."""
+    now = [0.0]
+
+    def step(seconds):
+        cuda.append("step")
+        now[0] += seconds  # the host issues it, and nothing else takes time
+
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: now[0])
+    found = step_clock.steps_in_turn([lambda: step(1.0), lambda: step(3.0)], 2, CUDA)
+    assert found == [[1.0, 1.0], [3.0, 3.0]]
+    assert cuda == ["synchronize", "step", "step", "synchronize"] * 6  # the host runs ahead between two
 
 
 class Process:

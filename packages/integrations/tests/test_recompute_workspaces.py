@@ -1,5 +1,6 @@
 """What operators take on this machine: each call that differs is made on tensors that look like its own."""
 
+import contextlib
 import random
 
 import pytest
@@ -70,6 +71,29 @@ def test_a_repeated_call_makes_what_the_call_made(function, args):
         (one.shape, one.stride(), one.dtype) for one in mades
     ]
     assert again.new_bytes(made) == sum(one.untyped_storage().nbytes() for one in outs)
+
+
+def test_a_call_is_measured_on_the_device_of_its_tensors(monkeypatch):
+    """The counters of CUDA are those of the current device, which need not be the model's."""
+    current, asked = [], []
+
+    @contextlib.contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(Repeated, "device", torch.device("cuda", 1))
+    monkeypatch.setattr(workspaces, "_cost_on_cuda", lambda call: asked.append(current[-1]))
+    workspaces._on_cuda([noted(aten.exp.default, normal(4)).packed()])
+    assert asked == [torch.device("cuda", 1)]
+
+
+def test_where_a_call_runs():
+    assert Repeated(noted(aten.cat.default, [normal(2), normal(3)]).packed()).device == torch.device("cpu")
+    assert Repeated(noted(aten.ones.default, [2], device=torch.device("meta")).packed()).device == torch.device("meta")
 
 
 def test_what_is_in_place_makes_nothing_new():

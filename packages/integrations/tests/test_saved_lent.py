@@ -90,3 +90,15 @@ def test_the_gradient_is_that_of_tensors_restored_one_by_one(monkeypatch):
         model(normal(48, 64)).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_what_was_changed_in_place_is_not_lent(regions):
+    """As a backward of somebody's own may do with what it has unpacked."""
+    weight = nn.Parameter(normal(64, 64))
+    h = normal(48, 64) * weight[:48]
+    with integrations.compress(nn.Linear(64, 64), level="L1"):
+        one, two = F.linear(h, weight), F.linear(h, weight)
+    [expected] = torch.autograd.grad(one.sum(), weight, retain_graph=True)
+    [lending] = [region for region in regions if region.lent is not None]
+    lending.lent[2].zero_()
+    assert torch.equal(torch.autograd.grad(two.sum(), weight)[0], expected)

@@ -15,7 +15,7 @@ from bench.checkpoint.contenders import PLAIN, Forward, Way, ready
 from bench.checkpoint.results import StepTimes
 from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.errors import reason
-from bench.kernels.clock import in_turn
+from bench.step_clock import steps_in_turn
 from integrations.checkpoint import Plan
 
 
@@ -78,7 +78,7 @@ def measure(
         except Exception as error:  # whatever one way fails with, others are to be timed
             entry = replace(entry, failure=reason(error))
         found.append(entry)
-    times = iter(in_turn(actions, rounds, setup.device))
+    times = iter(steps_in_turn(actions, rounds, setup.device))
     plain_seconds = next(times)
     timed = [
         entry if entry.failure else replace(entry, seconds=next(times), plain_seconds=plain_seconds) for entry in found

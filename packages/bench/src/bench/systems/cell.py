@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from bench.errors import reason
 from bench.gradients import relative_error
-from bench.kernels.clock import in_turn
 from bench.memory import standing_peak_bytes
 from bench.process_memory import Counters, counters, release_cached
+from bench.step_clock import steps_in_turn
 from bench.systems.device import figures, profiled, with_workspaces
 from bench.systems.results import Cell
 from bench.systems.subject import Subject
@@ -109,7 +109,7 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
         cell = replace(cell, error=relative_error(gradient, exact))
     del exact, gradient
     if request.rounds:
-        plain_seconds, seconds = in_turn(steps, request.rounds, device)
+        plain_seconds, seconds = steps_in_turn(steps, request.rounds, device)
         cell = replace(cell, seconds=seconds, plain_seconds=plain_seconds)
     return cell if found is None else replace(cell, figures=profiled(found, whole, device))
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import integrations
 from bench.errors import BenchError, reason
-from bench.kernels.clock import in_turn
 from bench.memory import child_answer, saved_bytes, standing_peak_bytes, step_bytes
 from bench.process_memory import counters
+from bench.step_clock import steps_in_turn
 from bench.systems.subject import Subject
 from bench.systems.ways import PLAIN, DoesNotApply, Surroundings
 from bench.text import ways
@@ -87,7 +87,7 @@ def _time(cell: Cell, rounds: int, device: torch.device) -> Cell:
     steps = [partial(_step, *one) for one in (plain, found)]
     for _ in range(WARM_UP - 1):  # the clock has one of its own
         steps[1]()
-    plain_seconds, seconds = in_turn(steps, rounds, device)
+    plain_seconds, seconds = steps_in_turn(steps, rounds, device)
     return replace(cell, seconds=seconds, plain_seconds=plain_seconds)
 
 

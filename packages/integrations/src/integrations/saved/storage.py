@@ -55,7 +55,8 @@ class Region:
 
     Attributes:
         waiting: views of it that backward has not read.
-        lent: what was restored, of which stored form and on which stream, where it is the last.
+        lent: what was restored, of which stored form and on which stream, where it is the last; and its version, since
+            a backward that changes it in place has it for itself.
     """
 
     def __init__(self, tensor: Tensor, extent: Extent, last: _Last) -> None:
@@ -70,7 +71,7 @@ class Region:
         self.sign: Compressed | None = None
         self.kept: Kept | None = None
         self.waiting = 0
-        self.lent: tuple[Compressed, Any, Tensor] | None = None
+        self.lent: tuple[Compressed, Any, Tensor, int] | None = None
         self._last = last
         self._value_record: Record | None = None
         self._sign_record: Record | None = None
@@ -164,11 +165,11 @@ class Region:
         stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
         lent = self.lent
-        if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]):
+        if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]) or lent[2]._version != lent[3]:
             lent = self.lent = None
             self._last.becomes(None)  # before there is another tensor
             elements = stored.codec.decompress(stored)
-            lent = (stored, _stream_of(elements), elements)
+            lent = (stored, _stream_of(elements), elements, elements._version)
         self.lent = lent if self.waiting > 0 else None
         self._last.becomes(self if self.waiting > 0 else None)
         return lent[2]

@@ -66,7 +66,7 @@ class Compiled:
             _, run = without_dynamo(_frames_of)(self)
             without_dynamo(_warn_of_breaks)(self)
             return run(forward, args, kwargs)
-        if not self.is_training() or torch.compiler.is_exporting():
+        if not self.is_training() or _is_exporting():
             return forward(*args, **kwargs)
         _quieten()
 
@@ -115,6 +115,12 @@ def _contexts(plan: Plan) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     from integrations.checkpoint.compiled.tagging import Tagging
 
     return Tagging(plan), Tagging(plan)
+
+
+@torch.compiler.assume_constant_result
+def _is_exporting() -> bool:
+    """Asked in Python: up to torch 2.11 dynamo takes it for true in all that it traces."""
+    return torch.compiler.is_exporting()
 
 
 @torch.compiler.assume_constant_result

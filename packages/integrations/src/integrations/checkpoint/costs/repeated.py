@@ -52,6 +52,13 @@ class Repeated:
         with torch.set_grad_enabled(self._grad), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
             return self._function(*self._args, **self._kwargs)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it runs: the device of its first tensor, or the one that it is asked for."""
+        for storage in _storages((self._args, self._kwargs.values())):
+            return storage.device
+        return torch.device(self._kwargs.get("device") or "cpu")
+
     def new_bytes(self, out: Any) -> int:
         """Bytes of the results' storages that are not the arguments'."""
         given = {storage._cdata for storage in _storages((self._args, self._kwargs.values()))}

@@ -83,7 +83,9 @@ def _on_cuda(calls: Sequence[bytes]) -> Mapping[int, Cost]:
     with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
         for place, packed in enumerate(calls):
             try:
-                found[place] = _cost_on_cuda(Repeated(packed))
+                call = Repeated(packed)
+                with torch.cuda.device(call.device):  # whose counters and clock are asked
+                    found[place] = _cost_on_cuda(call)
             except Exception:  # as modelled: it cannot be called with what was made up for it
                 continue
     return found
