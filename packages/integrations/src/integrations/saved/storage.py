@@ -314,7 +314,8 @@ class Storages:
 
 def _stream_of(tensor: Tensor) -> Any:
     """The stream that a tensor would be used on: one that was restored on another may not be there yet."""
-    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+    real = tensor.is_cuda and torch.cuda.is_initialized()  # a fake one needs no GPU
+    return torch.cuda.current_stream(tensor.device) if real else None
 
 
 def _lazy(tensor: Tensor) -> tuple[bool, bool]:
