@@ -14,8 +14,9 @@ def accelerator(monkeypatch):
     """What the machine has."""
 
     def has(kind):
-        monkeypatch.setattr(measured, "_device", lambda: torch.device(kind))
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+        monkeypatch.setattr(measured, "_own", lambda: kind)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
 
     return has
 
@@ -37,6 +38,11 @@ def test_a_gpu_is_named_until_it_was_measured(accelerator, monkeypatch):
     assert "device cuda (a GPU): no figure" in measured.unmeasured()
     monkeypatch.setattr(measured, "MEASURED", ("cpu", "cuda"))
     assert measured.unmeasured() == ""
+
+
+def test_a_device_that_a_report_is_of_need_not_be_there(accelerator):
+    accelerator("cpu")
+    assert measured.unmeasured("cuda").startswith("device cuda: no figure")
 
 
 def test_the_command_prints_it_last(accelerator, capsys):

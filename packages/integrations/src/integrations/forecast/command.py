@@ -108,6 +108,8 @@ def run(options: argparse.Namespace) -> None:
         )
     report = dataclasses.replace(report, model=subject.name)
     _print(report, None if options.all else options.depth)
+    if line := unmeasured():
+        print(line)
     if options.json:
         options.json.write_text(report.to_json(), encoding="utf-8")
     if options.plot:
@@ -132,8 +134,6 @@ def _print(report: Report, depth: int | None) -> None:
         console = Console(width=_WIDTH)
     console.print(f"[bold]{report.model}[/bold]", highlight=False)
     console.print(report.table(depth))
-    if line := unmeasured():
-        console.print(line, highlight=False)
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""On which kinds of devices this project has measured anything, and what is said on another."""
+"""On which kinds of devices this project has measured anything, and what is said of another."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ MEASURED = ("cpu",)
 """Kinds of devices of which results are recorded in packages/bench/results; a test of bench compares them."""
 
 
-def unmeasured() -> str:
-    """What is to be said of the device that this machine trains on; empty where figures of its kind are recorded."""
-    device = _device()
-    if device.type in MEASURED:
+def unmeasured(kind: str = "cpu") -> str:
+    """What is to be said of a device; empty where figures of its kind are recorded.
+
+    Args:
+        kind: that a report is of, such as ``"cuda"``; of the CPU: the kind that this machine trains on.
+    """
+    if kind == "cpu":
+        kind = _own()
+    if kind in MEASURED:
         return ""
-    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    name = f" ({torch.cuda.get_device_name()})" if kind == "cuda" and torch.cuda.is_available() else ""
     return (
-        f"device {device.type}{name}: no figure of this project has been measured on this kind of device; "
+        f"device {kind}{name}: no figure of this project has been measured on this kind of device; "
         "docs/benchmarks/gpu.md says what would be"
     )
 
 
-def _device() -> torch.device:
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+def _own() -> str:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type
