@@ -34,10 +34,10 @@ def notes_of_figures(results: SystemResults) -> Iterator[str]:
         "allocator has taken of the device. pinned: host memory. cuBLAS: its workspaces, allocated to stay."
     )
     yield (
-        "time: medians; step: on CUDA of two in a row, until the device is done. issued: until the host had issued the step, CPU: of all "
-        "threads of the process meanwhile; where the device's queue is full, the host waits in both. busy: in which a "
-        "kernel ran: what step has beyond it, the device has waited for the host. copies: between host and device; "
-        "hidden: the part of them in which a kernel ran."
+        "time: medians; step: on CUDA of two in a row, until the device is done. issued: until the host had issued the "
+        "step, CPU: of all threads of the process meanwhile; where the device's queue is full, the host waits in both. "
+        "busy: in which a kernel ran: what step has beyond it, the device has waited for the host. copies: between "
+        "host and device; hidden: the part of them in which a kernel ran."
     )
     if results.device != "cuda":
         yield "Launches, busy, copies, and peaks of the allocator are counted on CUDA alone; this was no GPU."
