@@ -29,10 +29,9 @@ def forecast_device(device: str | torch.device) -> torch.device:
     return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
 
 
-def needs_gpu(error: Exception) -> bool:
-    """Whether an error is that of an operator that finds no GPU, or that this torch has for a GPU alone."""
-    told = isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_DRIVER)
-    return told and not torch.cuda.is_available()
+def needs_gpu(error: RuntimeError) -> bool:
+    """Whether an error is that of an operator that finds no GPU."""
+    return not torch.cuda.is_available() and any(words in str(error) for words in _NO_DRIVER)
 
 
 class OnDevice:
