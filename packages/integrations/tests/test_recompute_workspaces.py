@@ -129,7 +129,7 @@ def test_scratch_and_seconds_of_a_cpu(on_cpu):
         pytest.skip("not measured: the system does not tell what is resident")
     # What else comes and goes in the process, and pages that each CPU counts by itself, 32 of 4 KiB at a time.
     besides = 256 * 1024
-    assert abs(median.scratch - 4 * (1 << 20)) <= besides
+    assert abs(median.scratch + 4 - 4 * (1 << 20)) <= besides  # its result, of 4 bytes, is no scratch
     assert max(product.scratch, small.scratch) <= besides
     assert median.seconds > small.seconds > 0
 

@@ -334,7 +334,8 @@ def test_what_a_checkpoint_saves_is_its_own():
 
     model = nn.Sequential(nn.Linear(32, 32), Net(fewbit.GELU(), qmodules.QLinear(32, 32)))
     report = report_of(model, TOKENS)
-    assert [row.operator for row in free(report)] == ["checkpoint"]
+    # Before torch 2.13 a checkpoint saves a tensor without elements, too.
+    assert [row.operator for row in free(report) if row.original_bytes] == ["checkpoint"]
 
 
 def test_a_row_holds_no_tensor():

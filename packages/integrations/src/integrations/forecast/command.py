@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
         )
     report = dataclasses.replace(report, model=subject.name)
     _print(report, None if options.all else options.depth)
-    if line := unmeasured():
+    if line := unmeasured(options.device):
         print(line)
     if options.json:
         options.json.write_text(report.to_json(), encoding="utf-8")

@@ -46,10 +46,10 @@ class Slot(Place):
     def build(self, built: Built) -> Any:
         if self.tensor is not None:
             return self.tensor
-        if self._saver is not None:
-            return self._saver.grad_fn.saved_tensors[0]  # type: ignore[union-attr]
-        assert self._packed is not None
-        return unpack(self._packed)
+        if self._packed is not None:
+            return unpack(self._packed)
+        assert self._saver is not None
+        return self._saver.grad_fn.saved_tensors[0]  # type: ignore[union-attr]
 
 
 class _Save(torch.autograd.Function):

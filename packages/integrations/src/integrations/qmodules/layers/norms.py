@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from integrations.autocast import in_float32
@@ -28,6 +29,7 @@ class AnyBatchNorm(QLayer):
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
+    num_features: int
     momentum: float | None
     eps: float
     track_running_stats: bool
@@ -54,6 +56,9 @@ class AnyBatchNorm(QLayer):
     def _normalize(
         self, x: Tensor, statistics: tuple[Tensor | None, Tensor | None], momentum: float, saving: Saving
     ) -> Tensor:
+        if torch.compiler.is_compiling():
+            # Torch 2.10 and 2.11 do not compile a Function in which a symbol turns out to be a number.
+            x = x.view(x.shape[0], self.num_features, *x.shape[2:])
         output: Tensor = BatchNorm.apply(x, self.weight, self.bias, *statistics, momentum, self.eps, saving)
         return output
 
