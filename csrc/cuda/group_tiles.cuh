@@ -16,7 +16,7 @@ struct GroupTiles {
   int rows;          // of a group, at most 32
   int groups;        // of a tile
   int elements;      // of a tile
-  uint32_t inverse;  // of `rows`, in 1024ths, rounded up
+  uint32_t inverse;  // 1024 / rows, rounded up
 
   // Longer groups are taken for those of 32 rows.
   __host__ __device__ explicit GroupTiles(int64_t group_size)
