@@ -46,7 +46,7 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
-    from integrations.saved.storage import Region
+    from integrations.saved.regions import Region
 
     made = []
     compress = Region._compress

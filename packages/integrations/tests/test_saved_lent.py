@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations.saved import storage
+from integrations.saved import regions as saved_regions
 
 from .nets import normal
 
@@ -33,8 +33,8 @@ class Restored(TorchDispatchMode):
 @pytest.fixture
 def regions(monkeypatch):
     made = weakref.WeakSet()
-    begin = storage.Region.__init__
-    monkeypatch.setattr(storage.Region, "__init__", lambda self, *given: (begin(self, *given), made.add(self))[0])
+    begin = saved_regions.Region.__init__
+    monkeypatch.setattr(saved_regions.Region, "__init__", lambda self, *given: (begin(self, *given), made.add(self))[0])
     return made
 
 
@@ -85,7 +85,7 @@ def test_the_gradient_is_that_of_tensors_restored_one_by_one(monkeypatch):
     gradients = []
     for lends in (True, False):
         if not lends:
-            monkeypatch.setattr(storage, "_stream_of", lambda tensor: object())
+            monkeypatch.setattr(saved_regions, "_stream_of", lambda tensor: object())
         model = integrations.compress_model(Projections(), "L1")
         model(normal(48, 64)).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

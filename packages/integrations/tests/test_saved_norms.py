@@ -13,7 +13,8 @@ from integrations.adaptive.copies import Stored
 from integrations.saved.norms import CHANNELS, FEW, Standardized
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
-from integrations.saved.storage import Storages, View
+from integrations.saved.regions import View
+from integrations.saved.storage import Storages
 
 from .nets import EIGHT_BITS, Net, assert_same, gradients, normal, plain_and_compressed, relative_error, rows
 from .qnets import q_layer, step

@@ -12,7 +12,7 @@ from integrations.adaptive.identity import Identity
 from integrations.adaptive.rounding import rounding_deviations, rounding_energies, rounding_noise
 from integrations.saved.forms import Clamped, Packed
 from integrations.saved.norms import Standardized
-from integrations.saved.storage import Region, View
+from integrations.saved.regions import Region, View
 
 Copy: TypeAlias = Region | Clamped
 """A stretch of a storage, which several saved tensors may share, or a form of one operator's own."""

@@ -40,7 +40,7 @@ from integrations.adaptive.identity import Identity
 from integrations.adaptive.measurement import Measurement, Sensitivity
 from integrations.adaptive.rounding import WIDTHS
 from integrations.saved.forms import Packed
-from integrations.saved.storage import fineness
+from integrations.saved.regions import fineness
 from integrations.saved.watch import watched_unpacks
 
 Gradients = tuple[Tensor | None, ...]

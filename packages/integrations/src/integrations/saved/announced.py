@@ -16,7 +16,7 @@ from actcore.stored import Absent, Stored
 from integrations.saved.norms import OfChannels
 from integrations.saved.policy import UNKNOWN
 from integrations.saved.records import Record, kept_by
-from integrations.saved.storage import codec_name, inner
+from integrations.saved.regions import codec_name, inner
 from integrations.saved.tensors import StorageSet, storage_of
 
 if TYPE_CHECKING:

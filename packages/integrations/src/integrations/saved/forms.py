@@ -14,8 +14,8 @@ from torch import Tensor
 from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, compress
 from integrations.plain import has_elements
 from integrations.saved.arguments import Arguments, two_valued
+from integrations.saved.regions import Exact, View, codec_name
 from integrations.saved.rules import Need
-from integrations.saved.storage import Exact, View, codec_name
 
 
 class Form(Protocol):

@@ -13,7 +13,7 @@ from actcore import Kept
 from integrations.saved.forms import Packed
 from integrations.saved.history import node_of
 from integrations.saved.rebuild import Built, Place, build
-from integrations.saved.storage import Exact
+from integrations.saved.regions import Exact
 from integrations.saved.tensors import StorageSet, storages_of
 from integrations.saved.watch import unpack
 

@@ -26,7 +26,8 @@ from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
 from integrations.saved.recipes import Extent, Place, Recipes
 from integrations.saved.records import RECOMPUTED, Record, kept_by
-from integrations.saved.storage import Storages, inner
+from integrations.saved.regions import inner
+from integrations.saved.storage import Storages
 from integrations.saved.storing import StoredLater, Storing
 from integrations.saved.tensors import storage_of, storages_of
 from integrations.saved.watch import Observer

@@ -18,7 +18,8 @@ from integrations.saved.forms import Form, Packed, form_of, window_indices
 from integrations.saved.policy import Decision
 from integrations.saved.recipes import Extent
 from integrations.saved.records import RECOMPUTED, Record
-from integrations.saved.storage import Storages, Stream
+from integrations.saved.regions import Stream
+from integrations.saved.storage import Storages
 
 _STORAGES = "storages"
 

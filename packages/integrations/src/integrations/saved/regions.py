@@ -1,0 +1,260 @@
+"""A stretch of a storage that was saved, and what autograd holds in its place.
+
+A ``Region`` holds what its users need and no more: a sign mask, a quantised value, or the memory itself. When a later
+user needs more bits, the value is replaced, and all views share the better one; when one needs the tensor exactly, the
+memory stays and everything else is dropped. Under ``Offload`` the stored form is on the host, an exact one included,
+and serves the same users.
+
+A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared. What was restored
+last is lent to the next view that asks for the same, as those of query, key and value do, as long as there is one to
+come and no other region is restored: one tensor more than autograd itself holds, at most.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, Positive, Raw
+from integrations.saved.norms import Standardized
+from integrations.saved.recipes import Extent
+from integrations.saved.records import Record
+
+Stream = int | Tensor
+"""Of a tensor's noise: as Python counts, or on the device."""
+
+
+class LastRestored:
+    """The region that was restored last, among those of one ``Storages``, while views of it are still to come."""
+
+    __slots__ = ("region",)
+
+    def __init__(self) -> None:
+        self.region: weakref.ref[Region] | None = None
+
+    def becomes(self, region: Region | None) -> None:
+        """Lets what another region lends go."""
+        last = None if self.region is None else self.region()
+        if last is not None and last is not region:
+            last.lent = None
+        self.region = None if region is None else weakref.ref(region)
+
+
+class Region:
+    """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them.
+
+    Attributes:
+        waiting: views of it that backward has not read.
+        lent: what was restored, of which stored form and on which stream, where it is the last; and its version, since
+            a backward that changes it in place has it for itself.
+    """
+
+    def __init__(self, tensor: Tensor, extent: Extent, last: LastRestored) -> None:
+        self.start = tensor.storage_offset()
+        self.numel = extent.numel
+        self.dtype = tensor.dtype
+        self.version = tensor._version
+        self.lazy = lazy_of(tensor)
+        self.dense = extent.dense
+        self.layout = Layout((self.numel,), (1,)) if self.dense else extent.layout
+        self.value: Compressed | None = None
+        self.sign: Compressed | None = None
+        self.kept: Kept | None = None
+        self.waiting = 0
+        self.lent: tuple[Compressed, Any, Tensor, int] | None = None
+        self._last = last
+        self._value_record: Record | None = None
+        self._sign_record: Record | None = None
+
+    def covers(self, tensor: Tensor, layout: Layout) -> bool:
+        """Whether the tensor, of the same storage, can be rebuilt from this region."""
+        if not self.shares_elements(tensor):
+            return False
+        if layout == self.layout and tensor.storage_offset() == self.start:
+            return True
+        if not self.dense:
+            return False
+        offset = tensor.storage_offset()
+        last = offset + sum((size - 1) * step for size, step in zip(layout.shape, layout.strides, strict=True))
+        return bool(self.start <= offset and last < self.start + self.numel)
+
+    def shares_elements(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the same storage means by its elements what this region does: not so for another
+        version, a view as another dtype, or one that is lazily negated or conjugated where this is not."""
+        return tensor.dtype == self.dtype and tensor._version == self.version and lazy_of(tensor) == self.lazy
+
+    def source(self, tensor: Tensor) -> Tensor:
+        """This region's elements, through any tensor of its storage."""
+        return tensor.detach().as_strided(self.layout.shape, self.layout.strides, self.start)
+
+    # ---- what the users need ----
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keeps the memory itself and drops what is stored besides."""
+        self.kept = Kept.of(self.source(tensor))
+        for record in (self._value_record, self._sign_record):
+            if record is not None:
+                record.stored_bytes, record.host = 0, False
+                record.codec = "kept"
+                record.why = "its storage is kept exactly for another operator"
+        self.value = self.sign = None
+
+    def store(
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: Stream
+    ) -> None:
+        """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
+        # A dense tensor of as many elements is all of the region, whatever its shape, and stored in the same order.
+        whole = extent.dense and extent.numel == self.numel
+        if self.kept is not None:
+            record.codec, record.why = "kept", "its storage is kept exactly for another operator"
+        elif sign and not self._exact:
+            if self.sign is None:
+                self.sign = self._compress(tensor, whole, codec, record, seed, stream)
+                self._sign_record = record
+            else:
+                record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
+        elif self.value is None or fineness(codec) > fineness(self.value.codec):
+            if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
+                codec = Offload(codec)  # what was on the host stays there
+            self.value = self._compress(tensor, whole, codec, record, seed, stream)
+            _share(self._value_record, record)
+            self._value_record = record
+            if self._exact and self.sign is not None:
+                _share(self._sign_record, record)
+                self.sign = self._sign_record = None
+        else:
+            record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
+
+    def _compress(
+        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: Stream
+    ) -> Compressed:
+        if isinstance(codec, Raw):
+            compressed = codec.compress(self.source(tensor).clone())
+            record.codec, record.why = codec_name(codec), f"{record.why}; a copy, since its storage is larger"
+        else:
+            compressed = codec.compress(tensor if whole else self.source(tensor), seed=seed, stream=stream)
+            record.codec = codec_name(compressed.codec)
+        record.stored_bytes = compressed.nbytes
+        record.host = isinstance(compressed.codec, Offload)
+        return compressed
+
+    @property
+    def _exact(self) -> bool:
+        """Whether the value stored is the tensor's own, from which signs can be read, too."""
+        return self.value is not None and isinstance(inner(self.value.codec), Raw)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored besides the memory itself."""
+        return sum(stored.nbytes for stored in (self.value, self.sign) if stored is not None)
+
+    def elements(self, sign: bool) -> Tensor:
+        """The region's elements, as good as they are stored."""
+        if self.kept is not None:
+            return self.kept.unpack()
+        stored = self.sign if sign and self.sign is not None else self.value
+        assert stored is not None
+        lent = self.lent
+        if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]) or lent[2]._version != lent[3]:
+            lent = self.lent = None
+            self._last.becomes(None)  # before there is another tensor
+            elements = stored.codec.decompress(stored)
+            lent = (stored, _stream_of(elements), elements, elements._version)
+        self.lent = lent if self.waiting > 0 else None
+        self._last.becomes(self if self.waiting > 0 else None)
+        return lent[2]
+
+
+@dataclass(slots=True, eq=False)
+class Exact:
+    """What autograd holds in place of a tensor that is kept; the region tells later users of its storage."""
+
+    kept: Kept
+    region: Region | None = None
+
+    def unpack(self) -> Tensor:
+        return self.kept.unpack()
+
+
+@dataclass(slots=True, eq=False)
+class View:
+    """What autograd holds in place of a tensor that is stored: a view of a region."""
+
+    region: Region
+    layout: Layout
+    offset: int
+    sign: bool
+    waits: bool = True
+
+    def __post_init__(self) -> None:
+        self.region.waiting += 1
+
+    def unpack(self) -> Tensor:
+        if self.waits:
+            self.waits = False
+            self.region.waiting -= 1
+        return self.view_of(self.region.elements(self.sign))
+
+    def view_of(self, elements: Tensor) -> Tensor:
+        """The tensor, of the region's elements."""
+        region, layout = self.region, self.layout
+        same = elements.stride() == layout.strides and elements.shape == layout.shape and self.offset == region.start
+        if same or not region.dense:
+            return elements
+        offset = elements.storage_offset() + self.offset - region.start
+        return elements.as_strided(layout.shape, layout.strides, offset)
+
+
+def _stream_of(tensor: Tensor) -> Any:
+    """The stream that a tensor would be used on: one that was restored on another may not be there yet."""
+    real = tensor.is_cuda and torch.cuda.is_initialized()  # a fake one needs no GPU
+    return torch.cuda.current_stream(tensor.device) if real else None
+
+
+def lazy_of(tensor: Tensor) -> tuple[bool, bool]:
+    """What torch does to the elements when they are read."""
+    return tensor.is_neg(), tensor.is_conj()
+
+
+def inner(codec: Codec) -> Codec:
+    """What makes the stored form, wherever that is kept."""
+    return codec.inner if isinstance(codec, Offload) else codec
+
+
+def is_sign(codec: Codec) -> bool:
+    """Whether only signs are stored."""
+    return isinstance(inner(codec), Positive)
+
+
+def _share(earlier: Record | None, record: Record) -> None:
+    """Says of an earlier record that ``record`` counts what serves it now."""
+    if earlier is not None:
+        earlier.stored_bytes = 0
+        earlier.codec, earlier.why = record.codec, "shares a copy with more bits"
+
+
+def codec_name(codec: Codec) -> str:
+    """How a record calls a codec."""
+    return _name(cast(Hashable, codec))
+
+
+@lru_cache(maxsize=1024)
+def _name(codec: Hashable) -> str:
+    if isinstance(codec, Offload):
+        return f"{codec_name(codec.inner)}, on the host"
+    return "copied" if isinstance(codec, Raw) else str(codec)
+
+
+def fineness(codec: Codec) -> tuple[int, bool, int]:
+    """How much a stored value keeps: bits an element, then whether these are of it as it is normalised, then how few
+    share bounds; what is exact keeps most."""
+    codec = inner(codec)
+    if not isinstance(codec, GroupAffine):
+        return (64, False, 0)
+    return (codec.bits, isinstance(codec, Standardized), -codec.group_size)
