@@ -14,8 +14,8 @@ class Linear(torch.autograd.Function):
     """``x @ w``; saves x under ``codec`` and w as it is."""
 
     @staticmethod
-    def forward(ctx, x, w, codec=FOUR_BITS, stream=None):
-        actcore.save_for_backward(ctx, (x, codec), (None, None), (w, None), seed=5, stream=stream)
+    def forward(ctx, x, w, codec=None, stream=None):  # None: torch.compile of torch 2.10 takes no object for a default
+        actcore.save_for_backward(ctx, (x, codec or FOUR_BITS), (None, None), (w, None), seed=5, stream=stream)
         return x @ w
 
     @staticmethod
