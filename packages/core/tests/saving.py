@@ -14,7 +14,9 @@ class Linear(torch.autograd.Function):
     """``x @ w``; saves x under ``codec`` and w as it is."""
 
     @staticmethod
-    def forward(ctx, x, w, codec=FOUR_BITS, stream=None):
+    def forward(ctx, x, w, codec="four bits", stream=None):
+        # torch.compile of torch 2.10 takes no object for a default.
+        codec = FOUR_BITS if codec == "four bits" else codec
         actcore.save_for_backward(ctx, (x, codec), (None, None), (w, None), seed=5, stream=stream)
         return x @ w
 

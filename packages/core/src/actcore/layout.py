@@ -34,56 +34,85 @@ class Layout(NamedTuple):
     @property
     def distinct_shape(self) -> tuple[int, ...]:
         """The shape with expanded dimensions reduced to 1: one entry per element that is stored."""
-        return tuple(1 if step == 0 and size > 0 else size for size, step in zip(self.shape, self.strides, strict=True))
+        return distinct_shape(self)
 
     @property
     def stored_numel(self) -> int:
         """Elements that are stored: every one once, expanded ones not repeated."""
-        return math.prod(self.distinct_shape if 0 in self.strides else self.shape)
+        return stored_numel(self)
 
     @property
     def contiguous(self) -> bool:
         """Whether the elements lie end to end in the order of the indices. Most tensors do, so this is asked first."""
-        end = 1
-        for size, step in zip(self.shape[::-1], self.strides[::-1], strict=True):
-            if size != 1:
-                if step != end or size == 0:
-                    return False
-                end *= size
-        return True
+        return is_contiguous(self)
 
     @property
     def dense(self) -> bool:
         """Whether the distinct elements fill one stretch of memory without gaps or overlaps."""
-        return self.contiguous or _gap_or_overlap(self.distinct_shape, self.strides) == 0
+        return is_dense(self)
 
     @property
     def spaced(self) -> bool:
         """Whether the tensor comes back with the gaps between its elements, in memory that has room for them."""
-        if _gap_or_overlap(self.distinct_shape, self.strides) <= 0:
-            return False
-        span = 1 + sum((size - 1) * step for size, step in zip(self.distinct_shape, self.strides, strict=True))
-        return bool(span <= max(_ROOM, _WIDEST * self.stored_numel))
+        return _is_spaced(self)
 
     def flatten(self, tensor: Tensor) -> Tensor:
         """The elements to store, flat: a view where the tensor is dense, a copy otherwise."""
         if tensor.is_contiguous():
             return tensor if tensor.dim() == 1 else tensor.reshape(-1)
-        if self.dense:
-            return tensor.as_strided((self.stored_numel,), (1,))
-        distinct = tensor.as_strided(self.distinct_shape, self.strides)
+        if is_dense(self):
+            return tensor.as_strided((stored_numel(self),), (1,))
+        distinct = tensor.as_strided(distinct_shape(self), self.strides)
         return distinct.contiguous().view(-1)
 
     def restore(self, flat: Tensor) -> Tensor:
         """A tensor of this shape and these strides from the stored elements. The inverse of ``flatten``."""
         if self.strides == (1,):
             return flat
-        if self.dense:
+        if is_dense(self):
             return flat.as_strided(self.shape, self.strides)
-        distinct = flat.view(self.distinct_shape)
-        if self.spaced:
-            distinct = flat.new_empty_strided(self.distinct_shape, self.strides).copy_(distinct)
+        distinct = flat.view(distinct_shape(self))
+        if _is_spaced(self):
+            distinct = flat.new_empty_strided(distinct_shape(self), self.strides).copy_(distinct)
         return distinct.expand(self.shape)
+
+
+# What the properties say, for code that torch.compile traces: torch 2.10 traces functions of a NamedTuple that holds
+# symbols, and none of its properties.
+
+
+def distinct_shape(layout: Layout) -> tuple[int, ...]:
+    """``Layout.distinct_shape``."""
+    return tuple(1 if step == 0 and size > 0 else size for size, step in zip(layout.shape, layout.strides, strict=True))
+
+
+def stored_numel(layout: Layout) -> int:
+    """``Layout.stored_numel``."""
+    return math.prod(distinct_shape(layout) if 0 in layout.strides else layout.shape)
+
+
+def is_contiguous(layout: Layout) -> bool:
+    """``Layout.contiguous``."""
+    end = 1
+    for size, step in zip(layout.shape[::-1], layout.strides[::-1], strict=True):
+        if size != 1:
+            if step != end or size == 0:
+                return False
+            end *= size
+    return True
+
+
+def is_dense(layout: Layout) -> bool:
+    """``Layout.dense``."""
+    return is_contiguous(layout) or _gap_or_overlap(distinct_shape(layout), layout.strides) == 0
+
+
+def _is_spaced(layout: Layout) -> bool:
+    shape, strides = distinct_shape(layout), layout.strides
+    if _gap_or_overlap(shape, strides) <= 0:
+        return False
+    span = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    return bool(span <= max(_ROOM, _WIDEST * stored_numel(layout)))
 
 
 def _gap_or_overlap(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actcore.codec import made, require_dtype, require_form, require_payload, require_strided, stored_elements, trusted
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS, INTEGERS
-from actcore.layout import Layout
+from actcore.layout import Layout, stored_numel
 from actcore.ops import Key, below_autograd, packed_bytes
 
 _POSITIVE = torch.ops.actcore.positive_mask.default
@@ -126,11 +126,11 @@ def _first_inexact(values: tuple[float, float], dtype: torch.dtype) -> float | N
 
 
 def _require_mask(compressed: Compressed) -> None:
-    require_payload(compressed, (torch.uint8, packed_bytes(compressed.layout.stored_numel, 1)))
+    require_payload(compressed, (torch.uint8, packed_bytes(stored_numel(compressed.layout), 1)))
 
 
 def _spread(compressed: Compressed, low: float, high: float) -> Tensor:
     layout = compressed.layout
-    numel = layout.stored_numel
+    numel = stored_numel(layout)
     flat = below_autograd(_DECOMPRESS, compressed.payload[0], numel, compressed.dtype, low, high)
     return layout.restore(flat)

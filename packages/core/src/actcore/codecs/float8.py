@@ -13,7 +13,7 @@ from actcore.codecs.group_affine import Rounding, require_float, require_groupin
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS
-from actcore.layout import Layout
+from actcore.layout import Layout, stored_numel
 from actcore.ops import Key, below_autograd, group_count, overload
 
 Format = Literal["e4m3", "e5m2"]
@@ -69,7 +69,7 @@ class Float8:
         key = noise_key(tensor, seed, stream)
         tensor = without_history(tensor)
         layout = Layout.of(tensor)
-        numel = layout.stored_numel
+        numel = stored_numel(layout)
         if self.stored_bytes(numel, tensor.dtype) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
         operator = overload(torch.ops.actcore.float8_compress, key)
@@ -81,7 +81,7 @@ class Float8:
         """The tensor, with the codec's rounding error."""
         require_form(self, compressed, FLOATS)
         layout, dtype = compressed.layout, compressed.dtype
-        numel = layout.stored_numel
+        numel = stored_numel(layout)
         require_payload(compressed, (torch.uint8, numel), (dtype, group_count(numel, self.group_size)))
         operator = torch.ops.actcore.float8_decompress.default
         flat = below_autograd(operator, *compressed.payload, _DTYPES[self.format], self.group_size)

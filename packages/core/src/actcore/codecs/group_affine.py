@@ -23,7 +23,7 @@ from actcore.codec import (
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS
-from actcore.layout import Layout
+from actcore.layout import Layout, stored_numel
 from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 Rounding = Literal["stochastic", "nearest"]
@@ -114,12 +114,12 @@ class GroupAffine:
         if not trusted(self, compressed):
             self._require_sound(compressed)
         layout, (codes, bounds) = compressed.layout, compressed.payload
-        flat = below_autograd(_DECOMPRESS, codes, bounds, layout.stored_numel, self.bits, self.group_size)
+        flat = below_autograd(_DECOMPRESS, codes, bounds, stored_numel(layout), self.bits, self.group_size)
         return layout.restore(flat)
 
     def _require_sound(self, compressed: Compressed) -> None:
         require_form(self, compressed, FLOATS)
-        numel = compressed.layout.stored_numel
+        numel = stored_numel(compressed.layout)
         require_payload(
             compressed,
             (torch.uint8, packed_bytes(numel, self.bits)),

@@ -19,7 +19,7 @@ from actcore.codecs.group_affine import Rounding, require_bits, require_float, r
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS
-from actcore.layout import Layout
+from actcore.layout import Layout, distinct_shape, is_dense, stored_numel
 from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 
@@ -73,7 +73,7 @@ class GroupAffineRows:
         key = noise_key(tensor, seed, stream)
         tensor = without_history(tensor)
         layout = Layout.of(tensor)
-        numel = layout.stored_numel
+        numel = stored_numel(layout)
         bits = self._widths(layout)
         if _stored_bytes(bits, numel, self.group_size, tensor.dtype) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(tensor).clone()))
@@ -94,7 +94,7 @@ class GroupAffineRows:
         layout, dtype = compressed.layout, compressed.dtype
         if not layout.shape or layout.shape[0] != len(self.bits):
             raise ValueError(f"layout must have {len(self.bits)} rows, one for each of bits, got {layout!r}; {DAMAGED}")
-        numel = layout.stored_numel
+        numel = stored_numel(layout)
         bits = self._widths(layout)
         groups = _groups(bits, numel, self.group_size)
         require_payload(compressed, (torch.uint8, _code_bytes(bits, numel)), (dtype, 2 * groups))
@@ -107,7 +107,7 @@ class GroupAffineRows:
 
     def _widths(self, layout: Layout) -> tuple[int, ...]:
         """Those of the rows that are stored."""
-        return self.bits if layout.distinct_shape[0] == len(self.bits) else (max(self.bits),)
+        return self.bits if distinct_shape(layout)[0] == len(self.bits) else (max(self.bits),)
 
 
 def _row_size(bits: tuple[int, ...], numel: int) -> int:
@@ -132,20 +132,20 @@ def _on_device(bits: tuple[int, ...], device: torch.device) -> Tensor:
 
 def _rows_outermost(layout: Layout) -> bool:
     """Whether the rows of a dense tensor lie in memory one after another."""
-    rows = layout.distinct_shape[0]
-    return layout.dense and (rows <= 1 or layout.strides[0] * rows == layout.stored_numel)
+    rows = distinct_shape(layout)[0]
+    return is_dense(layout) and (rows <= 1 or layout.strides[0] * rows == stored_numel(layout))
 
 
 def _flatten(layout: Layout, tensor: Tensor) -> Tensor:
     """The elements to store, row by row: a view where they lie so, a copy otherwise."""
-    if not layout.dense or _rows_outermost(layout):
+    if not is_dense(layout) or _rows_outermost(layout):
         return layout.flatten(tensor)
-    return tensor.as_strided(layout.distinct_shape, layout.strides).contiguous().view(-1)
+    return tensor.as_strided(distinct_shape(layout), layout.strides).contiguous().view(-1)
 
 
 def _restore(layout: Layout, flat: Tensor) -> Tensor:
     """The inverse of ``_flatten``, with the shape and strides of the layout."""
-    if not layout.dense or _rows_outermost(layout):
+    if not is_dense(layout) or _rows_outermost(layout):
         return layout.restore(flat)
-    spaced = flat.new_empty_strided(layout.distinct_shape, layout.strides)
-    return spaced.copy_(flat.view(layout.distinct_shape)).expand(layout.shape)
+    spaced = flat.new_empty_strided(distinct_shape(layout), layout.strides)
+    return spaced.copy_(flat.view(distinct_shape(layout))).expand(layout.shape)

@@ -12,7 +12,7 @@ from actcore.codecs.bit_mask import require_fit
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import INTEGERS
-from actcore.layout import Layout
+from actcore.layout import Layout, stored_numel
 from actcore.ops import Key, below_autograd, packed_bytes
 
 _INT64 = torch.iinfo(torch.int64)
@@ -66,7 +66,8 @@ class Narrow:
         # torch.compile traces no dataclass's repr, and up to torch 2.11 no text of an int that it has for a symbol.
         name = "Narrow" if torch.compiler.is_compiling() else repr(self)
         require_fit(misfit, f"{name} stores values from low to high, and an element is not; give the range it has")
-        if packed_bytes(layout.stored_numel, (high - low).bit_length()) >= layout.stored_numel * tensor.dtype.itemsize:
+        numel = stored_numel(layout)
+        if packed_bytes(numel, (high - low).bit_length()) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(flat.clone()))
         return Compressed(self, (packed,), layout, tensor.dtype)
 
@@ -77,7 +78,7 @@ class Narrow:
         low, high = self._within(dtype)
         if low > high:
             raise ValueError(f"{compressed!r} has a dtype that {self!r} does not store; {DAMAGED}")
-        numel = layout.stored_numel
+        numel = stored_numel(layout)
         require_payload(compressed, (torch.uint8, packed_bytes(numel, (high - low).bit_length())))
         flat = below_autograd(
             torch.ops.actcore.narrow_decompress.default, compressed.payload[0], numel, dtype, low, high
