@@ -1,6 +1,10 @@
 """Libraries that tests use where they are there."""
 
 import pytest
+import torch
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+"""The version of torch, such as ``(2, 10)``, for tests of what an older one cannot do."""
 
 
 def library_or_skip(name):

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from integrations.fewbit import GELU, LayerNorm, LinearCRS, RandomizedLinear, RMSNorm, SwiGLU, functional
 from integrations.fewbit.sketches import KINDS, operators
 
+from .libraries import TORCH
 from .nets import normal
 from .qnets import kept_bytes
 from .two_ranks import run_two_ranks
@@ -244,6 +245,8 @@ def test_compiles_without_a_break(kind, fresh_compiler):
 
 @pytest.mark.parametrize("kind", ["gaussian", "rows", "crs"])
 def test_compiles_for_all_numbers_of_tokens(kind, fresh_compiler):
+    if TORCH < (2, 11) and kind != "crs":
+        pytest.skip("with dynamic=True torch 2.10 has proj_dim_ratio for a symbol, of which a Function gets no number")
     module = RandomizedLinear(12, 6, matmul=kind, proj_dim_ratio=0.25) if kind != "crs" else made(kind)
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
     for tokens in (16, 40):

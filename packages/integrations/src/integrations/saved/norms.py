@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from actcore import Codec, Compressed, GroupAffine, Layout, Raw
+from actcore.layout import is_dense
 from integrations.saved.arguments import Arguments
 
 FEW = 8
@@ -122,7 +123,7 @@ class Normalizer:
         """A tensor's elements, dense in memory, and the mean and the deviation that they have lost:
         ``Float[2, count]``."""
         tensor = tensor.detach()
-        normal = tensor.clone() if Layout.of(tensor).dense else tensor.contiguous()
+        normal = tensor.clone() if is_dense(Layout.of(tensor)) else tensor.contiguous()
         cells, over = self._cells(normal)
         mean = cells.mean(over, keepdim=True, dtype=_wide(tensor.dtype))
         cells.sub_(mean)
@@ -158,7 +159,7 @@ class Normalizer:
         """The tensor of which ``compress`` made the stored form."""
         *parts, statistics = compressed.payload
         layout = compressed.layout
-        dense = layout if layout.dense else Layout.of(torch.empty(layout.shape, device="meta"))
+        dense = layout if is_dense(layout) else Layout.of(torch.empty(layout.shape, device="meta"))
         stored = Compressed(plain, tuple(parts), dense, compressed.dtype)
         values = self.restored(plain.decompress(stored), statistics)
         return values if dense is layout else layout.restore(values.view(-1))
