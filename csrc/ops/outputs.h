@@ -37,12 +37,13 @@ inline Tensor make_empty(const Tensor& like, const Ints& sizes, ScalarType type)
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type, device_index, &handle);
 #ifndef STABLE_TORCH_ERROR_CODE_CHECK
   // These headers cannot ask for torch's own words, which go to stderr. The sizes are checked and the device is that of
-  // a tensor, so what is missing is memory, and whoever searches for the largest batch looks for these words.
+  // a tensor, so what is missing is memory; and those who search for the largest batch look for torch's words of it.
   if (status != TORCH_SUCCESS) {
     int64_t numel = 1;
     for (const int64_t size : sizes) numel *= size;
-    throw std::runtime_error("actcore: out of memory: torch could not allocate a tensor of " + std::to_string(numel) +
-                             " elements; its own words are on stderr");
+    const char* where = device_type == aoti_torch_device_type_cpu() ? "CPU" : "CUDA";
+    throw std::runtime_error(std::string("actcore: ") + where + " out of memory. torch could not allocate a tensor of " +
+                             std::to_string(numel) + " elements; its own words are on stderr");
   }
 #endif
   ACTCORE_CHECK_TORCH(status);

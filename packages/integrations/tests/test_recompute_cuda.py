@@ -14,7 +14,7 @@ from integrations.checkpoint.planning.compressed_plan import compressed_plan
 from integrations.levels import resolve_level
 from integrations.saved.tensors import tensors_in
 
-from . import fake_cuda
+from . import fake_engine
 from .recompute_nets import net
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def total(output):
 @pytest.fixture
 def fake_gpu(monkeypatch):
     """What is on ``meta`` is taken to be on a GPU."""
-    monkeypatch.setattr(torch.Tensor, "backward", fake_cuda.backward)
+    monkeypatch.setattr(torch.Tensor, "backward", fake_engine.backward)
     monkeypatch.setattr(capturing, "_device_of", lambda *_: CUDA)
 
 
@@ -79,7 +79,7 @@ def test_the_engine_in_python_is_torchs(name, monkeypatch):
         return capture(model, args, kwargs, loss=total, holds_outputs=False)
 
     found = captured()
-    monkeypatch.setattr(torch.Tensor, "backward", fake_cuda.backward)
+    monkeypatch.setattr(torch.Tensor, "backward", fake_engine.backward)
     assert captured() == found
 
 

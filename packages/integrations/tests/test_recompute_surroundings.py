@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from integrations.checkpoint import capture
+from integrations.checkpoint import capture, plan
 from integrations.checkpoint.execution.following import run
 
 from .nets import Net, assert_nothing_active, mlp, normal
@@ -239,6 +239,15 @@ def test_sparse_tensors_are_kept():
     model = Net(forward, weight=normal(4)).train()
     model.adjacency = torch.eye(5).to_sparse()
     assert_gradient_is_plain(model)
+
+
+def test_sparse_gradients_are_counted_as_dense_ones():
+    """Nobody knows before a step how many rows they have."""
+    peaks = []
+    for sparse in (True, False):
+        model = nn.Sequential(nn.Embedding(50, 8, sparse=sparse), nn.Tanh(), nn.Linear(8, 8)).train()
+        peaks.append(plan(model, torch.arange(6)).graph.gradients)
+    assert peaks == [(50 * 8 + 8 * 8 + 8) * 4] * 2
 
 
 def test_nothing_warns_in_training(checkpointed):

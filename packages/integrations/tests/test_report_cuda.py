@@ -131,6 +131,18 @@ def test_attention_is_no_softmax_where_there_is_no_gpu(dtype, masked):
     )
 
 
+@WITHOUT_GPU
+@pytest.mark.filterwarnings("ignore:Net at swap. nothing is offloaded")
+def test_heads_are_padded_for_flash_attention():
+    """To a multiple of 8 elements, and so is saved what they are multiplied from."""
+    model = Net(lambda self, x: F.scaled_dot_product_attention(x * self.w, x * self.v, x * self.u), w=W[0, 0, 0, 0])
+    model.v, model.u = nn.Parameter(W[1, 0, 0, 0]), nn.Parameter(W[2, 0, 0, 0])
+    x = torch.empty(2, 4, 16, 20, device="meta", dtype=torch.bfloat16)
+    rows = integrations.forecast(model.bfloat16(), x, level="swap", device="cuda").rows
+    shapes = [row.shape for row in rows if row.operator.startswith("scaled") and row.dtype is torch.bfloat16]
+    assert shapes == [(2, 4, 16, 24)] * 4
+
+
 def test_indices_decide_the_way_that_a_forward_takes_on_cuda():
     def forward(self, tokens, mask):
         x = F.embedding(tokens, self.w) + torch.arange(16, device=tokens.device)[:, None] * self.v

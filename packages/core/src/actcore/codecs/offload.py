@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -40,7 +41,10 @@ class Offload:
     However far the host is ahead, the device holds the payloads of at most two tensors on their way out and of at most
     two on their way back, besides the one in use: storing a third lets the stream that stores wait for the first to
     arrive, and a copy back begins when the stream has come to where it was started. Their memory then serves the
-    stream's next tensors. While a CUDA graph is captured nothing is copied beside the computation.
+    stream's next tensors.
+
+    What is stored while a CUDA graph is captured stays on the device, as ``inner`` stores it: each replay would write
+    to the same pinned memory, which the pool may have given to others by then.
 
     Pinned memory comes from torch's pool, which pins it once, keeps it, and gives it out again when the copies have
     ended. The pool rounds each payload tensor up to a power of two unless ``PYTORCH_ALLOC_CONF`` says otherwise, so the
@@ -64,19 +68,22 @@ class Offload:
             raise TypeError(f"inner must store tensors on their device, got {self.inner!r}; use its inner codec")
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
-        """``inner``'s payload on the host; raises what ``inner`` raises.
+        """``inner``'s payload on the host, or where it is while a CUDA graph is captured; raises what ``inner`` raises.
 
         Raises:
             TypeError: besides, for a tensor on a device other than the CPU and CUDA.
         """
-        if _leaves(tensor.device):
-            _make_room(lane(tensor.device))
-        stored = self.inner.compress(tensor, seed=seed, stream=stream)
-        device = stored.device
+        device = tensor.device
         if not _leaves(device):
-            return stored
+            return self.inner.compress(tensor, seed=seed, stream=stream)
+        stays = in_cuda_graph()
+        if not stays:
+            _make_room(lane(device))
+        stored = self.inner.compress(tensor, seed=seed, stream=stream)
         given = tensor.untyped_storage()._cdata
-        parts = [part.clone() if part.untyped_storage()._cdata == given else part for part in stored.payload]
+        parts = tuple(part.clone() if part.untyped_storage()._cdata == given else part for part in stored.payload)
+        if stays:
+            return Compressed(stored.codec, parts, stored.layout, stored.dtype)
         payload = _store(lane(device), parts)
         return Compressed(Offload(stored.codec, device), payload, stored.layout, stored.dtype)
 
@@ -90,7 +97,7 @@ class Offload:
     def settle(self, compressed: Compressed) -> None:
         """Waits until the payload has arrived on the host."""
         transfer = _transfer_of(compressed.payload)
-        if transfer is not None and transfer.arrived is not None:
+        if transfer is not None:
             transfer.arrived.synchronize()
 
 
@@ -198,17 +205,10 @@ class _Transfer:
         self.payload = [
             (weakref.ref(part.untyped_storage()), part.shape, part.stride(), part.dtype) for part in payload
         ]
-        self.arrived: Event | None = leaving.arrived
+        self.arrived = leaving.arrived
         self.place = _Place(self, before)
         self.leaving: Crossing | None = leaving
         self.coming: Crossing | None = None
-
-    def stay(self, current: Stream) -> None:
-        """Lets the current stream wait for the copy out: what a CUDA graph captures must be over when it ends, and
-        nothing outside may wait for it."""
-        assert self.leaving is not None
-        self.leaving.hand_over(current)
-        self.leaving = self.arrived = None
 
     def fetch(self, lane: Lane) -> None:
         """Starts the copy back, if the payload is still there and not on its way."""
@@ -256,17 +256,14 @@ def _store(lane: Lane, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         transfer = _Transfer(payload, leaving, _still_there(_last.get(lane.device)))
         _transfers[payload[0].untyped_storage()] = transfer
         _last[lane.device] = transfer.place
-        if in_cuda_graph():
-            transfer.stay(lane.current())
-        else:
-            _leaving.setdefault(lane.device, []).append(weakref.ref(transfer))
+        _leaving.setdefault(lane.device, []).append(weakref.ref(transfer))
     return payload
 
 
 def _restore(lane: Lane, payload: Sequence[Tensor]) -> tuple[Tensor, ...]:
     with _lock:
         transfer = _transfer_of(payload)
-        if transfer is None or in_cuda_graph():  # loaded from a file, or there since before the capture or before this
+        if transfer is None or in_cuda_graph():  # loaded from a file, or there since before the capture
             coming = lane.copy_back(payload, None)
         else:
             _let_go(lane, 0)  # backward has begun
@@ -283,8 +280,9 @@ def _fetch_ahead(lane: Lane, place: _Place) -> None:
     place.before = _still_there(place.before)
     following = None if place.before is None else place.before.transfer()
     if following is not None and not _waits(following):
-        following.fetch(lane)
-        waiting.append(weakref.ref(following))
+        with suppress(torch.OutOfMemoryError):  # it is fetched when it is needed, if there is room by then
+            following.fetch(lane)
+            waiting.append(weakref.ref(following))
     for found in waiting[:-_AHEAD]:
         if (dropped := found()) is not None:
             dropped.coming = None

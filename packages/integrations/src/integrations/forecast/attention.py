@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 _HALF = (torch.float16, torch.bfloat16)
-_MOST_OF_A_HEAD = 256  # elements, in flash attention
+_MOST_OF_A_HEAD, _OF_A_HEAD = 256, 8  # in flash attention: the most elements, and that they are a multiple of
 
 
 class FusedAttention(TorchFunctionMode):
@@ -45,8 +45,12 @@ def _attention(
         return output
     aten = torch.ops.aten
     if attn_mask is None and query.dtype in _HALF and query.shape[-1] <= _MOST_OF_A_HEAD:
+        # torch pads heads for it, and what it saves is padded.
+        head, more = query.shape[-1], -query.shape[-1] % _OF_A_HEAD
+        query, key, value = (F.pad(part, (0, more)) if more else part for part in (query, key, value))
+        scale = head**-0.5 if scale is None else scale
         output = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        return output
+        return output[..., :head] if more else output
     if enable_gqa:
         repeats = query.shape[1] // key.shape[1]
         key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))

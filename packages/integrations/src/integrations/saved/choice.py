@@ -27,7 +27,8 @@ def lazy(tensor: Tensor) -> bool:
 def missing_for(tensor: Tensor) -> str:
     """Why there are no operators for a tensor; empty where there are. A fake one may be on a GPU that is elsewhere, and
     whoever trains there has them."""
-    return missing_on(tensor.device) if has_elements(tensor) or torch.cuda.is_available() else ""
+    elsewhere = tensor.is_cuda and not has_elements(tensor) and not torch.cuda.is_available()
+    return "" if elsewhere else missing_on(tensor.device)
 
 
 def packable(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.checkpoint.capturing.recording import PASSING, Recording, Run
-from integrations.checkpoint.dispatch.memory import Memory, allocated, allocated_for, is_plain, key_of
+from integrations.checkpoint.dispatch.memory import Memory, allocated_for, allocated_for_elements, is_plain, key_of
 
 
 class Backward:
@@ -48,7 +48,7 @@ class Backward:
     def accumulated(self, gradient: Tensor) -> None:
         """A parameter's gradient is complete. If one stood there before, this one is added to it, and gone."""
         if is_plain(gradient) and self._memory.value_in(gradient) == PASSING:
-            self._standing += allocated(gradient.nbytes, gradient.device)
+            self._standing += allocated_for_elements(gradient)
 
     def finish(self) -> None:
         """Nothing is written any more."""

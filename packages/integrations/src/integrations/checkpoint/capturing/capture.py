@@ -23,7 +23,7 @@ from integrations.checkpoint.costs.modelled import modelled
 from integrations.checkpoint.costs.workspaces import measured
 from integrations.checkpoint.dispatch.casts import fresh_casts
 from integrations.checkpoint.dispatch.indices import keeps_elements
-from integrations.checkpoint.dispatch.memory import allocated, is_plain
+from integrations.checkpoint.dispatch.memory import allocated_for_elements, is_plain
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import (
@@ -254,7 +254,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
     return _Recorded(
         recording,
         outputs=tuple(sorted(value for value in returned if value is not None)),
-        gradients=sum(allocated(gradient.nbytes, gradient.device) for gradient in gradients if gradient is not None),
+        gradients=sum(allocated_for_elements(gradient) for gradient in gradients if gradient is not None),
         differentiated=found,
     )
 

@@ -22,8 +22,8 @@ from integrations.checkpoint.dispatch.decisions import decides, may_be_rounded, 
 from integrations.checkpoint.dispatch.memory import (
     Geometry,
     Memory,
-    allocated,
     allocated_for,
+    allocated_for_elements,
     is_plain,
     key_of,
     parts_of,
@@ -287,7 +287,7 @@ def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:
     if not traits.updates_statistics(args):
         return 0
     given = (args[place] for place in traits.statistics[:2])
-    return sum(allocated(tensor.nbytes, tensor.device) for tensor in given if isinstance(tensor, Tensor))
+    return sum(allocated_for_elements(tensor) for tensor in given if isinstance(tensor, Tensor))
 
 
 class Saved:

@@ -54,10 +54,11 @@ class Repeated:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: the device of its first tensor, or the one that it is asked for."""
-        for storage in _storages((self._args, self._kwargs.values())):
-            return storage.device
-        return torch.device(self._kwargs.get("device") or "cpu")
+        """Where it runs: the device of its first tensor that is not a number on the CPU, or the one that it is asked
+        for."""
+        found = [storage.device for storage in _storages((self._args, self._kwargs.values()))]
+        asked = torch.device(self._kwargs.get("device") or "cpu")
+        return next((device for device in [*found, asked] if device.type != "cpu"), torch.device("cpu"))
 
     def new_bytes(self, out: Any) -> int:
         """Bytes of the results' storages that are not the arguments'."""

@@ -47,6 +47,11 @@ def allocated_for(tensor: Tensor) -> int:
     return allocated(tensor.untyped_storage().nbytes(), tensor.device)
 
 
+def allocated_for_elements(tensor: Tensor) -> int:
+    """The same of memory for a tensor's elements, also those that a sparse one has not."""
+    return allocated(tensor.numel() * tensor.element_size(), tensor.device)
+
+
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors in whose memory a tensor is, as those are that a DTensor wraps."""
     if is_plain(tensor):
