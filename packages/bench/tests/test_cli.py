@@ -38,6 +38,8 @@ def error_of(capsys, *arguments):
         (("kernels", "--size", "3KiB"), ("--size", "must be a multiple of 4KiB", "'3KiB'")),
         (("kernels", "--size", "256"), ("--size", "such as 4KiB, 16MiB or 1GiB", "'256'")),
         (("kernels", "--case", "huffman"), ("no case has 'huffman'", "GroupAffine, 8 bits")),
+        (("kernels", "--against", "v1"), ("--against", "--estimate")),
+        (("kernels", "--estimate", "--size", "4KiB", "--quick"), ("--estimate runs nothing", "--size, --quick")),
         (("kernels", "--json", "/"), ("/ cannot be written: it is a folder",)),
         (("kernels", "--json", "/nowhere/out.json"), ("/nowhere/out.json", "there is no folder /nowhere")),
         (("activations", "--level", "L3"), ("--level", "'L3'", "L1", "L2.2")),

@@ -31,7 +31,7 @@ def value_of(option):
         return []
     if option.choices is not None:
         return [str(next(choice for choice in reversed(list(option.choices)) if choice != option.default))]
-    return ["16KiB" if option.dest == "size" else "7"]
+    return [{"size": "16KiB", "group": "96"}.get(option.dest, "7")]
 
 
 def asked(monkeypatch, command, *arguments):
@@ -44,10 +44,13 @@ def asked(monkeypatch, command, *arguments):
     return stopped.value.args[0]
 
 
-# What is written where does not change what is run; other tests read the files.
+# What is written where does not change what is run; other tests read the files. An estimate is another run.
+_ASIDE = ("json", "chart", "estimate", "against")
+
+
 @pytest.mark.parametrize(
     ("command", "option"),
-    [(command, option) for command in RUNS for option in options_of(command) if option.dest not in ("json", "chart")],
+    [(command, option) for command in RUNS for option in options_of(command) if option.dest not in _ASIDE],
     ids=lambda value: value if isinstance(value, str) else value.dest,
 )
 def test_g19_every_option_changes_what_is_run(command, option, monkeypatch, tmp_path):

@@ -7,10 +7,13 @@ import argparse
 import torch
 
 from bench.arguments import THREADS, add_chart, add_shared, positive, size
+from bench.errors import BenchError
 from bench.finish import finish, require_writable
 from bench.kernels import estimate, measure
 from bench.kernels.cases import FLOATS, GROUP
 from bench.units import size_name
+
+_OF_A_RUN = ("case", "bits", "group", "dtype", "size", "rounds", "alone", "quick")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +65,12 @@ def _group(text: str) -> int:
 def run_kernels(options: argparse.Namespace) -> None:
     """``python -m bench kernels``."""
     require_writable(options.json, options.chart)
+    if options.against and not options.estimate:
+        raise BenchError("--against names a commit for --estimate; give that, too, or leave --against out")
     if options.estimate:
+        given = [f"--{name}" for name in _OF_A_RUN if getattr(options, name)]
+        if given:
+            raise BenchError(f"--estimate runs nothing, so {', '.join(given)} cannot change it; leave that out")
         finish(estimate.run(options.against, options.threads), options.json, options.chart)
         return
     sizes = options.size or (measure.QUICK_SIZES if options.quick else measure.SIZES[options.device])
