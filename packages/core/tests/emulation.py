@@ -24,7 +24,7 @@ CSRC = TESTS.parent / "csrc"
 STAND_IN = TESTS / "cuda_on_host"
 
 # Those that a test runs; others join with a line.
-KERNELS = ("group_affine", "group_affine_rows", "float8", "bits", "masked", "narrow", "pool")
+KERNELS = ("group_affine", "group_affine_rows", "float8", "bits", "masked", "narrow", "pool", "stepwise", "levels")
 
 # As packages/core/CMakeLists.txt compiles for the host, beside checks that call into block.cpp instead of a library. A
 # compiler that adds checks of longjmp takes a fiber's stack for an error.

@@ -29,6 +29,9 @@ ACTCORE_ENTRY(max_pool, MaxPool)
 ACTCORE_ENTRY(max_pool_backward, MaxPoolBackward)
 ACTCORE_ENTRY(window_index_pack, WindowIndexPack)
 ACTCORE_ENTRY(window_index_unpack, WindowIndexUnpack)
+ACTCORE_ENTRY(stepwise_codes, StepwiseCodes)
+ACTCORE_ENTRY(stepwise_backward, StepwiseBackward)
+ACTCORE_ENTRY(level_codes, LevelCodes)
 
 #define ACTCORE_FLAGGED_ENTRY(NAME, ARGUMENTS) \
   extern "C" int NAME(const ARGUMENTS* args, int32_t* misfit) { return cuda::NAME(*args, misfit, nullptr); }
