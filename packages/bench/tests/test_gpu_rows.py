@@ -117,8 +117,9 @@ def test_models_whose_peaks_are_not_smaller():
         cell("compiled", None, failure="OutOfMemoryError: no"),
         cell("torch_remat", 0, does_not_apply="not of this model"),
     ]
-    found = list(models.rows({"cells": cells, "skipped": ["vit: plan: not reached"]}, Done(0, "", 1.0)))
-    assert [row.outcome for row in found] == [OK, OK, MISSED, OK, MISSED, FAILED, SKIPPED, NOT_REACHED]
+    found = list(models.rows({"cells": cells, "skipped": ["vit: plan: not reached"]}, Done(1, "killed", 1.0)))
+    assert [row.outcome for row in found] == [OK, OK, MISSED, OK, MISSED, FAILED, SKIPPED, NOT_REACHED, FAILED]
+    assert [row.claims for row in found[-2:]] == [["smaller", "planned"]] * 2  # of what is left out, nothing is known
     assert found[1].values["over plain"] == 2.5
     assert found[1].values["% of plain"] == 50
     assert (found[2].claims, found[3].claims, found[4].claims) == (["smaller"], [], ["smaller", "planned"])
@@ -153,6 +154,21 @@ def test_what_was_not_searched_to_its_end_misses_nothing():
 
 
 # ---- the build ----
+
+
+LOG = """-- Looking for strerror_r - found
+csrc/cuda/pool.cu(12): error: identifier "x" is undefined
+ninja: build stopped: subcommand failed.
+"""
+
+
+def test_the_first_error_of_a_build_is_told():
+    [row] = build._built(Done(1, LOG, 9.0))
+    assert (row.outcome, row.reason) == (FAILED, 'csrc/cuda/pool.cu(12): error: identifier "x" is undefined')
+    [cmake] = build._built(Done(1, "-- error_t: found\nCMake Error at CMakeLists.txt:3 (find_package):\n", 9.0))
+    assert cmake.reason.startswith("CMake Error at")
+    [over] = build._built(Done(-9, LOG, 330.0, over=True))
+    assert over.reason == "ended after 330 s, its time was over"
 
 
 def test_an_old_scikit_build_core_is_not_asked(monkeypatch, tmp_path):
