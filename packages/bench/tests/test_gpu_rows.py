@@ -56,6 +56,15 @@ def test_summaries_of_the_sanitizer():
     lines = ("COMPUTE-SANITIZER", "Invalid __global__ read of size 4", "ERROR SUMMARY: 2 errors")
     [dirty] = read(Done(9, "".join(f"========= {line}\n" for line in lines), 1.0))
     assert dirty.reason == "2 findings, the first: Invalid __global__ read of size 4"
+    mismatch = f"not as on the CPU: relu_mask, float32[1]\n{answer.replace('0,', '3,')}"
+    clean, other = read(Done(1, f"{mismatch}========= ERROR SUMMARY: 0 errors\n", 1.0))
+    assert (clean.outcome, clean.claims) == (OK, ["memcheck"])  # whose memory nobody touched
+    reason = "3 calls return not what the CPU does, the first: relu_mask, float32[1]"
+    assert (other.case, other.outcome, other.reason, other.claims) == (
+        "memcheck: results", FAILED, reason, ["results"],
+    )  # fmt: skip
+    [calls] = sanitize._calls(Done(1, mismatch, 1.0))
+    assert (calls.outcome, calls.reason, calls.claims) == (FAILED, reason, ["results"])
     [short] = read(Done(0, f"{answer.replace('true', 'false')}========= ERROR SUMMARY: 0 errors\n", 1.0))
     assert (short.outcome, short.reason) == (NOT_REACHED, "calls stopped after 300 s, and none before was wrong")
     [race] = sanitize._read("racecheck")(Done(0, f"{answer}========= RACECHECK SUMMARY: 0 hazards displayed\n", 1.0))
@@ -96,8 +105,11 @@ def test_kernels_that_miss_the_goal():
     entries = [entry("GroupAffine, 4 bits", 1.25), entry("GroupAffine, 4 bits, groups of 192", 1.0)]
     found = KernelResults(MACHINE, "cuda", 1, {}, ["Float8, e4m3, float32, 1 GiB: RuntimeError: no"], entries, 1.0)
     missed, reached, failed = kernels.rows(found)
-    assert (missed.outcome, missed.reason, missed.claims) == (MISSED, "0.9 of a copy is the goal", ["float32"])
+    assert (missed.outcome, missed.reason, missed.claims) == (
+        MISSED, "compress: 0.9 of a copy is the goal", ["float32"],
+    )  # fmt: skip
     assert missed.values["compress"] == 0.8
+    assert [kernels._rate(figure) for figure in (0.01234, 2.5, 99.96, 3210.4)] == ["0.0123", "2.5", "100", "3210"]
     assert (reached.outcome, reached.claims) == (OK, ["groups"])
     assert (failed.case, failed.outcome, failed.claims) == ("Float8, e4m3, float32, 1 GiB", FAILED, ["float32"])
 

@@ -35,8 +35,7 @@ def _facts(done: Done) -> Iterator[Row]:
 def _built(done: Done) -> Iterator[Row]:
     claims = ["builds"]
     if done.reason:
-        cut = done.over or done.interrupted
-        errors = [] if cut else [line for line in done.output.splitlines() if _ERROR.search(line)]
+        errors = [] if done.over else [line for line in done.output.splitlines() if _ERROR.search(line)]
         yield Row("build", FAILED, errors[0][:300] if errors else done.reason, round(done.seconds, 1), claims=claims)
         return
     answer = done.answer

@@ -21,8 +21,8 @@ class Done:
         code: with which it ended, negative for a signal.
         output: that it wrote, stdout and stderr.
         seconds: that it took.
-        over: whether it was ended because its time was over.
-        interrupted: whether it was ended because the run was.
+        over: whether it was ended, because its time was over or the run was interrupted.
+        interrupted: whether it was the latter.
     """
 
     code: int

@@ -38,7 +38,7 @@ class _Process:
     begin: float
     end: float
 
-    def done(self, over: bool = False, interrupted: bool = False) -> Done:
+    def done(self, over: bool, interrupted: bool = False) -> Done:
         """How it ended, after it did."""
         seconds = time.monotonic() - self.begin
         code = self.process.wait()
@@ -87,11 +87,11 @@ class StageRun:
                     else:
                         self._running.append(self._started(case, end))
                 if ended := [one for one in self._running if self._has_ended(one)]:
-                    over = [one.process for one in ended if one.process.poll() is None]
-                    stop(over)
+                    late = [one.process for one in ended if one.process.poll() is None]
+                    stop(late)
                     for one in ended:
                         self._running.remove(one)
-                        rows += self._rows(one.case, one.done(over=one.process in over))
+                        rows += self._rows(one.case, one.done(over=one.process in late))
                     self._save(rows, begin)
                 else:
                     time.sleep(_PAUSE)
@@ -99,7 +99,8 @@ class StageRun:
             going = [one.process for one in self._running if one.process.poll() is None]
             stop(going)
             for one in self._running:
-                rows += self._rows(one.case, one.done(interrupted=one.process in going))
+                over = one.process in going
+                rows += self._rows(one.case, one.done(over, interrupted=over))
             rows += [case.row(NOT_REACHED, "interrupted before it began") for case in waiting]
             self._save(rows, begin)
             raise
