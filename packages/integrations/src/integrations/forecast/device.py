@@ -27,8 +27,8 @@ def forecast_device(device: str | torch.device) -> torch.device:
     rule = "device must be 'cpu' or 'cuda', whose operators a forecast knows"
     if not isinstance(device, (str, torch.device)):
         raise TypeError(
-            f"{rule}, as a string or a torch.device, got {device!r} ({type(device).__name__}); name the device, such as "
-            "'cuda:1', or leave device out for the CPU"
+            f"{rule}, as a string or a torch.device, got {device!r} ({type(device).__name__}); name the device, as "
+            "'cuda:1' does, or leave device out for the CPU"
         )
     try:
         found = torch.device(device)
@@ -36,8 +36,8 @@ def forecast_device(device: str | torch.device) -> torch.device:
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
         raise ValueError(
-            f"{rule}, got {str(device)!r}; pass 'cuda' for a GPU, which need not be here, or 'cpu', whose operators may "
-            "save other tensors than those of another device"
+            f"{rule}, got {str(device)!r}; pass 'cuda' for a GPU, which need not be here, or 'cpu', whose operators "
+            "may save other tensors than those of another device"
         )
     return torch.device("cuda", found.index or 0) if found.type == "cuda" else torch.device("cpu")
 
