@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import actcore
 from bench import cli, pages, records
 from bench.errors import BenchError
 from bench.gpu import __main__ as command
@@ -90,6 +92,79 @@ def has_ended(pid):
     return False
 
 
+GOES_ON = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+WAITS = """
+import time
+try:
+    print("there", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("written")
+"""
+
+
+def test_what_is_ended_can_write_what_it_knows(monkeypatch):
+    """As pytest does, by SIGINT; what goes on is killed."""
+    monkeypatch.setattr(run, "_GRACE", 1.0)
+    started = [
+        subprocess.Popen(python(text), stdout=subprocess.PIPE, text=True, process_group=0)
+        for text in (WAITS, f"{GOES_ON}\n{WAITS}")
+    ]
+    for process in started:
+        assert process.stdout.readline() == "there\n"
+    run.stop(started)
+    assert [process.returncode for process in started] == [0, -signal.SIGKILL]
+    assert [process.communicate()[0] for process in started] == ["written\n", ""]
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from bench.gpu import __main__ as command
+from bench.gpu.cases import Case
+from bench.gpu.stages import Stage
+python = [sys.executable, "-c"]
+cases = [
+    Case("works", [*python, ""], 30),
+    Case("waits", [*python, {waits!r}], 60),
+    Case("is next", [*python, ""], 30),
+]
+stage = Stage("build", "a test", 60, lambda place: cases)
+command.STAGES = {{"build": stage, "tests": stage}}
+sys.exit(command.main(["build", "tests", "--device", "cpu", "--dry", "--out", {out!r}]))
+"""
+
+
+def test_an_interrupted_run_says_what_it_found(tmp_path):
+    """By SIGHUP, say, of a terminal that is closed; and what it ran has ended. An earlier run's results are gone."""
+    pid, earlier = tmp_path / "pid", tmp_path / "gpu-build.json"
+    earlier.write_text("{}")
+    waits = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))\n{WAITS}"
+    process = subprocess.Popen(
+        python(INTERRUPTED.format(waits=waits, out=str(tmp_path))),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        for _ in range(600):
+            if pid.exists() and pid.read_text():
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGHUP)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert has_ended(int(pid.read_text()))
+    results = records.load(earlier)
+    assert [(row.case, row.outcome) for row in results.rows] == [
+        ("works", OK), ("waits", FAILED), ("is next", NOT_REACHED),
+    ]  # fmt: skip
+    assert results.rows[1].reason.startswith("interrupted after ")
+    assert "is next" in out
+    assert out.splitlines()[-1].startswith("stage build: 1 ok, 1 failed, 1 not reached; ")
+    assert "interrupted; what was found by then is written" in errors
+
+
 def test_what_the_time_does_not_suffice_for_is_in_the_results(place):
     results = ran(place, [Case("first", python(""), 30), Case("second", python(""), 30)], seconds=0.0)
     assert [row.outcome for row in results.rows] == [NOT_REACHED, NOT_REACHED]
@@ -146,7 +221,7 @@ def test_on_a_gpu_the_commands_are_understood(tmp_path, dry):
         options = cli._parser().parse_args(arguments)
         assert (module, options.device, options.alone, options.group) == ("bench", "cuda", True, [256, 192])
     for name, stage in STAGES.items():
-        assert stage.seconds < 9 * 60
+        assert stage.seconds + run._GRACE < 9 * 60
         for case in stage.cases(Place("cuda", dry, tmp_path)):
             assert case.seconds <= stage.seconds, name
             assert set(case.claims) <= set(CLAIMS[name])
@@ -168,6 +243,38 @@ def test_what_is_wrong_is_said_in_one_line(capsys, monkeypatch):
     assert "torch finds no usable GPU; use --device cpu --dry" in capsys.readouterr().err
     assert command.main(["build", "--device", "cpu"]) == 1
     assert "say so with --dry" in capsys.readouterr().err
+
+
+def test_without_operators_of_cuda_no_stage_begins(capsys, monkeypatch, tmp_path):
+    """On a fresh machine, each call needs the stage `build`."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(places, "SITE", tmp_path / "site")
+    monkeypatch.setattr(actcore, "build_info", lambda: {"cuda_missing": "built without nvcc"})
+    assert command.main(["kernels", "--out", str(tmp_path / "out")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "(built without nvcc); run `build` first, in the same call" in printed.err
+    monkeypatch.setitem(sys.modules, "actcore", None)
+    assert command.main(["kernels", "--out", str(tmp_path / "out")]) == 1
+    assert "run `build` first" in capsys.readouterr().err
+
+
+def test_the_last_lines_have_what_all_stages_settle(capsys):
+    row = Row("GroupAffine, 4 bits, float32", claims=["float32"])
+    models = dataclasses.replace(stage(Row("the command", FAILED, claims=["smaller"])), stage="models")
+    command._tell([stage(row), models])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"holds: {CLAIMS['kernels']['float32']}" in lines
+    assert f"failed: {CLAIMS['models']['smaller']}" in lines
+    assert lines[-2].startswith("stage kernels: 1 ok; ")
+    assert sum(map(len, CLAIMS.values())) + len(CLAIMS) <= 30  # so few lines that a tail of the output has them all
+    command._tell([stage(row, dry=True)])
+    assert len(capsys.readouterr().out.splitlines()) == 1  # nothing is settled
+
+
+def test_no_line_of_a_table_ends_with_blanks(capsys):
+    command._show(stage(Row("a", values={"compress": 1.0}), Row("b", SKIPPED, "no tool")))
+    assert [line for line in capsys.readouterr().out.splitlines() if line != line.rstrip()] == []
 
 
 def test_the_cheap_stages_run_dry(tmp_path):

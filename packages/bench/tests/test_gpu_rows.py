@@ -56,6 +56,15 @@ def test_summaries_of_the_sanitizer():
     lines = ("COMPUTE-SANITIZER", "Invalid __global__ read of size 4", "ERROR SUMMARY: 2 errors")
     [dirty] = read(Done(9, "".join(f"========= {line}\n" for line in lines), 1.0))
     assert dirty.reason == "2 findings, the first: Invalid __global__ read of size 4"
+    mismatch = f"not as on the CPU: relu_mask, float32[1]\n{answer.replace('0,', '3,')}"
+    clean, other = read(Done(1, f"{mismatch}========= ERROR SUMMARY: 0 errors\n", 1.0))
+    assert (clean.outcome, clean.claims) == (OK, ["memcheck"])  # whose memory nobody touched
+    reason = "3 calls return not what the CPU does, the first: relu_mask, float32[1]"
+    assert (other.case, other.outcome, other.reason, other.claims) == (
+        "memcheck: results", FAILED, reason, ["results"],
+    )  # fmt: skip
+    [calls] = sanitize._calls(Done(1, mismatch, 1.0))
+    assert (calls.outcome, calls.reason, calls.claims) == (FAILED, reason, ["results"])
     [short] = read(Done(0, f"{answer.replace('true', 'false')}========= ERROR SUMMARY: 0 errors\n", 1.0))
     assert (short.outcome, short.reason) == (NOT_REACHED, "calls stopped after 300 s, and none before was wrong")
     [race] = sanitize._read("racecheck")(Done(0, f"{answer}========= RACECHECK SUMMARY: 0 hazards displayed\n", 1.0))
@@ -96,8 +105,11 @@ def test_kernels_that_miss_the_goal():
     entries = [entry("GroupAffine, 4 bits", 1.25), entry("GroupAffine, 4 bits, groups of 192", 1.0)]
     found = KernelResults(MACHINE, "cuda", 1, {}, ["Float8, e4m3, float32, 1 GiB: RuntimeError: no"], entries, 1.0)
     missed, reached, failed = kernels.rows(found)
-    assert (missed.outcome, missed.reason, missed.claims) == (MISSED, "0.9 of a copy is the goal", ["float32"])
+    assert (missed.outcome, missed.reason, missed.claims) == (
+        MISSED, "compress: 0.9 of a copy is the goal", ["float32"],
+    )  # fmt: skip
     assert missed.values["compress"] == 0.8
+    assert [kernels._rate(figure) for figure in (0.01234, 2.5, 99.96, 3210.4)] == ["0.0123", "2.5", "100", "3210"]
     assert (reached.outcome, reached.claims) == (OK, ["groups"])
     assert (failed.case, failed.outcome, failed.claims) == ("Float8, e4m3, float32, 1 GiB", FAILED, ["float32"])
 
@@ -117,8 +129,9 @@ def test_models_whose_peaks_are_not_smaller():
         cell("compiled", None, failure="OutOfMemoryError: no"),
         cell("torch_remat", 0, does_not_apply="not of this model"),
     ]
-    found = list(models.rows({"cells": cells, "skipped": ["vit: plan: not reached"]}, Done(0, "", 1.0)))
-    assert [row.outcome for row in found] == [OK, OK, MISSED, OK, MISSED, FAILED, SKIPPED, NOT_REACHED]
+    found = list(models.rows({"cells": cells, "skipped": ["vit: plan: not reached"]}, Done(1, "killed", 1.0)))
+    assert [row.outcome for row in found] == [OK, OK, MISSED, OK, MISSED, FAILED, SKIPPED, NOT_REACHED, FAILED]
+    assert [row.claims for row in found[-2:]] == [["smaller", "planned"]] * 2  # of what is left out, nothing is known
     assert found[1].values["over plain"] == 2.5
     assert found[1].values["% of plain"] == 50
     assert (found[2].claims, found[3].claims, found[4].claims) == (["smaller"], [], ["smaller", "planned"])
@@ -153,6 +166,21 @@ def test_what_was_not_searched_to_its_end_misses_nothing():
 
 
 # ---- the build ----
+
+
+LOG = """-- Looking for strerror_r - found
+csrc/cuda/pool.cu(12): error: identifier "x" is undefined
+ninja: build stopped: subcommand failed.
+"""
+
+
+def test_the_first_error_of_a_build_is_told():
+    [row] = build._built(Done(1, LOG, 9.0))
+    assert (row.outcome, row.reason) == (FAILED, 'csrc/cuda/pool.cu(12): error: identifier "x" is undefined')
+    [cmake] = build._built(Done(1, "-- error_t: found\nCMake Error at CMakeLists.txt:3 (find_package):\n", 9.0))
+    assert cmake.reason.startswith("CMake Error at")
+    [over] = build._built(Done(-9, LOG, 330.0, over=True))
+    assert over.reason == "ended after 330 s, its time was over"
 
 
 def test_an_old_scikit_build_core_is_not_asked(monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import functools
 import gc
 import threading
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from typing import ClassVar
 
 import pytest
@@ -126,6 +126,23 @@ def test_what_was_there_is_there_again():
     assert model.own[4] is known
     assert len(model.listed) == 2
     assert model.new is known
+
+
+class Made(OrderedDict):
+    """Makes what it is asked for, as transformers' table of activations does: none is asked for by a walk."""
+
+    def __getitem__(self, key):
+        raise AssertionError(f"{key} was asked for")
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+def test_a_table_that_makes_what_it_is_asked_for_is_not_asked(real):
+    model, x = nn.Linear(8, 8).train(), normal(4, 8)
+    entries = {"one": torch.ones(1), "other": nn.ReLU}
+    model.table = Made(entries)
+    checkpoint.plan(model, x, real=real)
+    assert dict(dict.items(model.table)) == entries
+    integrations.forecast(model, x)
 
 
 def test_a_forecast_leaves_caches_of_classes_and_globals_as_they_were():

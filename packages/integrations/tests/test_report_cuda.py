@@ -174,9 +174,33 @@ def test_a_forecast_is_of_a_machine_that_has_the_operators(monkeypatch):
     assert found(integrations.forecast(SAME["conv2d"], IMAGES, device="cuda")) == before
 
 
-def test_other_devices_have_no_forecast():
-    with pytest.raises(ValueError, match=r"device must be 'cpu' or 'cuda', .*; got 'mps'"):
-        integrations.forecast(nn.Linear(8, 8), torch.empty(4, 8), device="mps")
+RULE = "device must be 'cpu' or 'cuda', whose operators a forecast knows"
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", "", "cuda:-1", torch.device("meta")])
+def test_other_devices_have_no_forecast(device):
+    """Whether torch knows them or not."""
+    with pytest.raises(ValueError, match=f"{RULE}, got {str(device)!r}; pass 'cuda' for a GPU"):
+        integrations.forecast(nn.Linear(8, 8), torch.empty(4, 8), device=device)
+
+
+@pytest.mark.parametrize("device", [None, 3, True])
+def test_a_forecasts_device_has_a_name(device):
+    """Torch takes numbers for those of GPUs."""
+    with pytest.raises(
+        TypeError, match=rf"{RULE}, as a string or a torch.device, got {device} \(.*\); name the device"
+    ):
+        integrations.forecast(nn.Linear(8, 8), torch.empty(4, 8), device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [("cpu:0", "cpu"), (torch.device("cpu"), "cpu"), (torch.device("cuda"), "cuda"), ("cuda:1", "cuda")],
+)
+@WITHOUT_GPU
+def test_a_forecasts_device_may_be_one_of_several(device, kind):
+    report = integrations.forecast(SAME["conv2d"], IMAGES, device=device)
+    assert found(report) == found(integrations.forecast(SAME["conv2d"], IMAGES, device=kind))
 
 
 def test_the_command_of_cuda(capsys, tmp_path):

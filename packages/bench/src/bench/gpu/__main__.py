@@ -15,6 +15,7 @@ import torch
 
 from bench.arguments import positive
 from bench.errors import BenchError
+from bench.gpu.claims import CLAIMS
 from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, StageResults
 from bench.gpu.run import StageRun
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tools/gpu.sh: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("tools/gpu.sh: interrupted; the results of the cases that ended are written", file=sys.stderr)
+        print("tools/gpu.sh: interrupted; what was found by then is written", file=sys.stderr)
         return 130
 
 
@@ -63,22 +64,46 @@ def _run(options: argparse.Namespace) -> int:
         raise BenchError("--device cpu shows that the stages work, and nothing of a GPU; say so with --dry")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu --dry")
+    place = Place(options.device, options.dry, options.out.resolve())
+    names = list(STAGES) if _ALL in options.stages else list(dict.fromkeys(options.stages))
+    if options.device == "cuda" and "build" not in names and (why := _no_operators(place)):
+        raise BenchError(f"there are no CUDA operators here ({why}); run `build` first, in the same call")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BenchError(f"{options.out} cannot be made ({error.strerror}); name another folder with --out") from error
-    signal.signal(signal.SIGTERM, _interrupt)  # so that what a stage has started is ended with it
-    place = Place(options.device, options.dry, options.out.resolve())
+    # So that what a stage has started is ended with it. A shell's background job ignores SIGINT, and so would what it
+    # starts, which is interrupted where its time is over; what nohup has made to ignore SIGHUP goes on.
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
     end = time.monotonic() + (options.within or float("inf"))
-    names = list(STAGES) if _ALL in options.stages else list(dict.fromkeys(options.stages))
-    found = []
-    for name in names:
-        stage = STAGES[name]
-        print(f"stage {name}: {stage.what} ...", flush=True)
-        found.append(StageRun(stage, place, max(0.0, min(stage.seconds, end - time.monotonic()))).run())
-        _show(found[-1])
-    print("\n".join(map(_summary, found)))
+    found: list[StageResults] = []
+    try:
+        for name in names:
+            stage = STAGES[name]
+            print(f"stage {name}: {stage.what} ...", flush=True)
+            run = StageRun(stage, place, max(0.0, min(stage.seconds, end - time.monotonic())))
+            try:
+                run.run()
+            finally:  # of one that is interrupted, too
+                if run.results is not None:
+                    found.append(run.results)
+                    _show(run.results)
+    finally:
+        _tell(found)
     return int(any(results.failed for results in found))
+
+
+def _no_operators(place: Place) -> str:
+    """Why the other stages would find no CUDA operators; empty where they would."""
+    place.make_importable()
+    try:
+        import actcore
+    except (ImportError, OSError) as error:  # an operator library that cannot be loaded is an OSError
+        return str(error)
+    return str(actcore.build_info()["cuda_missing"])
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -95,7 +120,19 @@ def _show(results: StageResults) -> None:
         for row in results.rows:
             print(f"{row.case} | {row.values} | {row.outcome} {row.reason}")
         return
-    console().print(render(results))
+    wide = console()
+    with wide.capture() as capture:
+        wide.print(render(results))
+    # Columns are filled with blanks; where only the last of what is printed can be seen, they cost lines of it.
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()), flush=True)
+
+
+def _tell(found: Sequence[StageResults]) -> None:
+    """Prints what all stages settle, once more, and what they came to, so that the last lines have all of it."""
+    verdicts = ((text, results.verdict(name)) for results in found for name, text in CLAIMS[results.stage].items())
+    if any(results.measured for results in found):
+        print("\n".join(f"{verdict}: {text}" for text, verdict in verdicts))
+    print("\n".join(map(_summary, found)), flush=True)
 
 
 def _summary(results: StageResults) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from bench.gpu.cases import Case, Done
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, OK, Row
+
+# As compilers, linkers, ninja, CMake, pip and Python begin what went wrong; "strerror_r - found" is none.
+_ERROR = re.compile(r"\b(?:error|\w*Error|ERROR):|\bCMake Error ")
 
 
 def cases(place: Place) -> list[Case]:
@@ -31,7 +35,7 @@ def _facts(done: Done) -> Iterator[Row]:
 def _built(done: Done) -> Iterator[Row]:
     claims = ["builds"]
     if done.reason:
-        errors = [line for line in done.output.splitlines() if "error" in line.lower()]
+        errors = [] if done.over else [line for line in done.output.splitlines() if _ERROR.search(line)]
         yield Row("build", FAILED, errors[0][:300] if errors else done.reason, round(done.seconds, 1), claims=claims)
         return
     answer = done.answer

@@ -21,17 +21,21 @@ class Done:
         code: with which it ended, negative for a signal.
         output: that it wrote, stdout and stderr.
         seconds: that it took.
-        over: whether it was ended because its time was over.
+        over: whether it was ended, because its time was over or the run was interrupted.
+        interrupted: whether it was the latter.
     """
 
     code: int
     output: str
     seconds: float
     over: bool = False
+    interrupted: bool = False
 
     @property
     def reason(self) -> str:
         """What it failed with, in a line; empty where it did not fail."""
+        if self.interrupted:
+            return f"interrupted after {self.seconds:.0f} s"
         if self.over:
             return f"ended after {self.seconds:.0f} s, its time was over"
         if self.code == 0:

@@ -24,6 +24,7 @@ CLAIMS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "memcheck": "No operator reads or writes outside of its tensors.",
             "racecheck": "No kernel has a race in shared memory.",
             "synccheck": "No kernel synchronises where threads of it have left.",
+            "results": "Every operator returns the CPU's bits for tensors that begin and end anywhere.",
         },
         "kernels": {
             "float32": "Every codec moves at least 0.9 of a copy's bytes a second with float32.",

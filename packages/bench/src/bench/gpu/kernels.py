@@ -52,9 +52,9 @@ def rows(results: KernelResults) -> Iterator[Row]:
     for entry in results.measurements:
         timings = {what: timing for what in (COMPRESS, DECOMPRESS, TRAIN) if (timing := entry.get(ACTCORE, what))}
         values: dict[str, float | str] = {what: round(entry.achievable(timing), 3) for what, timing in timings.items()}
-        values["GB/s"] = ", ".join(f"{timing.logical_io_gbps:.0f}" for timing in timings.values())
+        values["GB/s"] = ", ".join(_rate(timing.logical_io_gbps) for timing in timings.values())
         missed = [what for what, timing in timings.items() if entry.reached(timing) is False]
-        goal = f"{entry.least_achievable} of a copy is the goal"
+        goal = f"{' and '.join(missed)}: {entry.least_achievable} of a copy is the goal"
         # Groups of another size are a claim of their own; operators have no goal.
         claims = ["groups" if "groups of" in entry.case else entry.dtype] if entry.least_achievable else []
         yield Row(f"{entry.case}, {entry.dtype}", MISSED if missed else OK, goal if missed else "", 0, values, claims)
@@ -62,3 +62,8 @@ def rows(results: KernelResults) -> Iterator[Row]:
         name, _, reason = line.partition(": ")
         claims = [dtype for dtype in _DTYPES if dtype in name]
         yield Row(name, FAILED, reason, claims=claims)
+
+
+def _rate(figure: float) -> str:
+    """Of three significant digits, or of all before the point: a dry run's are below 1."""
+    return f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}"

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
@@ -26,6 +27,7 @@ from bench.machine import Machine
 _PACKAGES = ("torch", "triton", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
 _LEAST = 5.0  # seconds that a case is begun with
 _PAUSE = 0.05
+_GRACE = 5.0  # seconds that a process which is interrupted has to write what it knows; pytest writes its report
 
 
 @dataclass
@@ -36,15 +38,14 @@ class _Process:
     begin: float
     end: float
 
-    def done(self, over: bool) -> Done:
+    def done(self, over: bool, interrupted: bool = False) -> Done:
+        """How it ended, after it did."""
         seconds = time.monotonic() - self.begin
-        if over:
-            kill(self.process)
         code = self.process.wait()
         self.output.seek(0)
         text = self.output.read().decode(errors="replace")
         self.output.close()
-        return Done(code, text, seconds, over)
+        return Done(code, text, seconds, over, interrupted)
 
 
 @dataclass
@@ -54,19 +55,26 @@ class StageRun:
     Attributes:
         stage, place: what, and where.
         seconds: that it may take.
+        results: what was written last; ``None`` before.
     """
 
     stage: Stage
     place: Place
     seconds: float
+    results: StageResults | None = None
     _running: list[_Process] = field(default_factory=list)
 
     def run(self) -> StageResults:
-        """Runs all cases; those that the time does not suffice for are in the results, too."""
+        """Runs all cases; those that the time does not suffice for are in the results, too.
+
+        Raises:
+            KeyboardInterrupt: as it came, after the results were written, with what was not reached.
+        """
         begin = time.monotonic()
         end = begin + self.seconds
         rows: list[Row] = []
-        (self.place.out / f"gpu-{self.stage.name}.log").unlink(missing_ok=True)
+        for kind in ("log", "json"):  # of an earlier run, which would look like this one's if it is interrupted
+            (self.place.out / f"gpu-{self.stage.name}.{kind}").unlink(missing_ok=True)
         waiting = deque(self.stage.cases(self.place))
         try:
             while waiting or self._running:
@@ -79,15 +87,24 @@ class StageRun:
                     else:
                         self._running.append(self._started(case, end))
                 if ended := [one for one in self._running if self._has_ended(one)]:
+                    late = [one.process for one in ended if one.process.poll() is None]
+                    stop(late)
                     for one in ended:
                         self._running.remove(one)
-                        done = one.done(over=one.process.poll() is None)
-                        self._log(one.case, done)
-                        rows += one.case.rows(done)
+                        rows += self._rows(one.case, one.done(over=one.process in late))
                     self._save(rows, begin)
                 else:
                     time.sleep(_PAUSE)
-        finally:
+        except KeyboardInterrupt:
+            going = [one.process for one in self._running if one.process.poll() is None]
+            stop(going)
+            for one in self._running:
+                over = one.process in going
+                rows += self._rows(one.case, one.done(over, interrupted=over))
+            rows += [case.row(NOT_REACHED, "interrupted before it began") for case in waiting]
+            self._save(rows, begin)
+            raise
+        finally:  # whatever came between
             for one in self._running:
                 kill(one.process)
         return self._save(rows, begin)
@@ -110,6 +127,10 @@ class StageRun:
         now = time.monotonic()
         return _Process(case, process, output, now, min(end, now + case.seconds))
 
+    def _rows(self, case: Case, done: Done) -> list[Row]:
+        self._log(case, done)
+        return case.rows(done)
+
     def _log(self, case: Case, done: Done) -> None:
         with (self.place.out / f"gpu-{self.stage.name}.log").open("a") as log:
             log.write(f"==== {case.name}: {shlex.join(case.command)}\n{done.output}\n")
@@ -123,7 +144,21 @@ class StageRun:
         seconds = round(time.monotonic() - begin, 1)
         results = StageResults(machine, self.stage.name, self.place.device, self.place.dry, list(rows), seconds)
         save_as("gpu", results, self.place.out / f"gpu-{self.stage.name}.json")
+        self.results = results
         return results
+
+
+def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Interrupts processes, each with what it has started, and kills after seconds what goes on."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+    end = time.monotonic() + _GRACE
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
+    for process in processes:
+        kill(process)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

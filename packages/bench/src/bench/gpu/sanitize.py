@@ -12,8 +12,10 @@ from bench.gpu.results import FAILED, NOT_REACHED, OK, Row
 
 _SECONDS = 300  # of calls; what begins and ends with them is slow under a tool, too
 _TOOLS = ("memcheck", "racecheck", "synccheck")
+_RESULTS = "results"  # the claim of the calls; a tool has its own
 _PROGRAM = "compute-sanitizer"
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+_MISMATCH = re.compile(r"^not as on the CPU: (.*)", re.MULTILINE)
 _FINDING = re.compile(r"========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY)(\S.*)")
 
 
@@ -24,11 +26,11 @@ def cases(place: Place) -> list[Case]:
     # Each tensor has memory of its own then, so that what is next to it is nobody's.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if place.device == "cpu":
-        return [Case("calls", calls, 90, read=_calls)]
+        return [Case("calls", calls, 90, [_RESULTS], read=_calls)]
     found = shutil.which(_PROGRAM) or shutil.which(_PROGRAM, path="/usr/local/cuda/bin")
     missing = "" if found else f"{_PROGRAM} is not there"
     return [
-        Case("calls", calls, 90, read=_calls),
+        Case("calls", calls, 90, [_RESULTS], read=_calls),
         *(
             Case(
                 tool,
@@ -48,15 +50,18 @@ def cases(place: Place) -> list[Case]:
 def _calls(done: Done) -> Iterator[Row]:
     """Of the calls without a tool."""
     values = _values(done)
-    outcome = FAILED if done.reason else OK
-    yield Row("calls, without a sanitizer", outcome, done.reason, round(done.seconds, 1), values)
+    reason = _mismatch(done) or done.reason
+    outcome = FAILED if reason else OK
+    yield Row("calls, without a sanitizer", outcome, reason, round(done.seconds, 1), values, [_RESULTS])
 
 
 def _read(tool: str) -> Callable[[Done], Iterator[Row]]:
     def read(done: Done) -> Iterator[Row]:
         summary = _SUMMARY.search(done.output)
         found = int(summary[1]) if summary else -1
-        reason = done.reason
+        mismatch = _mismatch(done)
+        # Calls whose results are wrong end as failed; of what the tool watches, its summary speaks.
+        reason = "" if mismatch and summary else done.reason
         if found > 0:
             first = _FINDING.search(done.output)
             reason = f"{found} findings, the first: {first[1] if first else 'see the log'}"
@@ -66,8 +71,21 @@ def _read(tool: str) -> Callable[[Done], Iterator[Row]]:
         if not reason and not done.answer["whole"]:
             outcome, reason = NOT_REACHED, f"calls stopped after {_SECONDS} s, and none before was wrong"
         yield Row(tool, outcome, reason, round(done.seconds, 1), _values(done), [tool])
+        if mismatch:
+            yield Row(f"{tool}: {_RESULTS}", FAILED, mismatch, claims=[_RESULTS])
 
     return read
+
+
+def _mismatch(done: Done) -> str:
+    """What the calls returned that is not the CPU's; empty where nothing was."""
+    wrong = (done.answer or {}).get("wrong", 0)
+    first = _MISMATCH.search(done.output)
+    return (
+        f"{wrong} calls return not what the CPU does, the first: {first[1] if first else 'see the log'}"
+        if wrong
+        else ""
+    )
 
 
 def _values(done: Done) -> dict[str, float | str]:

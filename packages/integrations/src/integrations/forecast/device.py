@@ -21,12 +21,25 @@ def forecast_device(device: str | torch.device) -> torch.device:
     """The device that a forecast is of.
 
     Raises:
+        TypeError: it is neither a string nor a ``torch.device``; a number, which torch takes for a GPU's, is none.
         ValueError: it is none of which there are forecasts.
     """
-    found = torch.device(device)
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be 'cpu' or 'cuda', whose operators a forecast knows; got {str(device)!r}")
-    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+    rule = "device must be 'cpu' or 'cuda', whose operators a forecast knows"
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f"{rule}, as a string or a torch.device, got {device!r} ({type(device).__name__}); name the device, as "
+            "'cuda:1' does, or leave device out for the CPU"
+        )
+    try:
+        found = torch.device(device)
+    except RuntimeError:  # torch knows none of this name
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"{rule}, got {str(device)!r}; pass 'cuda' for a GPU, which need not be here, or 'cpu', whose operators "
+            "may save other tensors than those of another device"
+        )
+    return torch.device("cuda", found.index or 0) if found.type == "cuda" else torch.device("cpu")
 
 
 def needs_gpu(error: RuntimeError) -> bool:

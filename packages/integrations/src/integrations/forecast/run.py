@@ -73,11 +73,12 @@ def forecast(
         loss: what the training computes of the model's output: a function of it, or ``"cross_entropy"`` of its logits.
             What it saves has rows of its own, as it is, for a model's hooks do not see it. A model that returns its
             loss has no other.
-        device: ``"cpu"`` or ``"cuda"``: whose operators are meant. Some of CUDA's save other tensors.
+        device: ``"cpu"`` or ``"cuda"``, or a ``torch.device`` of these: whose operators are meant. Some of CUDA's save
+            other tensors.
         **options: as for ``compress_model``.
 
     Raises:
-        TypeError: ``model`` is not a module, or an option has the wrong type.
+        TypeError: ``model`` is not a module, ``device`` is no device, or an option has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, the model is compressed, or the device
             is another one.
         RuntimeError: the forward looks at elements, as ``.item()`` does; the error says what it called. Or it asks for

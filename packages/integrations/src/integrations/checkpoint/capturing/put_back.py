@@ -41,7 +41,7 @@ class Mapping(PutBack):
 
     def __init__(self, found: dict[Any, Any], whole: bool) -> None:
         self._found, self._whole = found, whole
-        self._before = dict.copy(found)  # at once: another thread may write to it
+        self._before = _entries(found)
         self._kind: Any = OrderedDict if isinstance(found, OrderedDict) else dict
         self._order = list(self._kind.keys(found)) if self._kind is OrderedDict else list(self._before)
 
@@ -56,7 +56,7 @@ class Mapping(PutBack):
                 yield value, partial(self._kind.__setitem__, self._found, key)
 
     def restore(self) -> None:
-        now, before, kind = dict.copy(self._found), self._before, self._kind
+        now, before, kind = _entries(self._found), self._before, self._kind
         changed = {key for key in {**before, **now} if _differ(now.get(key, NOTHING), before.get(key, NOTHING))}
         if not self._whole:
             changed = {key for key in changed if holds_tensor(now.get(key)) or holds_tensor(before.get(key))}
@@ -69,6 +69,17 @@ class Mapping(PutBack):
             kind.clear(self._found)
             for key in self._order:
                 kind.__setitem__(self._found, key, before[key])
+
+
+def _entries(found: dict[Any, Any]) -> dict[Any, Any]:
+    """A copy, at once: another thread may write to it.
+
+    ``dict.copy`` asks a class that iterates in its own way, as ``OrderedDict`` and all below it do, for its keys, and
+    for each value by its ``__getitem__``: that of transformers' activations makes one.
+    """
+    if type(found).__iter__ is dict.__iter__:
+        return dict.copy(found)
+    return dict(list(dict.items(found)))
 
 
 class Sequence(PutBack):
