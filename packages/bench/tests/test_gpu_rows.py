@@ -1,5 +1,6 @@
 """``tools/gpu.sh``: what its stages make of what their processes leave."""
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -46,6 +47,75 @@ def test_a_report_of_tests_by_file():
     ]
     large, *_ = tests.rows(REPORT, Done(1, "", 9.0), Place("cuda", False, Path()))
     assert (large.outcome, large.reason) == (FAILED, "torch finds no GPU")  # it was there to be tested
+
+
+LARGE = """
+import pytest
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_large(device):
+    if device == "cuda":
+        pytest.skip("takes 32 GiB of a GPU, of which 7 are free")
+
+
+def test_another():
+    {}
+"""
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """What the stage makes of a file of tests that pytest has run."""
+    monkeypatch.setattr(tests, "SCRATCH", tmp_path)
+
+    def run(name, text, device="cuda", **more):
+        (tmp_path / f"{name}.py").write_text(text)
+        case = tests._case(Place(device, device == "cpu", tmp_path), name, [str(tmp_path / f"{name}.py")])
+        done = subprocess.run([*case.command, "--rootdir", str(tmp_path)], capture_output=True, text=True)
+        assert done.returncode in (0, 1, 5), done.stdout
+        [report] = tmp_path.glob("tests-*.xml")
+        rows = case.rows(dataclasses.replace(Done(done.returncode, done.stdout + done.stderr, 9.0), **more))
+        assert not report.exists()
+        return rows
+
+    return run
+
+
+def test_what_a_gpu_skips_is_not_settled_by_tests_of_a_cpu_beside_it(ran):
+    """The claims of files with CPU parameters held with every test of a GPU skipped."""
+    [row] = ran("test_cuda_large", LARGE.format("pass"))
+    assert (row.outcome, row.reason) == (NOT_REACHED, "takes 32 GiB of a GPU, of which 7 are free")
+    assert (row.claims, row.values) == (["large"], {"passed": 2, "failed": 0, "skipped": 1})
+    [row] = ran("test_cuda_large", LARGE.format("pass"), device="cpu")
+    assert row.outcome == OK
+    [row] = ran("test_cuda_streams", "import pytest\ndef test_one(): pass\n@pytest.mark.skip(reason='needs two GPUs')\n"
+                "def test_two(): pass\n")  # fmt: skip
+    assert (row.outcome, row.reason) == (OK, "needs two GPUs")
+
+
+def test_a_reason_is_read_from_what_pytest_writes(ran):
+    """Of a whole file pytest writes a tuple, as Python would, whatever quotes are in the reason."""
+    said = 'no CUDA operators: it\'s built without "nvcc" (Skipped: none)'
+    [row] = ran("test_cuda", f"import pytest\npytest.skip({said!r}, allow_module_level=True)\n")
+    assert (row.case, row.outcome, row.reason) == ("test_cuda", FAILED, said)
+
+
+def test_a_session_that_was_stopped_does_not_settle_its_claim(ran):
+    """Its report has none of the tests that it did not come to."""
+    [row, rest] = ran(
+        "test_cuda", "def test_one(): pass\n", output="!!! session-timeout: 240.0 sec exceeded !!!", code=1
+    )
+    assert (row.outcome, rest.outcome, rest.claims) == (OK, NOT_REACHED, ["bits"])
+    assert rest.reason == "pytest was stopped after 9 s"
+
+
+@pytest.mark.parametrize(
+    ("number", "options"), [("2.4.0", ["--timeout=120", "--session-timeout=240"]), ("2.2.0", ["--timeout=120"])]
+)
+def test_pytest_ends_before_its_time_is_over(monkeypatch, number, options):
+    monkeypatch.setattr(tests, "version", lambda package: number)
+    assert tests._timeouts(270) == options
 
 
 def test_summaries_of_the_sanitizer():

@@ -98,8 +98,10 @@ class StageRun:
 
     def _started(self, case: Case, end: float) -> _Process:
         output = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the process
+        begin = time.monotonic()
+        end = min(end, begin + case.seconds)
         process = subprocess.Popen(
-            case.command,
+            [*case.command, *case.within(end - begin)],
             cwd=ROOT,
             env=self.place.environment(**case.environment),
             stdin=subprocess.DEVNULL,
@@ -107,8 +109,7 @@ class StageRun:
             stderr=subprocess.STDOUT,
             process_group=0,  # whatever it starts is ended with it
         )
-        now = time.monotonic()
-        return _Process(case, process, output, now, min(end, now + case.seconds))
+        return _Process(case, process, output, begin, end)
 
     def _log(self, case: Case, done: Done) -> None:
         with (self.place.out / f"gpu-{self.stage.name}.log").open("a") as log:
