@@ -145,6 +145,11 @@ def test_on_a_gpu_the_commands_are_understood(tmp_path, dry):
         module, *arguments = case.command[case.command.index("-m") + 1 :]
         options = cli._parser().parse_args(arguments)
         assert (module, options.device, options.alone, options.group) == ("bench", "cuda", True, [256, 192])
+    for name in ("models", "search"):
+        [case] = STAGES[name].cases(Place("cuda", dry, tmp_path))
+        command = [*case.command, *case.within(case.seconds)]
+        options = cli._parser().parse_args(command[command.index("-m") + 2 :])
+        assert (options.device, options.deadline) == ("cuda", 480)
     for name, stage in STAGES.items():
         assert stage.seconds < 9 * 60
         for case in stage.cases(Place("cuda", dry, tmp_path)):
