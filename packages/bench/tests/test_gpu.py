@@ -61,7 +61,7 @@ def test_a_failure_leaves_the_others(place):
     assert "its results cannot be read (TypeError" in results.rows[2].reason
     assert results.failed
     assert records.load(place.out / "gpu-build.json") == results
-    assert "no kernel" in (place.out / "gpu-build.log").read_text()
+    assert "no kernel" in (place.out / run.LOG).read_text()
 
 
 def test_what_takes_too_long_is_ended_with_what_it_started(place, tmp_path):
@@ -189,7 +189,7 @@ def test_the_cheap_stages_run_dry(tmp_path):
         assert f"stage {name}: " in done.stdout.splitlines()[-3:][("build", "sanitize", "kernels").index(name)]
     assert len(done.stdout) < 3 * 12_000
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"gpu-{name}.{kind}" for name in ("build", "sanitize", "kernels") for kind in ("json", "log")
+        *("gpu-build.json", "gpu-sanitize.json", "gpu-kernels.json", "kernels-dry-float32.json", "gpu.log")
     }
     assert cli.main(["show", str(tmp_path / "gpu-kernels.json")]) == 0
 

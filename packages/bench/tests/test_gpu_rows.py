@@ -197,11 +197,12 @@ def test_kernels_that_miss_the_goal():
         ("GroupAffine, 4 bits", "float32", ["float32"]),
         ("GroupAffine, 2 bits", "float32", ["float32"]),
         ("GroupAffine, 4 bits", "bfloat16", ["bfloat16"]),
-        ("GroupAffine, 2 bits", "bfloat16", ["bfloat16-others"]),  # the estimate has it below the goal
-        ("Float8, e4m3", "bfloat16", ["bfloat16-others"]),
-        ("Float8, e4m3, groups of 192", "float32", ["groups"]),
+        ("GroupAffine, 2 bits", "bfloat16", ["others"]),  # the estimate has it below the goal
+        ("Float8, e4m3", "bfloat16", ["others"]),
+        ("Float8, e4m3, groups of 192", "float32", ["others"]),
+        ("GroupAffine, 1 bit, groups of 192", "float32", ["groups"]),
         ("GroupAffine, 8 bits, groups of 192", "bfloat16", ["groups"]),
-        ("GroupAffine, 2 bits, groups of 192", "bfloat16", ["bfloat16-others"]),
+        ("GroupAffine, 2 bits, groups of 192", "bfloat16", ["others"]),
         ("Narrow(0, 8)", "int32", ["integers"]),
         ("relu", "float32", []),
     ],
@@ -230,7 +231,7 @@ def test_kernels_that_were_cut_off_are_those_that_were_measured(tmp_path):
     records.save(KernelResults(MACHINE, "cuda", 1, {}, [], [entry], 1.0), file)
     measured, rest = case.rows(Done(-9, "", 170.0, over=True))
     assert (measured.outcome, rest.outcome) == (OK, NOT_REACHED)
-    assert rest.claims == ["float32", "integers", "groups"]
+    assert rest.claims == ["float32", "integers", "groups", "others"]
     assert file.exists()
 
 

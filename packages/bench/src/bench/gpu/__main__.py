@@ -17,7 +17,7 @@ from bench.arguments import positive
 from bench.errors import BenchError
 from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, StageResults
-from bench.gpu.run import StageRun
+from bench.gpu.run import LOG, StageRun
 from bench.gpu.stages import STAGES
 
 _ALL = "all"
@@ -69,6 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         raise BenchError(f"{options.out} cannot be made ({error.strerror}); name another folder with --out") from error
     signal.signal(signal.SIGTERM, _interrupt)  # so that what a stage has started is ended with it
     place = Place(options.device, options.dry, options.out.resolve())
+    (place.out / LOG).unlink(missing_ok=True)
     end = time.monotonic() + (options.within or float("inf"))
     names = list(STAGES) if _ALL in options.stages else list(dict.fromkeys(options.stages))
     found = []

@@ -24,6 +24,8 @@ from bench.json_files import save_as
 from bench.machine import Machine
 
 _PACKAGES = ("torch", "triton", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
+LOG = "gpu.log"
+"""Of all stages: a machine that is lent may give back few files."""
 _LEAST = 5.0  # seconds that a case is begun with
 _PAUSE = 0.05
 
@@ -66,7 +68,6 @@ class StageRun:
         begin = time.monotonic()
         end = begin + self.seconds
         rows: list[Row] = []
-        (self.place.out / f"gpu-{self.stage.name}.log").unlink(missing_ok=True)
         waiting = deque(self.stage.cases(self.place))
         try:
             while waiting or self._running:
@@ -112,9 +113,9 @@ class StageRun:
         return _Process(case, process, output, begin, end)
 
     def _log(self, case: Case, done: Done) -> None:
-        with (self.place.out / f"gpu-{self.stage.name}.log").open("a") as log:
-            log.write(f"==== {case.name}: {shlex.join(case.command)}\n{done.output}\n")
-            log.write(f"==== {case.name}: {done.reason or 'done'}, {done.seconds:.1f} s\n\n")
+        with (self.place.out / LOG).open("a") as log:
+            log.write(f"==== {self.stage.name}, {case.name}: {shlex.join(case.command)}\n{done.output}\n")
+            log.write(f"==== {self.stage.name}, {case.name}: {done.reason or 'done'}, {done.seconds:.1f} s\n\n")
 
     def _save(self, rows: list[Row], begin: float) -> StageResults:
         self.place.make_importable()

@@ -87,10 +87,11 @@ def run(options: Options) -> KernelResults:
     skipped: list[str] = []
     measurements: list[Measurement] = []
     start = time.perf_counter()
+    machine = Machine.here(options.device, options.threads, _PACKAGES)
 
     def found() -> KernelResults:
         return KernelResults(
-            machine=Machine.here(options.device, options.threads, _PACKAGES),
+            machine=machine,
             device=options.device.type,
             rounds=options.rounds,
             libraries=libraries,
