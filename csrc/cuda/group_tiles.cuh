@@ -1,5 +1,6 @@
-// How tiles are laid over groups that a tile can hold: each holds as many whole groups as there is room for, so that 2 of 32
-// threads have nothing to do where a group is 3 or 5 rows, and none where it is a power of two.
+// How tiles are laid over groups that a tile can hold: each holds as many whole groups as there is room for. Of its 32
+// threads (32 / rows) * rows have something to do, rounded down in between: all where a group has a power of two rows,
+// 30 where it has 3 or 6 (groups of 96, 192), 24 of 12 (384), 22 of 11 (352), and the fewest, 17, of 17 (544).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -63,7 +63,7 @@ def test_a_failure_leaves_the_others(place):
     assert "its results cannot be read (TypeError" in results.rows[2].reason
     assert results.failed
     assert records.load(place.out / "gpu-build.json") == results
-    assert "no kernel" in (place.out / "gpu-build.log").read_text()
+    assert "no kernel" in (place.out / run.LOG).read_text()
 
 
 def test_what_takes_too_long_is_ended_with_what_it_started(place, tmp_path):
@@ -220,6 +220,11 @@ def test_on_a_gpu_the_commands_are_understood(tmp_path, dry):
         module, *arguments = case.command[case.command.index("-m") + 1 :]
         options = cli._parser().parse_args(arguments)
         assert (module, options.device, options.alone, options.group) == ("bench", "cuda", True, [256, 192])
+    for name in ("models", "search"):
+        [case] = STAGES[name].cases(Place("cuda", dry, tmp_path))
+        command = [*case.command, *case.within(case.seconds)]
+        options = cli._parser().parse_args(command[command.index("-m") + 2 :])
+        assert (options.device, options.deadline) == ("cuda", 480)
     for name, stage in STAGES.items():
         assert stage.seconds + run._GRACE < 9 * 60
         for case in stage.cases(Place("cuda", dry, tmp_path)):
@@ -291,7 +296,7 @@ def test_the_cheap_stages_run_dry(tmp_path):
         assert f"stage {name}: " in done.stdout.splitlines()[-3:][("build", "sanitize", "kernels").index(name)]
     assert len(done.stdout) < 3 * 12_000
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"gpu-{name}.{kind}" for name in ("build", "sanitize", "kernels") for kind in ("json", "log")
+        *("gpu-build.json", "gpu-sanitize.json", "gpu-kernels.json", "kernels-dry-float32.json", "gpu.log")
     }
     assert cli.main(["show", str(tmp_path / "gpu-kernels.json")]) == 0
 

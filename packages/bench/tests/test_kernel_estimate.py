@@ -55,6 +55,8 @@ def test_what_a_copy_would_take_by_hand():
     assert count.of_copy == pytest.approx(488.7 / 977, rel=1e-3)
     assert Count("compress", "bfloat16", 4, False, {"integer": 400}).of_copy == pytest.approx(488.7 / 800, rel=1e-3)
     assert Count("compress", "bfloat16", 4, False, {"integer": 100}).of_copy == 1
+    # 3072 bytes, and one bound for each of 4 groups.
+    assert Count("compress", "bfloat16", 8, False, {"float": 1000}, "Float8").of_copy == pytest.approx(0.5843, rel=1e-3)
 
 
 def test_results_are_read_back_and_shown(tmp_path):
@@ -62,6 +64,7 @@ def test_results_are_read_back_and_shown(tmp_path):
     counts = [
         Count("compress", "float32", 4, earlier, {"integer": 700 if earlier else 300}) for earlier in (True, False)
     ]
+    counts.append(Count("compress", "float32", 8, False, {"integer": 500}, "Float8"))
     results = EstimateResults(machine, "13.0", "v1", counts)
     records.save(results, tmp_path / "estimate.json")
     assert records.load(tmp_path / "estimate.json") == results
@@ -72,3 +75,4 @@ def test_results_are_read_back_and_shown(tmp_path):
     assert "nothing was run" in shown
     assert "compress, float32, 4 bits" in shown
     assert "700" in shown
+    assert "compress, float32, Float8" in shown

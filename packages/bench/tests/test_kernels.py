@@ -11,7 +11,7 @@ from bench import cli, records
 from bench.errors import BenchError
 from bench.kernels import KernelTime, clock, measure, rivals, time_kernels
 from bench.kernels.cases import cases
-from bench.kernels.contenders import RoundTrip
+from bench.kernels.contenders import Pass, RoundTrip
 
 CPU = torch.device("cpu")
 KIB = 2**10
@@ -180,6 +180,33 @@ def test_a_library_that_fails_is_left_out_and_said(monkeypatch):
     assert results.skipped == ["torchao beside GroupAffine, 4 bits, float32: RuntimeError: no kernel"]
     [entry] = results.measurements
     assert {one.who for one in entry.timings} == {"torch", "actcore", "plain PyTorch"}
+
+
+def test_what_was_measured_is_written_before_the_next(monkeypatch, tmp_path):
+    """What ended the process cost all of it."""
+    file = tmp_path / "kernels.json"
+
+    def end(x):
+        raise KeyboardInterrupt
+
+    last = dataclasses.replace(
+        cases()[0], name="GroupAffine, last", bits=4, contenders=(RoundTrip("actcore", end, end, list),)
+    )
+    monkeypatch.setattr(measure, "cases", lambda groups: [*cases(groups), last])
+    with pytest.raises(KeyboardInterrupt):
+        measure.run(options(dtypes=("float32",), with_others=False, json=file))
+    [entry] = records.load(file).measurements
+    assert entry.case == "GroupAffine, 4 bits"
+
+
+def test_a_given_gradient_is_drawn_where_it_is_used(monkeypatch):
+    """The host drew it, for a GPU, too: some seconds a gibibyte."""
+    drawn, randn = [], torch.randn
+    monkeypatch.setattr(
+        torch, "randn", lambda *shape, generator, device: drawn.append(device) or randn(*shape, generator=generator)
+    )
+    list(Pass("torch", torch.relu).contenders(torch.ones(4)))
+    assert drawn == [CPU]
 
 
 def test_a_case_that_fails_is_said_and_others_are_measured(monkeypatch):

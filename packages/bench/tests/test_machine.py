@@ -33,6 +33,16 @@ def test_a_package_that_cannot_be_imported_has_none(nothing_is_installed, monkey
     assert machine.version_of("actcore") == ""
 
 
+def test_a_package_that_fails_in_any_way_has_none(nothing_is_installed, monkeypatch):
+    """As actcore where its operators were built for another torch: an OSError, which ended tools/gpu.sh."""
+
+    def fail(name):
+        raise OSError("undefined symbol")
+
+    monkeypatch.setattr(machine.importlib, "import_module", fail)
+    assert machine.version_of("actcore") == ""
+
+
 def test_a_copy_without_git_takes_the_commit_that_it_is_told(monkeypatch):
     def fail(*arguments):
         raise subprocess.CalledProcessError(128, "git")

@@ -112,6 +112,10 @@ def test_trials_follow_one_another_where_they_leave_nothing(monkeypatch, gpu):
     assert [answer["again"] for answer in answers] == [True, True]
     assert [Trial(**answer["trial"]) for answer in answers] == [fitting, full]
     assert gpu.calls.count("empty_cache") == gpu.calls.count("cuBLAS") == 2
+    # actcore's operators raise RuntimeErrors, in torch's words or, with torch 2.10, in their own.
+    for said in ("actcore: CUDA out of memory. Tried to", "actcore: out of memory: torch could not allocate a tensor"):
+        [answer] = served(monkeypatch, Trial(320, failure=f"RuntimeError: {said} ..."))
+        assert answer["again"]
     # A library's refusal may have left its handle without a workspace; a broken device is not even asked.
     gpu.calls.clear()
     refused = Trial(320, failure="RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")

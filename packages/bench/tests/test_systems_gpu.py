@@ -323,6 +323,13 @@ def test_what_is_worth_most_is_measured_before_the_deadline(asked):
     assert asked.process.ends == 1  # after the one that failed
 
 
+def test_what_pins_most_of_the_host_s_memory_waits_for_all_others(asked, monkeypatch):
+    monkeypatch.setattr(measure, "LAST", {("one", PLAIN)})
+    measure.run(options(10, asked))
+    assert asked.cells[-1] == ("one", PLAIN)
+    assert ("other", PLAIN) in asked.cells
+
+
 def test_what_takes_too_long_is_a_row_and_what_the_deadline_ended_is_none(asked):
     results = measure.run(options(10, asked, ("slow", "other")))
     assert results.cell("slow", PLAIN).failure == "it was not done in 25 seconds"

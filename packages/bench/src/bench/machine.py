@@ -90,7 +90,7 @@ def version_of(package: str) -> str:
             return ""
     try:
         return str(importlib.import_module(_MODULES[package]).__version__)
-    except ImportError:
+    except Exception:  # in whatever way it cannot be loaded here: all else that is found out is to be kept
         return ""
 
 

@@ -18,7 +18,7 @@ from bench.errors import BenchError
 from bench.gpu.claims import CLAIMS
 from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, StageResults
-from bench.gpu.run import StageRun
+from bench.gpu.run import LOG, StageRun
 from bench.gpu.stages import STAGES
 
 _ALL = "all"
@@ -78,6 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
+    (options.out / LOG).unlink(missing_ok=True)
     end = time.monotonic() + (options.within or float("inf"))
     found: list[StageResults] = []
     try:

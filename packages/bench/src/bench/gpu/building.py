@@ -1,7 +1,7 @@
 """``python -m bench.gpu.building``: actcore into a folder, with what is installed and without a network.
 
-pip builds it where scikit-build-core is as new as actcore asks for. Where it is older, or fails, CMake is called as
-scikit-build-core would call it.
+CMake is called as scikit-build-core would call it, so that an old one is no hindrance. Where CMake cannot be asked, as
+where it is on no PATH, pip builds actcore. What does not compile is not compiled a second time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.place import ROOT, SITE
+from bench.gpu.place import ROOT, SCRATCH, SITE
 
 _CORE = ROOT / "packages" / "core"
 _LEAST = (1, 1)  # of scikit-build-core, in packages/core/pyproject.toml
@@ -29,26 +29,28 @@ def build(site: Path, architectures: str, way: str = "") -> str:
     Args:
         site: the folder.
         architectures: of CUDA, as CMake calls them; empty: without the CUDA operators.
-        way: ``"pip"`` or ``"cmake"``; empty: the first that works.
+        way: ``"pip"`` or ``"cmake"``; empty: CMake, or pip where there is no CMake that can be asked.
 
     Returns:
         In which way.
 
     Raises:
-        subprocess.CalledProcessError: none works.
+        OSError, subprocess.CalledProcessError: it cannot be built.
     """
     options = {"ACTCORE_WITH_CUDA": "ON" if architectures else "OFF"}
     if architectures:
         options["CMAKE_CUDA_ARCHITECTURES"] = architectures
-    if way == "pip" or (not way and builds_with_pip()):
+    if way != "pip":
         try:
-            _with_pip(site, options)
-            return "pip"
-        except subprocess.CalledProcessError:
-            if way:
+            folder = _configured(options)
+        except (OSError, subprocess.CalledProcessError):
+            if way or not builds_with_pip():
                 raise
-    _with_cmake(site, options)
-    return "CMake"
+        else:
+            _with_cmake(site, folder)
+            return "CMake"
+    _with_pip(site, options)
+    return "pip"
 
 
 def builds_with_pip() -> bool:
@@ -68,7 +70,7 @@ def architecture() -> str:
 
 def _with_pip(site: Path, options: dict[str, str]) -> None:
     settings = {
-        "build-dir": str(SITE.parent / "pip"),
+        "build-dir": str(SCRATCH / "pip"),
         **{f"cmake.define.{name}": what for name, what in options.items()},
     }
     shutil.rmtree(site, ignore_errors=True)  # pip replaces nothing in a folder of --target
@@ -80,13 +82,18 @@ def _with_pip(site: Path, options: dict[str, str]) -> None:
     )
 
 
-def _with_cmake(site: Path, options: dict[str, str]) -> None:
-    folder = SITE.parent / "cmake"
+def _configured(options: dict[str, str]) -> Path:
+    """The folder that CMake has prepared."""
+    folder = SCRATCH / "cmake"
     pybind11 = subprocess.run(
         [sys.executable, "-m", "pybind11", "--cmakedir"], check=True, capture_output=True, text=True
     ).stdout.strip()
     found = {"CMAKE_BUILD_TYPE": "Release", "Python_EXECUTABLE": sys.executable, "pybind11_DIR": pybind11, **options}
     _run("cmake", "-S", _CORE, "-B", folder, "-G", "Ninja", *(f"-D{name}={what}" for name, what in found.items()))
+    return folder
+
+
+def _with_cmake(site: Path, folder: Path) -> None:
     _run("cmake", "--build", folder)
     shutil.rmtree(site, ignore_errors=True)
     _run("cmake", "--install", folder, "--prefix", site)

@@ -70,6 +70,7 @@ class Case:
         environment: that it has besides.
         read: its rows; ``None``: one row, by the exit status. Also asked where the process was ended or failed.
         missing: why it cannot run here; empty where it can.
+        within: what its command has besides, by the seconds that it is given: what stops itself leaves results.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     read: Read | None = None
     missing: str = ""
+    within: Callable[[float], Sequence[str]] = lambda seconds: ()
 
     def rows(self, done: Done) -> list[Row]:
         """What it came to."""

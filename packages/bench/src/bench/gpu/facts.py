@@ -6,7 +6,9 @@ import json
 import platform
 import shutil
 import subprocess
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,7 @@ _PACKAGES = (
     *("triton", "numpy", "rich", "matplotlib", "scipy", "scikit-learn", "timm", "torchvision", "transformers"),
     *("torch-geometric", "pytest", "hypothesis", "pybind11", "scikit-build-core", "cmake", "ninja"),
 )
+_CUDA = "/usr/local/cuda/bin"
 _GPU = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power.limit,ecc.mode.current"
 
 
@@ -27,6 +30,7 @@ def facts() -> dict[str, str]:
         "nvcc": _said("nvcc", "--version"),
         "compiler": _said("c++", "--version", line=0),
         "compute-sanitizer": _said("compute-sanitizer", "--version"),
+        "Python.h": _header(),
     }
     versions = {package: _version(package) for package in _PACKAGES}
     found["packages"] = ", ".join(f"{package} {number}" for package, number in versions.items() if number)
@@ -44,12 +48,24 @@ def _gpu() -> str:
     )
 
 
+def tool_at(program: str) -> str | None:
+    """Where a program lies: on PATH, or with CUDA."""
+    return shutil.which(program) or shutil.which(program, path=_CUDA)
+
+
+def _header() -> str:
+    """Of Python, without which nothing is compiled for it."""
+    folder = Path(sysconfig.get_path("include"))
+    return f"in {folder}" if (folder / "Python.h").is_file() else f"not in {folder}"
+
+
 def _said(program: str, *arguments: str, line: int = -1) -> str:
     """A line of what a program prints."""
-    if shutil.which(program) is None:
+    found = tool_at(program)
+    if found is None:
         return f"{program} is not there"
     try:
-        printed = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30).stdout
+        printed = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program} does not answer ({error})"
     return (printed.strip().splitlines() or ["it prints nothing"])[line]

@@ -2,81 +2,108 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bench.gpu.cases import Case, Done
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 
+if TYPE_CHECKING:
+    from bench.systems.results import Cell, Figures, SystemResults
+
 _SECONDS = 480
+_AROUND = 40  # seconds for what begins and ends with it
 _PLAIN = "plain"
 _CLAIMS = ["smaller", "planned"]
 _MORE = 1.05  # of a plan's peak that may be taken: blocks of torch's allocator are rounded up, and lie apart
 
 
 def cases(place: Place) -> list[Case]:
-    """One, which stops itself."""
+    """One, which stops itself. What the file has, that was cut off before, is not measured again."""
     file = place.out / f"systems-{'dry' if place.dry else place.device}.json"
-    file.unlink(missing_ok=True)
+    if place.dry:
+        file.unlink(missing_ok=True)
     options = ["--gpu", "--quick", "--threads", "1"] if place.dry else []
-    command = ["systems", *options, "--device", place.device, "--deadline", str(_SECONDS), "--json", str(file)]
+    command = ["systems", *options, "--device", place.device, "--json", str(file)]
 
     def read(done: Done) -> Iterator[Row]:
-        yield from rows(json.loads(file.read_text()), done)
+        place.make_importable()
+        from bench import records  # imports actcore, which the stage `build` makes
+        from bench.systems.results import SystemResults
 
-    return [Case("every model in every way", place.python("bench", *command), _SECONDS + 40, _CLAIMS, read=read)]
+        results = records.load(file)
+        assert isinstance(results, SystemResults)
+        yield from rows(results, done)
+
+    return [
+        Case(
+            "every model in every way",
+            place.python("bench", *command),
+            _SECONDS + _AROUND,
+            _CLAIMS,
+            read=read,
+            within=_deadline,
+        )
+    ]
 
 
-def rows(results: dict[str, Any], done: Done) -> Iterator[Row]:
+def _deadline(given: float) -> list[str]:
+    return ["--deadline", f"{max(1.0, min(_SECONDS, given - _AROUND)):.0f}"]
+
+
+def rows(results: SystemResults, done: Done) -> Iterator[Row]:
     """A row for each model and way, plain training's first."""
-    plain = {cell["subject"]: cell["peak_bytes"] for cell in results["cells"] if cell["way"] == _PLAIN}
-    for cell in results["cells"]:
-        name = f"{cell['subject']}: {cell['way']}"
-        if cell.get("failure"):
-            yield Row(name, FAILED, cell["failure"], claims=["smaller"])
-        elif cell.get("does_not_apply"):
-            yield Row(name, SKIPPED, cell["does_not_apply"])
+    plain = {cell.subject: cell.peak_bytes or 0 for cell in results.cells if cell.way == _PLAIN}
+    for cell in results.cells:
+        name = f"{cell.subject}: {cell.way}"
+        if cell.failure:
+            yield Row(name, FAILED, cell.failure, claims=["smaller"])
+        elif cell.does_not_apply:
+            yield Row(name, SKIPPED, cell.does_not_apply)
         else:
-            yield _measured(name, cell, plain.get(cell["subject"], 0))
-    for line in results["skipped"]:
+            yield _measured(name, cell, plain.get(cell.subject, 0))
+    for line in results.skipped:
         yield Row("left out", NOT_REACHED, line, claims=_CLAIMS)
-    if done.reason:
+    if done.reason:  # the file may have what was measured before
         yield Row("the command", FAILED, done.reason, claims=_CLAIMS)
 
 
-def _measured(name: str, cell: dict[str, Any], plain: int) -> Row:
+def _measured(name: str, cell: Cell, plain: int) -> Row:
     values: dict[str, float | str] = {}
-    peak = cell["peak_bytes"]
+    peak = cell.peak_bytes
     if peak is not None:
         values["peak MiB"] = _mebibytes(peak)
     if peak is not None and plain:
         values["% of plain"] = round(100 * peak / plain)
-    if cell["seconds"]:
-        values["step ms"] = round(1e3 * median(cell["seconds"]), 2)
-        if cell["plain_seconds"]:
-            pairs = zip(cell["seconds"], cell["plain_seconds"], strict=False)
-            values["over plain"] = round(median(one / other for one, other in pairs), 2)
-    figures = cell.get("figures") or {}
-    for kind in ("allocated", "active", "reserved"):
-        if figures.get(f"{kind}_bytes") is not None:
-            values[f"{kind} MiB"] = _mebibytes(figures[f"{kind}_bytes"])
-    if figures.get("cpu_seconds"):
-        values["CPU ms"] = round(1e3 * median(figures["cpu_seconds"]), 2)
-    if figures.get("launches") is not None:
-        values["launches"] = figures["launches"]
+    if cell.ratio is not None:
+        values |= {"step ms": round(1e3 * median(cell.seconds), 2), "over plain": round(cell.ratio, 2)}
+    if cell.figures is not None:
+        values |= _of_the_device(cell.figures)
     claims, missed = [], []
-    if cell["way"] != _PLAIN and plain and peak is not None:
+    if cell.way != _PLAIN and plain and peak is not None:
         claims.append("smaller")
         if peak >= plain:
             missed.append("its peak is not below plain training's")
-    if cell.get("planned_bytes") and peak is not None:
+    if cell.planned_bytes and peak is not None:
         claims.append("planned")
-        if peak > _MORE * cell["planned_bytes"]:
-            missed.append(f"its plan said {_mebibytes(cell['planned_bytes'])} MiB")
+        if peak > _MORE * cell.planned_bytes:
+            missed.append(f"its plan said {_mebibytes(cell.planned_bytes)} MiB")
     return Row(name, MISSED if missed else OK, "; ".join(missed), 0, values, claims)
+
+
+def _of_the_device(figures: Figures) -> dict[str, float | str]:
+    values: dict[str, float | str] = {}
+    peaks = {"allocated": figures.allocated_bytes, "active": figures.active_bytes, "reserved": figures.reserved_bytes}
+    for kind, peak in peaks.items():
+        if peak is not None:
+            values[f"{kind} MiB"] = _mebibytes(peak)
+    if figures.cpu_seconds:
+        values["CPU ms"] = round(1e3 * median(figures.cpu_seconds), 2)
+    if figures.launches is not None:
+        values["launches"] = figures.launches
+    return values
 
 
 def _mebibytes(count: int) -> float:

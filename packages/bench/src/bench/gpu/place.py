@@ -9,8 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[5]
 """Of the repository."""
-SITE = ROOT / "build" / "gpu" / "site"
-"""What the stage ``build`` builds goes there, which git ignores. On a GPU it comes before what is installed."""
+SCRATCH = ROOT / "build" / "gpu"
+"""Which git ignores."""
+SITE = SCRATCH / "site"
+"""What the stage ``build`` builds goes there. On a GPU it comes before what is installed."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from bench.json_files import save_as
 from bench.machine import Machine
 
 _PACKAGES = ("torch", "triton", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
+LOG = "gpu.log"
+"""Of all stages: a machine that is lent may give back few files."""
 _LEAST = 5.0  # seconds that a case is begun with
 _PAUSE = 0.05
 _GRACE = 5.0  # seconds that a process which is interrupted has to write what it knows; pytest writes its report
@@ -73,8 +75,8 @@ class StageRun:
         begin = time.monotonic()
         end = begin + self.seconds
         rows: list[Row] = []
-        for kind in ("log", "json"):  # of an earlier run, which would look like this one's if it is interrupted
-            (self.place.out / f"gpu-{self.stage.name}.{kind}").unlink(missing_ok=True)
+        # That of an earlier run would look like this one's if it is interrupted.
+        (self.place.out / f"gpu-{self.stage.name}.json").unlink(missing_ok=True)
         waiting = deque(self.stage.cases(self.place))
         try:
             while waiting or self._running:
@@ -115,8 +117,10 @@ class StageRun:
 
     def _started(self, case: Case, end: float) -> _Process:
         output = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the process
+        begin = time.monotonic()
+        end = min(end, begin + case.seconds)
         process = subprocess.Popen(
-            case.command,
+            [*case.command, *case.within(end - begin)],
             cwd=ROOT,
             env=self.place.environment(**case.environment),
             stdin=subprocess.DEVNULL,
@@ -124,17 +128,16 @@ class StageRun:
             stderr=subprocess.STDOUT,
             process_group=0,  # whatever it starts is ended with it
         )
-        now = time.monotonic()
-        return _Process(case, process, output, now, min(end, now + case.seconds))
+        return _Process(case, process, output, begin, end)
 
     def _rows(self, case: Case, done: Done) -> list[Row]:
         self._log(case, done)
         return case.rows(done)
 
     def _log(self, case: Case, done: Done) -> None:
-        with (self.place.out / f"gpu-{self.stage.name}.log").open("a") as log:
-            log.write(f"==== {case.name}: {shlex.join(case.command)}\n{done.output}\n")
-            log.write(f"==== {case.name}: {done.reason or 'done'}, {done.seconds:.1f} s\n\n")
+        with (self.place.out / LOG).open("a") as log:
+            log.write(f"==== {self.stage.name}, {case.name}: {shlex.join(case.command)}\n{done.output}\n")
+            log.write(f"==== {self.stage.name}, {case.name}: {done.reason or 'done'}, {done.seconds:.1f} s\n\n")
 
     def _save(self, rows: list[Row], begin: float) -> StageResults:
         self.place.make_importable()

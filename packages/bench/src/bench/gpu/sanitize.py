@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 
-from bench.gpu.cases import Case, Done
+from bench.gpu.cases import Case, Done, in_a_line
+from bench.gpu.facts import tool_at
 from bench.gpu.place import Place
-from bench.gpu.results import FAILED, NOT_REACHED, OK, Row
+from bench.gpu.results import FAILED, NOT_REACHED, OK, SKIPPED, Row
 
-_SECONDS = 300  # of calls; what begins and ends with them is slow under a tool, too
+_SECONDS = 300  # of calls
+_AROUND = 100  # seconds for what begins and ends with them, which is slow under a tool, too
+_LIMIT = _SECONDS + _AROUND
 _TOOLS = ("memcheck", "racecheck", "synccheck")
 _RESULTS = "results"  # the claim of the calls; a tool has its own
 _PROGRAM = "compute-sanitizer"
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _MISMATCH = re.compile(r"^not as on the CPU: (.*)", re.MULTILINE)
+_REFUSAL = re.compile(r"^=* *(Error: .*)$", re.MULTILINE)
 _FINDING = re.compile(r"========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY)(\S.*)")
 
 
 def cases(place: Place) -> list[Case]:
     """One for each tool; on the CPU the calls alone."""
     calls = place.python("bench.gpu.sanitized", "--device", place.device, *["--dry"] * place.dry)
-    watched = [*calls, "--seconds", str(_SECONDS)]
     # Each tensor has memory of its own then, so that what is next to it is nobody's.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if place.device == "cpu":
         return [Case("calls", calls, 90, [_RESULTS], read=_calls)]
-    found = shutil.which(_PROGRAM) or shutil.which(_PROGRAM, path="/usr/local/cuda/bin")
+    found = tool_at(_PROGRAM)
     missing = "" if found else f"{_PROGRAM} is not there"
     return [
         Case("calls", calls, 90, [_RESULTS], read=_calls),
@@ -35,16 +37,21 @@ def cases(place: Place) -> list[Case]:
             Case(
                 tool,
                 # Errors that torch asks for, and handles, are none; those of launches are exceptions here.
-                [found or _PROGRAM, "--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no", *watched],
-                400,
+                [found or _PROGRAM, "--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no", *calls],
+                _LIMIT,
                 [tool],
                 alone,
                 _read(tool),
                 missing,
+                _seconds,
             )
             for tool in _TOOLS
         ),
     ]
+
+
+def _seconds(given: float) -> list[str]:
+    return ["--seconds", f"{max(1.0, min(_SECONDS, given - _AROUND)):.0f}"]
 
 
 def _calls(done: Done) -> Iterator[Row]:
@@ -61,15 +68,20 @@ def _read(tool: str) -> Callable[[Done], Iterator[Row]]:
         found = int(summary[1]) if summary else -1
         mismatch = _mismatch(done)
         # Calls whose results are wrong end as failed; of what the tool watches, its summary speaks.
-        reason = "" if mismatch and summary else done.reason
-        if found > 0:
+        reason, outcome = "" if mismatch and summary else done.reason, FAILED
+        refused = _REFUSAL.search(done.output)
+        if refused and found <= 0 and not done.answer:  # the tool itself did not work; nothing was called
+            reason = in_a_line(refused[1])
+            outcome = SKIPPED if "not supported" in reason else FAILED
+        elif found > 0:
             first = _FINDING.search(done.output)
             reason = f"{found} findings, the first: {first[1] if first else 'see the log'}"
         elif not reason and (not summary or not done.answer):
             reason = "the tool gave no summary, or the calls did not end; see the log"
-        outcome = FAILED if reason else OK
-        if not reason and not done.answer["whole"]:
-            outcome, reason = NOT_REACHED, f"calls stopped after {_SECONDS} s, and none before was wrong"
+        elif not reason:
+            outcome = OK
+        if outcome == OK and not done.answer["whole"]:
+            outcome, reason = NOT_REACHED, "calls stopped before the time was over, and none before was wrong"
         yield Row(tool, outcome, reason, round(done.seconds, 1), _values(done), [tool])
         if mismatch:
             yield Row(f"{tool}: {_RESULTS}", FAILED, mismatch, claims=[_RESULTS])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bench.gpu.cases import Case, Done
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 
+if TYPE_CHECKING:
+    from bench.search.results import SearchResults
+
 _SECONDS = 480
+_AROUND = 40  # seconds for what begins and ends with it
 _PLAIN = "plain"
 _PUBLISHED: Sequence[tuple[str, str, str, str, float]] = (  # whose, what is searched, ways, claim, times the batch
     ("GACT", "resnet50-batch", "L", "resnet50-gact", 4.2),
@@ -20,36 +23,60 @@ _PUBLISHED: Sequence[tuple[str, str, str, str, float]] = (  # whose, what is sea
 
 
 def cases(place: Place) -> list[Case]:
-    """One, which stops itself."""
+    """One, which stops itself. What the file has, that was cut off before, is not measured again."""
     file = place.out / f"search-{'dry' if place.dry else place.device}.json"
-    file.unlink(missing_ok=True)
+    if place.dry:
+        file.unlink(missing_ok=True)
     options = ["--quick", "--threads", "1"] if place.dry else []
-    command = ["search", "--gpu", *options, "--device", place.device, "--deadline", str(_SECONDS), "--json", str(file)]
+    command = ["search", "--gpu", *options, "--device", place.device, "--json", str(file)]
 
     def read(done: Done) -> Iterator[Row]:
-        yield from rows(json.loads(file.read_text()), done)
+        place.make_importable()
+        from bench import records  # imports actcore, which the stage `build` makes
+        from bench.search.results import SearchResults
 
-    return [Case("every search in every way", place.python("bench", *command), _SECONDS + 40, read=read)]
+        results = records.load(file)
+        assert isinstance(results, SearchResults)
+        yield from rows(results, done)
+
+    return [
+        Case(
+            "every search in every way",
+            place.python("bench", *command),
+            _SECONDS + _AROUND,
+            read=read,
+            within=_deadline,
+        )
+    ]
 
 
-def rows(results: dict[str, Any], done: Done) -> Iterator[Row]:
+def _deadline(given: float) -> list[str]:
+    return ["--deadline", f"{max(1.0, min(_SECONDS, given - _AROUND)):.0f}"]
+
+
+def rows(results: SearchResults, done: Done) -> Iterator[Row]:
     """A row for each search and way, then one for each that was published: the most of its kind of ways."""
-    searches = results["searches"]
-    plain = {search["dimension"]: search["largest"] for search in searches if search["way"] == _PLAIN}
-    whole = not done.reason and not results["skipped"] and all(search["ended"] for search in searches)
+    plain = {search.dimension: search.largest for search in results.searches if search.way == _PLAIN}
+    whole = not done.reason and not results.skipped and all(search.ended for search in results.searches)
     most: dict[tuple[str, str], float] = {}
-    for search in searches:
-        dimension, way, largest = search["dimension"], search["way"], search["largest"]
-        values: dict[str, float | str] = {"largest": largest or 0, "trials": len(search["trials"])}
-        if largest and plain.get(dimension):
-            values["times plain"] = round(largest / plain[dimension], 2)
-            most[dimension, way] = largest / plain[dimension]
-        reason = "" if search["ended"] else "at least this; the time was over"
-        yield Row(f"{dimension}: {way}", OK if search["ended"] else NOT_REACHED, reason, values=values)
+    for search in results.searches:
+        dimension, way, largest = search.dimension, search.way, search.largest or search.most
+        values: dict[str, float | str] = {"largest": largest or 0, "trials": len(search.trials)}
+        if largest and (beside := plain.get(dimension)):
+            values["times plain"] = round(largest / beside, 2)
+            most[dimension, way] = largest / beside
+        outcome, reason = OK, ""
+        if search.does_not_apply:
+            outcome, reason = SKIPPED, search.does_not_apply
+        elif search.failure:
+            outcome, reason = FAILED, search.failure
+        elif not search.ended:
+            outcome, reason = NOT_REACHED, "at least this; the time was over"
+        yield Row(f"{dimension}: {way}", outcome, reason, values=values)
     for whose, dimension, begin, claim, published in _PUBLISHED:
         found = {way: times for (of, way), times in most.items() if of == dimension and way.startswith(begin)}
         yield _beside(f"{dimension}: {whose}'s {published} times", found, claim, published, whole)
-    for line in results["skipped"]:
+    for line in results.skipped:
         yield Row("left out", NOT_REACHED, line)
     if done.reason:
         yield Row("the command", FAILED, done.reason)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
+import contextlib
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from xml.etree import ElementTree
 
 from bench.gpu.cases import Case, Done, in_a_line
-from bench.gpu.place import ROOT, Place
-from bench.gpu.results import FAILED, OK, SKIPPED, Row
+from bench.gpu.place import ROOT, SCRATCH, Place
+from bench.gpu.results import FAILED, NOT_REACHED, OK, SKIPPED, Row
 
 _SECONDS = 270
+_REPORT = 30  # seconds before the end of its time in which pytest begins no other test, and writes its report
+_TEST = 120  # that a test may take: one that hangs does not take the others of its file with it
+_SESSION = (2, 3)  # pytest-timeout, from which on it ends a session
+_ENDED = (0, 1, 5)  # exit statuses of pytest: all passed, some failed, nothing was left to run
+_STOPPED = "session-timeout: "  # pytest-timeout's word for what it has ended
+_ONE_GPU = "two GPUs"  # of reasons to skip a test that say nothing against a machine with one GPU
 _CLAIMS = {  # by file
     "test_cuda": "bits",
     "test_cuda_fused": "bits",
@@ -45,11 +53,9 @@ def cases(place: Place) -> list[Case]:
 
 
 def _case(place: Place, name: str, tests: Sequence[str]) -> Case:
-    report = place.out / f"gpu-tests-{name}.xml"
+    report = SCRATCH / f"tests-{name}-{place.device}.xml"
     report.unlink(missing_ok=True)
-    options = [f"--junitxml={report}", "-q", "-p", "no:cacheprovider", "-o", "minversion=7"]
-    if importlib.util.find_spec("pytest_timeout"):
-        options.append("--timeout=120")  # a test that hangs does not take the others of its file with it
+    options = [f"--junitxml={report}", "-q", "--tb=short", "-p", "no:cacheprovider", "-o", "minversion=7"]
 
     def read(done: Done) -> Iterator[Row]:
         try:
@@ -60,7 +66,10 @@ def _case(place: Place, name: str, tests: Sequence[str]) -> Case:
             )
             return
         report.unlink()
-        yield from rows(text, done, place)
+        found = list(rows(text, done, place))
+        yield from found
+        if _stopped(done) or done.code not in _ENDED:
+            yield _cut_off(name, done)
 
     return Case(
         name,
@@ -68,13 +77,38 @@ def _case(place: Place, name: str, tests: Sequence[str]) -> Case:
         _SECONDS,
         [_claim(name)],
         read=read,
+        within=_timeouts,
     )
+
+
+def _timeouts(seconds: float) -> list[str]:
+    """Of pytest-timeout, where it is there."""
+    try:
+        number = version("pytest-timeout")
+    except PackageNotFoundError:
+        return []
+    options = [f"--timeout={_TEST}"]
+    if tuple(int(part) for part in number.split(".")[:2] if part.isdecimal()) >= _SESSION:
+        options.append(f"--session-timeout={max(1.0, seconds - _REPORT):.0f}")
+    return options
+
+
+def _stopped(done: Done) -> bool:
+    return done.over or _STOPPED in done.output
+
+
+def _cut_off(name: str, done: Done) -> Row:
+    """Of a session that did not end by itself: tests that it did not come to are not in its report."""
+    stopped = _stopped(done)
+    reason = f"pytest was stopped after {done.seconds:.0f} s" if stopped else done.reason
+    return Row(f"{name}: the rest", NOT_REACHED if stopped else FAILED, reason, claims=[_claim(name)])
 
 
 def rows(report: str, done: Done, place: Place) -> Iterator[Row]:
     """A row for each file of a report in JUnit's form, and one for each test of it that failed.
 
-    Where there is a GPU, a file of which nothing ran has failed: it has found no operators, say.
+    Where there is a GPU, a file of which nothing ran has failed: it has found no operators, say. One of which a test
+    was skipped was not reached as a whole: tests of a CPU that are beside it say nothing of a GPU.
     """
     files: dict[str, list[ElementTree.Element]] = {}
     for test in ElementTree.fromstring(report).iter("testcase"):
@@ -89,8 +123,9 @@ def rows(report: str, done: Done, place: Place) -> Iterator[Row]:
         values: dict[str, float | str] = {"passed": passed, "failed": len(failed), "skipped": len(skipped)}
         seconds = round(sum(float(test.get("time") or 0) for test in tests), 1)
         why = dict.fromkeys(_said(test, "skipped") for test in skipped)
-        idle = FAILED if place.device == "cuda" else SKIPPED
-        outcome = FAILED if failed else OK if passed else idle
+        outcome = FAILED if failed else OK if passed else SKIPPED
+        if place.device == "cuda" and outcome != FAILED and any(_ONE_GPU not in reason for reason in why):
+            outcome = NOT_REACHED if passed else FAILED
         yield Row(file, outcome, in_a_line("; ".join(why)), seconds, values, [_claim(file)])
         for test in failed:
             yield Row(f"{file}::{test.get('name')}", FAILED, _said(test, "failure", "error"), claims=[_claim(file)])
@@ -110,5 +145,7 @@ def _said(test: ElementTree.Element, *kinds: str) -> str:
         return ""
     message = told.get("message") or ""
     if message == "collection skipped":  # of a whole file; the reason is in the text, as a tuple's last part
-        message = (told.text or "").rpartition("Skipped: ")[2].rstrip("')\n")
+        with contextlib.suppress(ValueError, SyntaxError, TypeError):
+            *_, message = ast.literal_eval(told.text or "")
+            message = message.removeprefix("Skipped: ")
     return in_a_line(message)

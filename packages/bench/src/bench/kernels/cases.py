@@ -16,6 +16,7 @@ from bench.kernels import plain, rivals
 from bench.kernels.contenders import ACTCORE, COMPRESS, DECOMPRESS, PLAIN, TORCH, TRAIN, Pass, RoundTrip
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGERS = (torch.int64, torch.int32)
 GROUP = plain.GROUP
 """Elements of a group, where nothing else is said."""
 _TRAINED = (torch.float32, torch.bfloat16)
@@ -150,7 +151,7 @@ def _narrow(high: int, bits: int) -> Case:
         actcore.Narrow(0, high),
         lambda x: (plain.pack(x.to(torch.uint8), bits),),
         lambda parts, numel, dtype: plain.unpack(parts[0], bits, numel).to(dtype),
-        dtypes=(torch.int64, torch.int32),
+        dtypes=INTEGERS,
         bits=bits,
         prepare=lambda x, dtype: (torch.arange(x.numel(), device=x.device) % (high + 1)).to(dtype),
     )

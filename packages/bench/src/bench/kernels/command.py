@@ -10,7 +10,7 @@ from bench.arguments import THREADS, add_chart, add_shared, positive, size
 from bench.errors import BenchError
 from bench.finish import finish, require_writable
 from bench.kernels import estimate, measure
-from bench.kernels.cases import FLOATS, GROUP
+from bench.kernels.cases import FLOATS, GROUP, INTEGERS
 from bench.units import size_name
 
 _OF_A_RUN = ("case", "bits", "group", "dtype", "size", "rounds", "alone", "quick")
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group", action="append", type=_group, metavar="ELEMENTS", help=f"of a group, repeatable; default: {GROUP}"
     )
-    names = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
+    names = [str(dtype).removeprefix("torch.") for dtype in (*FLOATS, *INTEGERS)]
     parser.add_argument("--dtype", action="append", choices=names, help="repeatable; default: all that a case takes")
     parser.add_argument(
         "--size",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs nothing: counts the instructions of the CUDA kernels, which takes nvcc and cuobjdump",
     )
     parser.add_argument("--against", metavar="COMMIT", default="", help="with --estimate: beside those of a commit")
-    add_shared(parser, threads=THREADS)
+    add_shared(parser, threads=THREADS, place=", case by case")
     add_chart(parser)
 
 
@@ -85,6 +85,7 @@ def run_kernels(options: argparse.Namespace) -> None:
             groups=options.group or (GROUP,),
             dtypes=options.dtype or (),
             with_others=not options.alone,
+            json=options.json,
         )
     )
     finish(results, options.json, options.chart)

@@ -1,4 +1,4 @@
-"""``python -m bench kernels --estimate``: how fast the group-affine kernels could be on a GPU that is not there.
+"""``python -m bench kernels --estimate``: how fast kernels that round could be on a GPU that is not there.
 
 The kernels are compiled for it and the instructions of a full tile are counted (``sass.py``); nothing is run. A tile is
 1024 elements, a warp's work, 32 elements a thread. Of a copy's bytes a second a kernel then reaches::
@@ -44,10 +44,13 @@ DTYPES: Mapping[str, tuple[int, str]] = {
     "bfloat16": (2, "NS_8BFloat16E"),
     "float16": (2, "NS_4HalfE"),
 }
-BITS = (2, 4, 8)
+GROUP_AFFINE, FLOAT8 = "GroupAffine", "Float8"
+CODECS = (*((GROUP_AFFINE, bits) for bits in (1, 2, 4, 8)), (FLOAT8, 8))
+"""Names and bits. Both formats of ``Float8`` take the same instructions, so that e4m3 stands for both."""
 
+_BOUNDS = {GROUP_AFFINE: 2, FLOAT8: 1}  # of a group
 _CSRC = Path(__file__).parents[5] / "csrc"
-_SOURCE = "cuda/group_affine.cu"
+_SOURCES = {GROUP_AFFINE: "cuda/group_affine.cu", FLOAT8: "cuda/float8.cu"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Count:
         dtype, bits: of what it is for.
         earlier: whether of the commit that was compared with.
         pipes: how many, by what executes them.
+        codec: one of ``CODECS``.
     """
 
     what: str
@@ -66,6 +70,7 @@ class Count:
     bits: int
     earlier: bool
     pipes: dict[str, int]
+    codec: str = GROUP_AFFINE
 
     @property
     def instructions(self) -> int:
@@ -75,7 +80,7 @@ class Count:
     def of_copy(self) -> float:
         """The part of a copy's bytes a second that it reaches, by the model above."""
         size, _ = DTYPES[self.dtype]
-        moved = TILE * (size + self.bits / 8) + TILE / GROUP * 2 * size
+        moved = TILE * (size + self.bits / 8) + TILE / GROUP * _BOUNDS[self.codec] * size
         pipes = self.pipes
         cycles = max(
             self.instructions, 2 * pipes.get(INTEGER, 0), 2 * pipes.get("multiply", 0), 8 * pipes.get("special", 0)
@@ -106,10 +111,11 @@ class EstimateResults:
         counts = [Count(**entry) for entry in fields.pop("counts")]
         return cls(machine=Machine(**fields.pop("machine")), counts=counts, **fields)
 
-    def get(self, what: str, dtype: str, bits: int, *, earlier: bool) -> Count | None:
+    def get(self, codec: str, what: str, dtype: str, bits: int, *, earlier: bool) -> Count | None:
         """One of the counts."""
-        wanted = (what, dtype, bits, earlier)
-        return next((one for one in self.counts if (one.what, one.dtype, one.bits, one.earlier) == wanted), None)
+        wanted = (codec, what, dtype, bits, earlier)
+        found = (one for one in self.counts if (one.codec, one.what, one.dtype, one.bits, one.earlier) == wanted)
+        return next(found, None)
 
 
 def run(against: str, threads: int) -> EstimateResults:
@@ -121,10 +127,10 @@ def run(against: str, threads: int) -> EstimateResults:
     if not _CSRC.is_dir():
         raise BenchError("--estimate compiles csrc/cuda: run it in a clone of the repository")
     nvcc = _tool("nvcc", [])
-    counts = list(_counted(_disassembled(nvcc, _CSRC), earlier=False))
+    counts = list(_counted(nvcc, _CSRC, earlier=False))
     if against:
         with TemporaryDirectory() as folder:
-            counts += _counted(_disassembled(nvcc, _taken_from(against, Path(folder))), earlier=True)
+            counts += _counted(nvcc, _taken_from(against, Path(folder)), earlier=True)
     version = _output([nvcc, "--version"])
     found = re.search(r"release ([\d.]+)", version)
     return EstimateResults(
@@ -135,30 +141,35 @@ def run(against: str, threads: int) -> EstimateResults:
     )
 
 
-def _counted(disassembly: str, *, earlier: bool) -> Iterator[Count]:
-    code = functions(disassembly)
+def _counted(nvcc: str, csrc: Path, *, earlier: bool) -> Iterator[Count]:
+    code = {codec: functions(_disassembled(nvcc, csrc, source)) for codec, source in _SOURCES.items()}
+    rounds = (GROUP // ROW).bit_length() - 1  # in which threads of a group tell each other their bounds
     for dtype, (size, mangled) in DTYPES.items():
-        for bits in BITS:
-            bounds, codes, values = 2 * size, ROW * bits // 8, ROW * size
+        for codec, bits in CODECS:
+            bounds, codes, values = _BOUNDS[codec] * size, ROW * bits // 8, ROW * size
+            shuffles = _BOUNDS[codec] * rounds
             works = {
-                COMPRESS: Work(read=values, written=codes + bounds, products=36, floats=ROW, reciprocals=1, shuffles=6),
-                DECOMPRESS: Work(read=codes + bounds, written=values, floats=ROW),
+                COMPRESS: Work(values, codes + bounds, products=36, floats=ROW, reciprocals=1, shuffles=shuffles),
+                DECOMPRESS: Work(codes + bounds, values, floats=ROW),
             }
             for what, work in works.items():
-                names = [name for name in code if re.search(rf"\d{what}_kernelI{mangled}Li{bits}E", name)]
-                pipes = path(code[names[0]], work, (GROUP // ROW).bit_length() - 1) if names else None
+                kind = "NS_4E4M3E" if codec == FLOAT8 else f"Li{bits}E"
+                pattern = re.compile(rf"\d{what}_kernelI{mangled}{kind}")
+                names = [name for name in code[codec] if pattern.search(name)]
+                pipes = path(code[codec][names[0]], work, rounds) if names else None
                 if pipes is None:
                     raise BenchError(
-                        f"{_SOURCE} has no full tile's path in {what}, {dtype}, {bits} bits: adapt bench.kernels.sass"
+                        f"{_SOURCES[codec]} has no full tile's path in {what}, {dtype}, {bits} bits: "
+                        "adapt bench.kernels.sass"
                     )
-                yield Count(what, dtype, bits, earlier, dict(sorted(pipes.items())))
+                yield Count(what, dtype, bits, earlier, dict(sorted(pipes.items())), codec)
 
 
-def _disassembled(nvcc: str, csrc: Path) -> str:
+def _disassembled(nvcc: str, csrc: Path, source: str) -> str:
     with TemporaryDirectory() as folder:
         binary = str(Path(folder) / "kernels.cubin")
         flags = ("-std=c++20", "-O3", "-fmad=false", f"-arch={ARCHITECTURE}", "-cubin", "-I", str(csrc))
-        _output([nvcc, *flags, str(csrc / _SOURCE), "-o", binary])
+        _output([nvcc, *flags, str(csrc / source), "-o", binary])
         return _output([_tool("cuobjdump", [Path(nvcc).resolve().parent, *_tritons()]), "-sass", binary])
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bench.errors import BenchError
 from bench.kernels.contenders import COMPRESS, DECOMPRESS
-from bench.kernels.estimate import ARCHITECTURE, BITS, DTYPES, Count, EstimateResults
+from bench.kernels.estimate import ARCHITECTURE, CODECS, DTYPES, FLOAT8, Count, EstimateResults
 from bench.kernels.sass import INTEGER
 
 
@@ -25,11 +25,12 @@ def render(results: EstimateResults) -> RenderableType:
         table.add_column(heading, justify="right")
     for what in (COMPRESS, DECOMPRESS):
         for dtype in DTYPES:
-            for bits in BITS:
-                now = results.get(what, dtype, bits, earlier=False)
-                before = results.get(what, dtype, bits, earlier=True)
+            for codec, bits in CODECS:
+                now = results.get(codec, what, dtype, bits, earlier=False)
+                before = results.get(codec, what, dtype, bits, earlier=True)
+                stored = FLOAT8 if codec == FLOAT8 else f"{bits} bit{'s' if bits > 1 else ''}"
                 if now is not None:
-                    table.add_row(f"{what}, {dtype}, {bits} bits", *_cells([before, now] if before else [now]))
+                    table.add_row(f"{what}, {dtype}, {stored}", *_cells([before, now] if before else [now]))
     against = f"before: commit {results.against}\n" if results.against else ""
     note = f"nvcc {results.compiler} for {ARCHITECTURE}; instructions of a thread, for 32 elements\n{against}"
     return Group(Text(note, style="dim"), table)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bench import records
 from bench.errors import BenchError
 from bench.kernels import rivals
 from bench.kernels.cases import GROUP, Case, cases
@@ -28,7 +30,7 @@ _OTHERS_ROUNDS = 3
 
 _JUDGED_FROM = {"cpu": 256 * MIB, "cuda": GIB}  # the targets are for tensors that no cache holds
 # Of copy_'s bytes a second. bfloat16 has twice the elements a byte, and its arithmetic is what limits.
-_CUDA_TARGETS = {"float32": 0.9, "bfloat16": 0.8}
+_CUDA_TARGETS = {"float32": 0.9, "bfloat16": 0.8, "int64": 0.9, "int32": 0.9}
 _BLOCK = 4 * MIB  # bytes that a timed row of calls works on, so that the clock's own cost does not show
 # A GPU takes some thousand launches ahead of it; where more are enqueued behind a spin, Python waits for its end.
 _MOST_CALLS = {"cpu": 200, "cuda": 20}
@@ -49,6 +51,7 @@ class Options:
         groups: sizes of the groups of ``GroupAffine`` and ``Float8``.
         dtypes: names without ``torch.``, or none for all.
         with_others: whether plain PyTorch and other libraries run beside.
+        json: the file that results are written to after each measurement.
     """
 
     device: torch.device
@@ -60,6 +63,7 @@ class Options:
     groups: Sequence[int] = (GROUP,)
     dtypes: Sequence[str] = ()
     with_others: bool = True
+    json: Path | None = None
 
 
 def run(options: Options) -> KernelResults:
@@ -81,8 +85,21 @@ def run(options: Options) -> KernelResults:
         raise BenchError("no case has the codec, bits and dtype that were chosen together; leave one of them out")
     libraries = rivals.present() if options.with_others else {}
     skipped: list[str] = []
-    measurements = []
+    measurements: list[Measurement] = []
     start = time.perf_counter()
+    machine = Machine.here(options.device, options.threads, _PACKAGES)
+
+    def found() -> KernelResults:
+        return KernelResults(
+            machine=machine,
+            device=options.device.type,
+            rounds=options.rounds,
+            libraries=libraries,
+            skipped=list(dict.fromkeys(skipped)),
+            measurements=measurements,
+            seconds=time.perf_counter() - start,
+        )
+
     with (
         threads(options.threads),
         Progress(
@@ -101,16 +118,10 @@ def run(options: Options) -> KernelResults:
                 measurements.append(_measure(case, dtype, nbytes, options, libraries, skipped))
             except Exception as error:  # whatever one case fails with, others are to be measured
                 skipped.append(f"{case.name}, {_name(dtype)}, {size_name(nbytes)}: {_reason(error)}")
+            if options.json is not None:  # what ends the process later costs nothing of this
+                records.save(found(), options.json)
             progress.advance(task)
-    return KernelResults(
-        machine=Machine.here(options.device, options.threads, _PACKAGES),
-        device=options.device.type,
-        rounds=options.rounds,
-        libraries=libraries,
-        skipped=list(dict.fromkeys(skipped)),
-        measurements=measurements,
-        seconds=time.perf_counter() - start,
-    )
+    return found()
 
 
 def _chosen(options: Options) -> list[Case]:

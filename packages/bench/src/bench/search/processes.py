@@ -32,6 +32,7 @@ from bench.search.trial import Request, prepare, says_out_of_memory, take
 from bench.units import MIB
 from bench.workers import Ended, Worker
 
+_REFUSED = "out of memory"  # the words of torch's allocator, and of actcore's operators, which ask it
 _LEFT = 16 * MIB  # that a trial on CUDA may leave in use: a thousandth of the limit
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -124,10 +125,10 @@ def serve(device: str, requests: Iterator[str]) -> None:
 def _is_clean(trial: Trial) -> bool:
     """Whether a trial on CUDA left nothing that the next one in this process would be charged with.
 
-    The allocator's own refusal leaves the device as it was. Of all else that fails, libraries' refusals among it, some
-    leave a device that takes no more work.
+    The allocator's refusal leaves the device as it was, whether torch or actcore says so. Of all else that fails,
+    libraries' refusals among it, some leave a device that takes no more work.
     """
-    if trial.failure and not trial.failure.startswith(torch.OutOfMemoryError.__name__):
+    if trial.failure and _REFUSED not in trial.failure:
         return False
     release_cached()
     return torch.cuda.memory_allocated() <= _LEFT

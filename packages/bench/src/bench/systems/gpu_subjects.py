@@ -122,3 +122,6 @@ WAYS = (
     "torch.compile, budget 0.5",
 )
 """That they are trained in by default, names in ``ways.WAYS``, what is worth most first."""
+
+LAST = frozenset({("llama-8", "save_on_cpu")})
+"""Models and ways that wait for all others: torch pins and unpins 40 GiB of host memory in each step of this one."""

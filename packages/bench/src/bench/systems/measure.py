@@ -15,6 +15,7 @@ from bench.errors import BenchError, MissingLibrary
 from bench.machine import Machine, installed
 from bench.progress import progress
 from bench.systems import cell as cells
+from bench.systems.gpu_subjects import LAST
 from bench.systems.results import Cell, SystemResults
 from bench.systems.subjects import NAMES, made
 from bench.systems.ways import WAYS
@@ -57,7 +58,8 @@ class Options:
 
 def run(options: Options) -> SystemResults:
     """Measures the cells that the file does not have, with a progress bar on stderr: each way of all models, in the
-    order of ``Options``, so that what is worth most is there when the deadline comes.
+    order of ``Options`` with ``gpu_subjects.LAST`` behind them, so that what is worth most is there when the deadline
+    comes.
 
     Raises:
         BenchError: there is no such device; the file holds other results.
@@ -76,6 +78,7 @@ def run(options: Options) -> SystemResults:
         for name in options.subjects
         if name not in missing and not _has(results.cell(name, way), options)
     ]
+    left.sort(key=lambda cell: (cell.subject, cell.way) in LAST)
     rounds = options.rounds if options.timed else 0
     device, threads, seed = options.device.type, options.threads, options.seed
     with progress("systems", len(left)) as advance, cells.worker() as process:
