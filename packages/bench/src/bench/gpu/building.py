@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,8 @@ def _main() -> None:
     parser.add_argument("--way", choices=("pip", "cmake"), default="")
     options = parser.parse_args()
     architectures = "" if options.without_cuda else options.architectures or architecture()
+    # CMake and ninja of the environment that this Python is of, which may be on no PATH, come before the system's.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     begin = time.perf_counter()
     way = build(options.site.resolve(), architectures, options.way)
     seconds = round(time.perf_counter() - begin, 1)
