@@ -42,8 +42,9 @@ inline Tensor make_empty(const Tensor& like, const Ints& sizes, ScalarType type)
     int64_t numel = 1;
     for (const int64_t size : sizes) numel *= size;
     const char* where = device_type == aoti_torch_device_type_cpu() ? "CPU" : "CUDA";
-    throw std::runtime_error(std::string("actcore: ") + where + " out of memory. torch could not allocate a tensor of " +
-                             std::to_string(numel) + " elements; its own words are on stderr");
+    throw std::runtime_error(std::string("actcore: ") + where +
+                             " out of memory. torch could not allocate a tensor of " + std::to_string(numel) +
+                             " elements; its own words are on stderr");
   }
 #endif
   ACTCORE_CHECK_TORCH(status);
