@@ -92,7 +92,10 @@ def has_ended(pid):
     return False
 
 
-GOES_ON = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+# Said to each, since who runs tests in the background of a shell ignores interrupts, and so would they.
+ENDS, GOES_ON = (
+    f"import signal; signal.signal(signal.SIGINT, signal.{handler})" for handler in ("default_int_handler", "SIG_IGN")
+)
 WAITS = """
 import time
 try:
@@ -108,7 +111,7 @@ def test_what_is_ended_can_write_what_it_knows(monkeypatch):
     monkeypatch.setattr(run, "_GRACE", 1.0)
     started = [
         subprocess.Popen(python(text), stdout=subprocess.PIPE, text=True, process_group=0)
-        for text in (WAITS, f"{GOES_ON}\n{WAITS}")
+        for text in (f"{ENDS}\n{WAITS}", f"{GOES_ON}\n{WAITS}")
     ]
     for process in started:
         assert process.stdout.readline() == "there\n"
@@ -136,7 +139,9 @@ sys.exit(command.main(["build", "tests", "--device", "cpu", "--dry", "--out", {o
 
 
 def test_an_interrupted_run_says_what_it_found(tmp_path):
-    """By SIGHUP, say, of a terminal that is closed; and what it ran has ended. An earlier run's results are gone."""
+    """By SIGHUP, say, of a terminal that is closed, which nohup ignores; and what it ran has ended. An earlier run's
+    results are gone."""
+    closed = signal.SIGTERM if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else signal.SIGHUP
     pid, earlier = tmp_path / "pid", tmp_path / "gpu-build.json"
     earlier.write_text("{}")
     waits = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))\n{WAITS}"
@@ -149,7 +154,7 @@ def test_an_interrupted_run_says_what_it_found(tmp_path):
             if pid.exists() and pid.read_text():
                 break
             time.sleep(0.1)
-        process.send_signal(signal.SIGHUP)
+        process.send_signal(closed)
         out, errors = process.communicate(timeout=60)
     finally:
         process.kill()
