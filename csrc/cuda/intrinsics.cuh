@@ -57,10 +57,12 @@ template <class E>
 struct Pair;
 
 #if defined(__CUDA_ARCH__)
-#define ACTCORE_PAIR_ASM(INSTRUCTION, A, B)                        \
-  uint32_t result;                                                 \
-  asm(INSTRUCTION " %0, %1, %2;" : "=r"(result) : "r"(A), "r"(B)); \
-  return result
+#define ACTCORE_PAIR_BOUND(BOUND, E, INSTRUCTION)                    \
+  __device__ static uint32_t BOUND(uint32_t a, uint32_t b) {         \
+    uint32_t result;                                                 \
+    asm(INSTRUCTION " %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b)); \
+    return result;                                                   \
+  }
 #define ACTCORE_PACK_ASM(INSTRUCTION, FIRST, SECOND)                        \
   uint32_t result;                                                          \
   asm(INSTRUCTION " %0, %1, %2;" : "=r"(result) : "f"(SECOND), "f"(FIRST)); \
@@ -73,6 +75,10 @@ uint32_t halves(uint32_t a, uint32_t b, const Choose& of_floats) {
   const float second = of_floats(Pair<E>::second(a), Pair<E>::second(b));
   return Pair<E>::pack(first, second);
 }
+#define ACTCORE_PAIR_BOUND(BOUND, E, INSTRUCTION)                                  \
+  __device__ static uint32_t BOUND(uint32_t a, uint32_t b) {                       \
+    return halves<E>(a, b, [](float x, float y) { return BOUND##_or_nan(x, y); }); \
+  }
 #endif
 
 template <>
@@ -88,20 +94,8 @@ struct Pair<BFloat16> {
     return to_bfloat16(first).bits | static_cast<uint32_t>(to_bfloat16(second).bits) << 16;
 #endif
   }
-  __device__ static uint32_t min(uint32_t a, uint32_t b) {
-#if defined(__CUDA_ARCH__)
-    ACTCORE_PAIR_ASM("min.NaN.bf16x2", a, b);
-#else
-    return halves<BFloat16>(a, b, [](float x, float y) { return min_or_nan(x, y); });
-#endif
-  }
-  __device__ static uint32_t max(uint32_t a, uint32_t b) {
-#if defined(__CUDA_ARCH__)
-    ACTCORE_PAIR_ASM("max.NaN.bf16x2", a, b);
-#else
-    return halves<BFloat16>(a, b, [](float x, float y) { return max_or_nan(x, y); });
-#endif
-  }
+  ACTCORE_PAIR_BOUND(min, BFloat16, "min.NaN.bf16x2")
+  ACTCORE_PAIR_BOUND(max, BFloat16, "max.NaN.bf16x2")
 };
 
 template <>
@@ -132,23 +126,11 @@ struct Pair<Half> {
     return to_half(first).bits | static_cast<uint32_t>(to_half(second).bits) << 16;
 #endif
   }
-  __device__ static uint32_t min(uint32_t a, uint32_t b) {
-#if defined(__CUDA_ARCH__)
-    ACTCORE_PAIR_ASM("min.NaN.f16x2", a, b);
-#else
-    return halves<Half>(a, b, [](float x, float y) { return min_or_nan(x, y); });
-#endif
-  }
-  __device__ static uint32_t max(uint32_t a, uint32_t b) {
-#if defined(__CUDA_ARCH__)
-    ACTCORE_PAIR_ASM("max.NaN.f16x2", a, b);
-#else
-    return halves<Half>(a, b, [](float x, float y) { return max_or_nan(x, y); });
-#endif
-  }
+  ACTCORE_PAIR_BOUND(min, Half, "min.NaN.f16x2")
+  ACTCORE_PAIR_BOUND(max, Half, "max.NaN.f16x2")
 };
 
-#undef ACTCORE_PAIR_ASM
+#undef ACTCORE_PAIR_BOUND
 #undef ACTCORE_PACK_ASM
 
 }  // namespace actcore::cuda

@@ -13,6 +13,7 @@ from bench.gnn.results import Results
 from bench.gnn.training import Curve
 from bench.machine import Machine
 from bench.memory import Memory
+from bench.systems import cell
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -94,3 +95,24 @@ def recipe(monkeypatch):
     monkeypatch.setattr(measure, "Recipe", lambda **_: tiny)
     monkeypatch.setattr(training, "STRIDE", 2)
     return tiny
+
+
+class Counted:
+    """Counts nothing: the real counters need a process that was started for them."""
+
+    def live(self) -> int:
+        return 0
+
+    def start_peak(self) -> int:
+        return 0
+
+    def peak(self) -> int:
+        return 1 << 20
+
+
+@pytest.fixture
+def counted(monkeypatch) -> Counted:
+    """What cells of ``bench systems`` count with: every peak is one MiB."""
+    counters = Counted()
+    monkeypatch.setattr(cell, "counters", lambda device: counters)
+    return counters

@@ -26,24 +26,6 @@ MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False,
 CPU = torch.device("cpu")
 
 
-class Counted:
-    """Counts nothing: the real counters need a process that was started for them."""
-
-    def live(self):
-        return 0
-
-    def start_peak(self):
-        return 0
-
-    def peak(self):
-        return 1 << 20
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    monkeypatch.setattr(cells, "counters", lambda device: Counted())
-
-
 def request(subject, way, rounds=0, **fields):
     return cells.Request(Cell(subject, way), rounds, "cpu", threads=1, seed=0, **fields)
 

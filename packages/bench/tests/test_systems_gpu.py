@@ -26,24 +26,6 @@ MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "pyth
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-class Counted:
-    """Counts nothing: the real counters need a process that was started for them."""
-
-    def live(self):
-        return 0
-
-    def start_peak(self):
-        return 0
-
-    def peak(self):
-        return 1 << 20
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    monkeypatch.setattr(cells, "counters", lambda device: Counted())
-
-
 def test_what_is_measured_is_known():
     assert set(gpu_subjects.SUBJECTS) <= set(NAMES)
     assert set(gpu_subjects.WAYS) <= set(WAYS)
@@ -233,12 +215,12 @@ def test_the_most_that_an_operator_has_for_itself(monkeypatch):
     assert (found.workspace_bytes, found.workspace_of) == (1000, "aten.mm.default")
 
 
-def test_figures_on_cuda(monkeypatch, cuda):
+def test_figures_on_cuda(monkeypatch, cuda, counted):
     left = iter((100, 132, 100))  # bytes in tensors: before the steps, and before and after cuBLAS's are released
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *of: next(left))
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: cuda.append("cuBLAS"), raising=False)
     weight = nn.Parameter(torch.ones(3))
-    found = device.figures(lambda: weight.sum(), lambda: cuda.append("step"), Counted(), CUDA)
+    found = device.figures(lambda: weight.sum(), lambda: cuda.append("step"), counted, CUDA)
     assert (found.before_bytes, found.active_bytes, found.reserved_bytes, found.pinned_bytes) == (100, 2, 3, 7)
     assert found.blas_bytes == 32
     assert torch.equal(weight.grad, torch.full((3,), 3.0))  # three steps, which add to what is there

@@ -115,6 +115,12 @@ class Written:
         return self._memory[self._begin : end].clone().view(self._dtype)
 
 
+def same_bytes(got: Tensor, expected: Tensor, case: object) -> None:
+    """Every bit of what a kernel wrote, those of NaN included, is the CPU operator's."""
+    assert got.dtype == expected.dtype, case
+    assert torch.equal(as_bytes(got), as_bytes(expected.reshape(-1))), case
+
+
 def at_offset(x: Tensor, skip: int) -> Tensor:
     """A copy whose memory begins ``skip`` bytes beyond a multiple of 16, between margins that are NaN."""
     memory = Written(x.numel(), x.dtype, skip=skip)

@@ -9,7 +9,7 @@ import torch
 
 import actcore  # noqa: F401 - its operators
 
-from .emulation import ELEMENT_TYPES, Written, at_offset
+from .emulation import ELEMENT_TYPES, Written, at_offset, same_bytes
 from .samples import (
     BITS,
     DTYPES,
@@ -17,7 +17,6 @@ from .samples import (
     GROUP_SIZES,
     INTEGERS,
     NUMELS,
-    as_bytes,
     hard_ranges,
     integers,
     name_of,
@@ -33,11 +32,6 @@ SEED, STREAM = 0x0123_4567_89AB_CDEF, -3
 # Whole groups to a tile; several groups to a tile that they do not fill; a block for a group, of one warp and of more.
 SIZES = (*GROUP_SIZES, 160, 192, 224, 352, 544, 1056, 2048, 4096)
 LONG = 32 * 1025
-
-
-def same_bytes(got, expected, case):
-    assert got.dtype == expected.dtype, case
-    assert torch.equal(as_bytes(got), as_bytes(expected)), case
 
 
 def packed(numel, bits):

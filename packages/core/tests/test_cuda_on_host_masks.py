@@ -7,19 +7,14 @@ import torch
 
 from actcore.pooling import window_bits
 
-from .emulation import ELEMENT_TYPES, Written, at_offset
+from .emulation import ELEMENT_TYPES, Written, at_offset, same_bytes
 from .fused_samples import POOLS
-from .samples import DTYPES, INTEGERS, NUMELS, as_bytes, integers, name_of, normal, not_finite
+from .samples import DTYPES, INTEGERS, NUMELS, integers, name_of, normal, not_finite
 
 ops = torch.ops.actcore
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 
 SEED, STREAM = 0x0123_4567_89AB_CDEF, 3
-
-
-def same_bytes(got, expected, case):
-    assert got.dtype == expected.dtype, case
-    assert torch.equal(as_bytes(got), as_bytes(expected.reshape(-1))), case
 
 
 def pattern(value, dtype):

@@ -5,20 +5,15 @@ import torch
 
 import actcore  # noqa: F401 - its operators
 
-from .emulation import ELEMENT_TYPES, Written, at_offset
+from .emulation import ELEMENT_TYPES, Written, at_offset, same_bytes
 from .fused_samples import levels_for
-from .samples import BITS, DTYPES, NUMELS, as_bytes, name_of, normal, not_finite
+from .samples import BITS, DTYPES, NUMELS, name_of, normal, not_finite
 
 ops = torch.ops.actcore
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 GUARDS = ("none", "nan", "nonfinite")
 
 SEED, STREAM = 2**60, -5
-
-
-def same_bytes(got, expected, case):
-    assert got.dtype == expected.dtype, case
-    assert torch.equal(as_bytes(got), as_bytes(expected)), case
 
 
 def samples(dtype):

@@ -12,5 +12,6 @@ build.py          versions, ceilings and the build: facts.py, building.py and ce
 tests.py          the tests that take a GPU
 sanitize.py       compute-sanitizer over sanitized.py
 kernels.py        ``python -m bench kernels``, as fractions of a copy
-models.py, search.py    ``python -m bench systems`` and ``search``
+to_deadline.py    a stage of one command that stops itself
+models.py, search.py    such: ``python -m bench systems`` and ``search``
 """

@@ -9,48 +9,20 @@ from typing import TYPE_CHECKING
 from bench.gpu.cases import Case, Done
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
+from bench.gpu.to_deadline import to_deadline
 
 if TYPE_CHECKING:
     from bench.systems.results import Cell, Figures, SystemResults
 
-_SECONDS = 480
-_AROUND = 40  # seconds for what begins and ends with it
 _PLAIN = "plain"
 _CLAIMS = ["smaller", "planned"]
 _MORE = 1.05  # of a plan's peak that may be taken: blocks of torch's allocator are rounded up, and lie apart
 
 
 def cases(place: Place) -> list[Case]:
-    """One, which stops itself. What the file has, that was cut off before, is not measured again."""
-    file = place.out / f"systems-{'dry' if place.dry else place.device}.json"
-    if place.dry:
-        file.unlink(missing_ok=True)
-    options = ["--gpu", "--quick", "--threads", "1"] if place.dry else []
-    command = ["systems", *options, "--device", place.device, "--json", str(file)]
-
-    def read(done: Done) -> Iterator[Row]:
-        place.make_importable()
-        from bench import records  # imports actcore, which the stage `build` makes
-        from bench.systems.results import SystemResults
-
-        results = records.load(file)
-        assert isinstance(results, SystemResults)
-        yield from rows(results, done)
-
-    return [
-        Case(
-            "every model in every way",
-            place.python("bench", *command),
-            _SECONDS + _AROUND,
-            _CLAIMS,
-            read=read,
-            within=_deadline,
-        )
-    ]
-
-
-def _deadline(given: float) -> list[str]:
-    return ["--deadline", f"{max(1.0, min(_SECONDS, given - _AROUND)):.0f}"]
+    """One, which stops itself."""
+    small = ["--gpu", "--quick", "--threads", "1"] if place.dry else []
+    return [to_deadline(place, "every model in every way", ["systems", *small], rows, _CLAIMS)]
 
 
 def rows(results: SystemResults, done: Done) -> Iterator[Row]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from bench.gpu.cases import Case, Done
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
+from bench.gpu.to_deadline import to_deadline
 
 if TYPE_CHECKING:
     from bench.search.results import SearchResults
 
-_SECONDS = 480
-_AROUND = 40  # seconds for what begins and ends with it
 _PLAIN = "plain"
 _PUBLISHED: Sequence[tuple[str, str, str, str, float]] = (  # whose, what is searched, ways, claim, times the batch
     ("GACT", "resnet50-batch", "L", "resnet50-gact", 4.2),
@@ -23,35 +22,9 @@ _PUBLISHED: Sequence[tuple[str, str, str, str, float]] = (  # whose, what is sea
 
 
 def cases(place: Place) -> list[Case]:
-    """One, which stops itself. What the file has, that was cut off before, is not measured again."""
-    file = place.out / f"search-{'dry' if place.dry else place.device}.json"
-    if place.dry:
-        file.unlink(missing_ok=True)
-    options = ["--quick", "--threads", "1"] if place.dry else []
-    command = ["search", "--gpu", *options, "--device", place.device, "--json", str(file)]
-
-    def read(done: Done) -> Iterator[Row]:
-        place.make_importable()
-        from bench import records  # imports actcore, which the stage `build` makes
-        from bench.search.results import SearchResults
-
-        results = records.load(file)
-        assert isinstance(results, SearchResults)
-        yield from rows(results, done)
-
-    return [
-        Case(
-            "every search in every way",
-            place.python("bench", *command),
-            _SECONDS + _AROUND,
-            read=read,
-            within=_deadline,
-        )
-    ]
-
-
-def _deadline(given: float) -> list[str]:
-    return ["--deadline", f"{max(1.0, min(_SECONDS, given - _AROUND)):.0f}"]
+    """One, which stops itself."""
+    small = ["--quick", "--threads", "1"] if place.dry else []
+    return [to_deadline(place, "every search in every way", ["search", "--gpu", *small], rows)]
 
 
 def rows(results: SearchResults, done: Done) -> Iterator[Row]:
