@@ -23,7 +23,8 @@ from integrations.handles import key_for
 from integrations.in_model import InModel
 from integrations.keeping import with_kept
 from integrations.levels import Level
-from integrations.recomputing import NOT_COMPILED, Following, Recomputing
+from integrations.plan_forward import Following
+from integrations.recomputing import NOT_COMPILED, Recomputing
 from integrations.report import Report, Row
 from integrations.running import RunningSession
 from integrations.saved.modules import ModulePaths

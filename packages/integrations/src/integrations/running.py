@@ -22,7 +22,7 @@ from integrations.saved.timed import TimedSession
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
-    from integrations.recomputing import Following
+    from integrations.plan_forward import Following
 
 
 def recipes_under(handle: Compression, plan: Plan | None) -> Recipes:
