@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 __all__ = ["CompressionCallback", "compress_model", "compression", "restore_model"]
 
 
-def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
+def compress_model(model: Model, level: str | None = None, **options: Any) -> Model:
     """``integrations.compress_model`` for a model of transformers, or one that contains such, as PEFT's do: the same
     arguments.
 

@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound=nn.Module)
 __all__ = ["compress_model", "compression", "restore_model"]
 
 
-def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
+def compress_model(model: Model, level: str | None = None, **options: Any) -> Model:
     """``integrations.compress_model`` for a model with layers of PyTorch Geometric: the same arguments.
 
     ::

@@ -1,4 +1,4 @@
-"""``Recomputing``: a compressed model's plan of what backward makes again, as it was asked for."""
+"""``Recomputing``: a compressed model's plan of how values wait for backward, as it was asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from integrations.bounds import Bounds
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.graphs.signature import Signature
@@ -19,42 +20,74 @@ from integrations.locking import OwnLock
 from integrations.plan_forward import Following
 from integrations.planning import planned
 
-Asked = str | int | float | Plan
+Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
 NOT_COMPILED = (
-    "a forward that torch compiles follows no plan of what backward makes again, and is compressed alone; leave out "
-    "checkpoint, or do not compile the model"
+    "a forward that torch compiles follows no plan, and is stored as the level says alone; leave out checkpoint, memory, "
+    "time and error, or do not compile the model"
 )
 
 
+def level_with(level: str | None, bounds: Bounds | None) -> str:
+    """The name of a model's level, where it may have been left out: with bounds, one at which a plan decides all."""
+    if level is None:
+        return "L1" if bounds is None else "L0"
+    return level
+
+
+def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None:
+    """What ``compress_model`` was asked to plan; ``None`` where it was nothing.
+
+    Raises:
+        TypeError: ``checkpoint`` has the wrong type.
+        ValueError: it is no budget, or was asked for beside bounds.
+    """
+    if checkpoint is None:
+        return bounds
+    if bounds is not None:
+        raise ValueError(
+            f"checkpoint must be None beside memory, time, error and stores, whose plan has backward compute again what "
+            f"is worth it, got {checkpoint!r}; memory takes the same budgets"
+        )
+    require_asked(checkpoint)
+    return checkpoint
+
+
+def planning_for(asked: Asked) -> str:
+    """What was asked for, in words that name the arguments."""
+    if isinstance(asked, Bounds):
+        return f"plan({asked})"
+    return "a plan of its own" if isinstance(asked, Plan) else f"checkpoint={asked!r}"
+
+
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
-    """What backward makes again in a model at a level.
+    """What a model at a level is asked to plan.
 
     Raises:
         TypeError: ``asked`` has the wrong type.
         ValueError: it is no budget, or a plan of another model; or the level is one that nothing can be made again at.
     """
-    require_asked(asked)
-    require_fixed(level)
+    if not isinstance(asked, Bounds):
+        require_asked(asked)
+    require_fixed(level, "memory" if isinstance(asked, Bounds) else "checkpoint")
     if isinstance(asked, Plan):
         require_of(asked, model)
     return Recomputing(asked, level)
 
 
-def require_fixed(level: Level) -> None:
+def require_fixed(level: Level, name: str = "checkpoint") -> None:
     """Refuses levels at which nothing can be made again.
+
+    Args:
+        level: of the model.
+        name: of the argument that asks for a plan.
 
     Raises:
         ValueError: it is one.
     """
-    if level.off:
-        raise ValueError(
-            "checkpoint must be None at a level that is off, which stores nothing in another way; "
-            "integrations.checkpoint.apply(model, plan) makes tensors again without compression"
-        )
     if level.adaptive and level.bits is not None:
         raise ValueError(
-            "checkpoint must be None at an adaptive level, which measures each tensor as the forward stores it, and "
+            f"{name} must be None at an adaptive level, which measures each tensor as the forward stores it, and "
             "what backward makes again is stored by nobody then; take a level of fixed bits, such as 'L1'"
         )
 
@@ -80,10 +113,10 @@ def require_asked(asked: object) -> None:
 
 
 class Recomputing:
-    """What backward makes again in a compressed model, as it was asked for.
+    """How a model's values wait for backward where a plan says so, as it was asked for.
 
     Attributes:
-        asked: ``"optimal"``, a budget, or a plan.
+        asked: bounds, a plan; or, of what is made again beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
     """
 
@@ -106,19 +139,26 @@ class Recomputing:
         """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
 
         Raises:
-            ValueError: the budget cannot be met; the message names the least that can.
+            ValueError: no plan keeps to what was asked for; the message names the least that can be had.
         """
         self._attempts.start()
         with self._lock:  # of two threads one plans
             if self.plans is None:
                 assert not isinstance(self.asked, Plan)
                 inputs = Signature.of(args, kwargs)
-                plan = self._attempts.plan(model, inputs, lambda: planned(model, level, args, kwargs))
+                plan = self._attempts.plan(model, inputs, lambda: front_of(model, level, self.asked, args, kwargs))
                 if plan is None:
                     return None
-                self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
+                self.plans = _LevelPlans(self._chosen(plan), level)
         followed = self.plans.plan_for(model, args, kwargs)
         return None if followed is None else Following(model, self.plans, followed, level.rounds_checkpoints)
+
+    def _chosen(self, plan: Plan) -> Plan:
+        """Of a plan's front, what was asked for."""
+        if isinstance(self.asked, Bounds):
+            return plan if self.asked.memory is None else plan.within(self.asked.memory)
+        assert not isinstance(self.asked, Plan)
+        return plan if self.asked == OPTIMAL else plan.within(self.asked)
 
     def note_returned(self) -> None:
         """The forward that ``following`` was asked for in this thread has returned."""
@@ -134,11 +174,18 @@ class Recomputing:
         count = len(plan.segments)
         return f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made"
 
+    def title(self) -> str:
+        """What was asked for, for a report."""
+        return planning_for(self.asked)
+
     def state(self) -> dict[str, Any]:
         """Plain values only."""
-        given = isinstance(self.asked, Plan)
+        asked: Any = None if isinstance(self.asked, Plan) else self.asked
         plan = None if self.plans is None else self.plans.last
-        return {"asked": None if given else self.asked, "plan": None if plan is None else plan.to_json()}
+        return {
+            "asked": asked.content() if isinstance(asked, Bounds) else asked,
+            "plan": None if plan is None else plan.to_json(),
+        }
 
     @staticmethod
     def of(state: Mapping[str, Any], model: nn.Module, level: Level) -> Recomputing:
@@ -153,10 +200,33 @@ class Recomputing:
         if plan is not None:
             require_of(plan, model)
         asked: Any = plan if state["asked"] is None else state["asked"]
+        if isinstance(asked, Mapping):
+            asked = Bounds.of(asked)
         found = recomputing_for(model, level, asked)
         if plan is not None and found.plans is None:
             found.plans = _LevelPlans(plan, level)
         return found
+
+
+def front_of(
+    model: nn.Module,
+    level: Level,
+    asked: Asked,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    **how: Any,
+) -> Plan:
+    """The plan of the least memory for a forward, of all that keep to a bound on the error.
+
+    Args:
+        model: in training mode.
+        level: where it is off, each value waits in the store that is best for it; otherwise that of the level is the
+            only one that rounds.
+        asked: the bounds; or what ``checkpoint`` was.
+        args, kwargs: of the forward.
+        how: what ``planned`` takes besides.
+    """
+    return planned(model, level, args, kwargs, **how)
 
 
 def require_of(plan: Plan, model: nn.Module) -> None:

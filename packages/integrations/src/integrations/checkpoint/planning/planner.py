@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from actcore import checkpoint_plans, simulate
 from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.capturing.loss import Loss, require_loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.budget import Budget
@@ -81,8 +81,7 @@ def plan(
         Exception: what the model raises with these inputs.
     """
     model = plannable(model)
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
+    require_loss(loss)
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be 'peak' or 'paper', got {objective!r}")
     if objective == "paper" and budget is not None:
