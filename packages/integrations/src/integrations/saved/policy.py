@@ -11,6 +11,7 @@ from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw
 from integrations.jumps import names
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
+from integrations.stores import Store
 
 # They normalise the last dimensions; the others take statistics over many rows.
 _ROW_NORMS = ("layer_norm", "rms_norm")
@@ -131,6 +132,32 @@ class FixedBits:
         """Bits an element for a need; no need gets fewer than linear operators do."""
         bits, own = self.level.bits, getattr(self.level, _BITS[need])
         return None if bits is None or own is None else max(bits, own)
+
+
+@dataclass(frozen=True)
+class ExactForms:
+    """The policy of what is not to be rounded: what backward needs less of than the elements, such as signs, masks,
+    shapes and indices, is stored in as few bits as that takes, and all else is kept as it is.
+
+    Attributes:
+        level: says what is small, and what is kept; of its bits nothing.
+    """
+
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
+        if isinstance(decision.codec, GroupAffine):
+            return Decision(Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward)
+        return decision
+
+
+def policy_of(store: Store, base: Level) -> Policy:
+    """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
+    ``Store.level``."""
+    level = store.level(base)
+    return ExactForms(level) if store.bits is None else FixedBits(level)
 
 
 def _decides(saved: SavedTensor) -> bool:

@@ -45,7 +45,7 @@ def planned(
     if level.rounds_checkpoints:
         graph = graph.where_rounded
     captured = perf_counter() - started
-    return replace(compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured), loss=loss)
+    return replace(compressed_plan(class_of(model).__name__, graph, sizes.of(graph), captured, level), loss=loss)
 
 
 class _Sizes:
