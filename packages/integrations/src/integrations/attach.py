@@ -63,9 +63,9 @@ def compress_model(
         compress_model(model, memory=0.2, error=0)  # in a fifth of the plain step's, gradients bit for bit
         compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
 
-    With ``memory``, ``time``, ``error`` or ``stores``, the first training forward is planned for: of each value the plan
-    says whether it is kept, rounded, stored exactly in fewer bits, computed again, or sent to host memory, whichever
-    takes the least time within the bounds. Of memory, time and error, what is not bounded is made the least: the time
+    With ``memory``, ``time``, ``error`` or ``stores``, the first training forward is planned for: of each value the
+    plan says whether it is kept, rounded, stored exactly in fewer bits, computed again, or sent to host memory. Of
+    memory, time and error, what is not bounded is made the least: the time
     within ``memory``, the memory within ``time``, the error where both are given, the memory where none is.
 
     The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
@@ -80,8 +80,8 @@ def compress_model(
         time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
         error: the most that the whole gradient may be off, relative to it, in [0, 1); 0 makes gradients bit for bit
             those of the model. Where one of the others is given, 0.1 by default.
-        stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and the
-            like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
+        stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
+            the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
             ``"host"``; forms such as ``"8 bits"`` by their names. All by default.
         level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, the level's store is the
             only one that rounds. ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
@@ -94,10 +94,11 @@ def compress_model(
         layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
             on average, another of ``qmodules.LEVELS``, or ``QModule``'s arguments.
         checkpoint: without the bounds above, lets backward make again some of what it needs, whatever the level does to
-            the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak (bytes, ``"4GiB"``, or a fraction of the plain step's) as little
-            as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what it says, which may have a ``loss`` of its
-            own. The first training forward is planned for, on tensors without elements. What is kept for that is stored
-            in ``checkpoint_bits``, and what is made again as the level says, until backward reads it.
+            the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak (bytes, ``"4GiB"``, or
+            a fraction of the plain step's) as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
+            it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
+            elements. What is kept for that is stored in ``checkpoint_bits``, and what is made again as the level says,
+            until backward reads it.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,

@@ -50,8 +50,8 @@ class Bounds:
 
     @classmethod
     def asked(cls, memory: Any, time: Any, error: Any, stores: Any) -> Self | None:
-        """Those of ``compress_model``'s arguments; ``None`` where none is given. The error is bounded by ``ERROR`` where
-        none is named.
+        """Those of ``compress_model``'s arguments; ``None`` where none is given. The bound on the error is ``ERROR``
+        where none is named.
 
         Raises:
             TypeError, ValueError: as for ``Bounds``.

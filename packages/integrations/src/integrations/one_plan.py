@@ -105,7 +105,9 @@ def worst_of(fronts: list[Plan], bounds: Bounds) -> Plan:
             if place != number
         )
     ]
-    found = [front if memory is None and bounds.time is None else front.within(memory) for front in leading]
+    found = [
+        front if memory is None and bounds.time is None else front.within(memory, bounds.time) for front in leading
+    ]
     found.sort(key=lambda plan: plan.peak, reverse=True)
     return replace(found[0], also=tuple(found[1:])) if len(found) > 1 else found[0]
 

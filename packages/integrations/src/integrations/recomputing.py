@@ -156,7 +156,7 @@ class Recomputing:
     def _chosen(self, plan: Plan) -> Plan:
         """Of a plan's front, what was asked for."""
         if isinstance(self.asked, Bounds):
-            return plan if self.asked.memory is None else plan.within(self.asked.memory)
+            return plan.within(self.asked.memory, self.asked.time)
         assert not isinstance(self.asked, Plan)
         return plan if self.asked == OPTIMAL else plan.within(self.asked)
 
