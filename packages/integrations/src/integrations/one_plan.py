@@ -53,9 +53,9 @@ def plan(
 
     Args:
         model: in training mode, and not wrapped: plan for the module that DistributedDataParallel is given.
-        args: of its forward, as in training: a tuple, a mapping by name, or the only one. A list is several inputs, each
-            of these: the plan keeps to the bounds with all of them, and a fraction is one of the largest plain step's.
-            (A model whose only argument is a list is given it in a tuple.)
+        args: of its forward, as in training: a tuple, a mapping by name, or the only one. A list is several inputs,
+            each of these: the plan keeps to the bounds with all of them, and a fraction is one of the largest plain
+            step's. (A model whose only argument is a list is given it in a tuple.)
         kwargs: further arguments by name, of every input.
         memory, time, error, stores: as for ``compress_model``.
         real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
@@ -105,9 +105,7 @@ def worst_of(fronts: list[Plan], bounds: Bounds) -> Plan:
             if place != number
         )
     ]
-    found = [
-        front if memory is None and bounds.time is None else front.within(memory, bounds.time) for front in leading
-    ]
+    found = [front.within(memory, bounds.time) for front in leading]
     found.sort(key=lambda plan: plan.peak, reverse=True)
     return replace(found[0], also=tuple(found[1:])) if len(found) > 1 else found[0]
 

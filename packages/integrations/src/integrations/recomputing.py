@@ -23,8 +23,8 @@ from integrations.planning import planned
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
 NOT_COMPILED = (
-    "a forward that torch compiles follows no plan, and is stored as the level says alone; leave out checkpoint, memory, "
-    "time and error, or do not compile the model"
+    "a forward that torch compiles follows no plan of what backward makes again, and is stored as the level says; leave "
+    "out checkpoint, memory, time and error, or do not compile the model"
 )
 
 
@@ -46,7 +46,7 @@ def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None
         return bounds
     if bounds is not None:
         raise ValueError(
-            f"checkpoint must be None beside memory, time, error and stores, whose plan has backward compute again what "
+            "checkpoint must be None beside memory, time, error and stores, whose plan has backward compute again what "
             f"is worth it, got {checkpoint!r}; memory takes the same budgets"
         )
     require_asked(checkpoint)

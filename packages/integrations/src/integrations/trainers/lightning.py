@@ -45,9 +45,9 @@ class CompressionCallback(lightning.Callback):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the level or an option is unknown, or a value is out of range; or what asks for a plan
-            (``memory``, ``time``, ``error``, ``stores``, ``checkpoint``) comes without ``module``. When fitting begins: there is no such submodule, it is compressed with other arguments, or the
-            checkpoint is of another level.
+        ValueError: the level or an option is unknown, or a value is out of range; or what asks for a plan (``memory``,
+            ``time``, ``error``, ``stores``, ``checkpoint``) comes without ``module``. When fitting begins: there is no
+            such submodule, it is compressed with other arguments, or the checkpoint is of another level.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class CompressionCallback(lightning.Callback):
         for name in ("checkpoint", "memory", "time", "error", "stores"):
             if module is None and arguments.get(name) is not None:
                 raise ValueError(
-                    f"{name} must be None where module is, because a plan is made for the call of a module, and not for "
-                    "training_step; name the submodule that training_step calls, such as module='net'"
+                    f"{name} must be None where module is, because a plan is made for the call of a module, and not "
+                    "for training_step; name the submodule that training_step calls, such as module='net'"
                 )
         self.module = module
         self._training = CompressedTraining(level, report, restore, resume, arguments)

@@ -57,9 +57,8 @@ class CompressedTraining:
         bounds = Bounds.asked(*(arguments.get(name) for name in ("memory", "time", "error", "stores")))
         self.asked = require_one(bounds, arguments.get("checkpoint"))
         self.level_name = level_with(level, bounds)
-        self.level = resolve_level(
-            self.level_name, {name: arguments[name] for name in arguments if name not in _KEYWORDS}
-        )
+        options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
+        self.level = resolve_level(self.level_name, options)
         self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers")))
         if self.asked is not None:
             require_fixed(self.level, "memory" if bounds is self.asked else "checkpoint")

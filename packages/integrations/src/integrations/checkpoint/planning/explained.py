@@ -70,8 +70,8 @@ def lines_of(plan: Plan) -> list[Line]:
 
 
 def grouped(lines: Sequence[Line]) -> list[tuple[Line, list[Line]]]:
-    """The lines, with those of repeated modules joined: of modules whose paths differ in a number alone. Each comes with
-    the lines that it is made of."""
+    """The lines, with those of repeated modules joined: of modules whose paths differ in a number alone. Each comes
+    with the lines that it is made of."""
     members: dict[tuple[str, str, str], list[Line]] = {}
     for line in lines:
         key = _hidden(line.module)[0], line.how, _pattern(line.why)
@@ -150,10 +150,9 @@ def _values_of(plan: Plan) -> Iterator[Line]:
             if value in schedule.recomputed:
                 how = INNER if value in schedule.inner else AGAIN
                 why = _origin(plan, planned.inner if value in schedule.inner else planned.segment)
-                line = Line(
-                    op.module, (), (op.name,), how, why, 1, nbytes, menus.aside[value], again + seconds, 0.0, variance
-                )
-                yield line if store is None else replace(line, how=f"{how}, then {store}")
+                how = how if store is None else f"{how}, then {store}"
+                aside, spent = menus.aside[value], again + seconds
+                yield Line(op.module, (), (op.name,), how, why, 1, nbytes, aside, spent, 0.0, variance)
                 again = 0.0  # counted once for all that the operator makes
             elif store is not None and option is not None:
                 why = _why_stored(option, store, value in repeated)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def table_of(plan: Plan) -> str:
-    """What happens to each module's values, below what that saves and takes: lines that a terminal may wrap, and a table
-    that fits it, in which repeated modules are joined."""
+    """What happens to each module's values, below what that saves and takes: lines that a terminal may wrap, and a
+    table that fits it, in which repeated modules are joined."""
     if not plan.segments and not plan.choice.stores:
         return f"{_title(plan)}\n{_caption(plan)}"
     table = Table()
