@@ -23,8 +23,8 @@ from integrations.planning import planned
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
 NOT_COMPILED = (
-    "a forward that torch compiles follows no plan of what backward makes again, and is stored as the level says; leave "
-    "out checkpoint, memory, time and error, or do not compile the model"
+    "a forward that torch compiles follows no plan of what backward makes again, and is stored as the level says; "
+    "leave out checkpoint, memory, time and error, or do not compile the model"
 )
 
 

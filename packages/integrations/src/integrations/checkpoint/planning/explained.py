@@ -15,7 +15,7 @@ from integrations.stores import Store
 if TYPE_CHECKING:
     from integrations.checkpoint.planning.plan import Plan
 
-KEPT, AGAIN, INNER = "kept", "computed again", "computed again (inner)"
+KEPT, AGAIN, INNER = "kept", "recomputed", "recomputed (inner)"
 """How values wait that have no store: as they are, or not at all; the last is of nested segments."""
 
 _HIDDEN = "*"

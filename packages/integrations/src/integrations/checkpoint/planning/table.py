@@ -22,7 +22,7 @@ def table_of(plan: Plan) -> str:
     """What happens to each module's values, below what that saves and takes: lines that a terminal may wrap, and a
     table that fits it, in which repeated modules are joined."""
     if not plan.segments and not plan.choice.stores:
-        return f"{_title(plan)}\n{_caption(plan)}"
+        return f"{_title(plan)}\n{caption_of(plan)}"
     table = Table()
     table.add_column("module", overflow="fold")
     table.add_column("of *", overflow="fold")
@@ -43,7 +43,7 @@ def table_of(plan: Plan) -> str:
         )
     text = StringIO()
     Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(table)
-    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{_caption(plan)}"
+    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{caption_of(plan)}"
 
 
 def listed(operators: Sequence[str], most: int = 2) -> str:
@@ -65,7 +65,8 @@ def _title(plan: Plan) -> str:
     )
 
 
-def _caption(plan: Plan) -> str:
+def caption_of(plan: Plan) -> str:
+    """What else there is to say of a plan, in lines."""
     front = plan.front
     if len(front) == 1:
         lines = ["Nothing is worth making again: there is no other plan."]
@@ -77,7 +78,7 @@ def _caption(plan: Plan) -> str:
     if plan.segments:
         count = len(plan.segments)
         lines.append(
-            f"Backward computes again what {count} segment{'' if count == 1 else 's'} of the forward made, "
+            f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made, "
             f"{format_bytes(sum(segment.nbytes for segment in plan.segments))}: plan.segments."
         )
     if plan.compressed:
