@@ -65,6 +65,16 @@ class Recorder(TorchDispatchMode):
         """The last event that has begun."""
         return self._recording.events - 1
 
+    @property
+    def operators(self) -> int:
+        """How many the forward has had so far."""
+        return len(self._recording.ops)
+
+    @property
+    def module(self) -> str:
+        """Path of the module in whose forward the caller is; empty for the model itself."""
+        return self._paths.running() or ""
+
     def value_of(self, tensor: Tensor) -> int | None:
         """The value that a tensor is a view of."""
         return self._memory.value_in(tensor) if is_plain(tensor) else None
@@ -145,7 +155,7 @@ class Recorder(TorchDispatchMode):
         self._recording.ops.append(
             RecordedOp(
                 name=traits.name,
-                module=self._paths.running() or "",
+                module=self.module,
                 reads=reads,
                 makes=tuple(range(first, first + len(makes))),
                 call=self._recording.calls.note(func, args, kwargs, results),
