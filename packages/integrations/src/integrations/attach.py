@@ -83,10 +83,11 @@ def compress_model(
         stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
             the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
             ``"host"``; forms such as ``"8 bits"`` by their names. All by default.
-        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, the level's store is the
-            only one that rounds. ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
-            ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on average, each tensor its own; ``"L3"`` those of L2 in
-            host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
+        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not made again
+            is stored as the level says, whatever the error, and the plan says what is made again. ``"L0"`` off,
+            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
+            average, each tensor its own; ``"L3"`` those of L2 in host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"``
+            tensors as they are there.
         activations: exchanges activations for few-bit ones, before what is left is stored as the level says:
             ``"fewbit"`` for 3 bits, a number of bits from 1 to 8, or ``fewbit.convert``'s arguments.
         linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
@@ -116,7 +117,7 @@ def compress_model(
             keeps to the bounds; the message names the least that can be had.
     """
     inner = compiled_module(model)
-    bounds = Bounds.asked(memory, time, error, stores)
+    bounds = Bounds.asked(memory, time, error, stores, level)
     exchanges = Exchanges.asked(activations, linear, layers)
     level = level_with(level, bounds)
     handle = _new_handle(Compression, inner, level, strict, options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from integrations.checkpoint.planning.budget import Budget, bytes_of, require_error, require_ratio
+from integrations.levels import LEVELS
 from integrations.stores import Store
 
 WAYS = ("recompute", "exact", "bits", "slopes", "host")
@@ -27,7 +28,7 @@ class Bounds:
         memory: the most that forward and backward may have allocated at once beyond what is still allocated after them:
             bytes, a string such as ``"8GiB"``, or a fraction of the plain step's.
         time: of the step over the plain step's, 1 or more.
-        error: of the whole gradient, relative to it; 0 rounds nothing.
+        error: of the whole gradient, relative to it; 0 rounds nothing. ``None``: a level says how all is rounded.
         stores: the ways of ``WAYS`` that are allowed, and names of single stores, such as ``"8 bits"``.
 
     Raises:
@@ -37,7 +38,7 @@ class Bounds:
 
     memory: Budget | None = None
     time: float | None = None
-    error: float = ERROR
+    error: float | None = ERROR
     stores: tuple[str, ...] = WAYS
 
     def __post_init__(self) -> None:
@@ -45,20 +46,29 @@ class Bounds:
             bytes_of(self.memory, 1, "memory")
         if self.time is not None:
             require_ratio(self.time)
-        require_error(self.error)
+        if self.error is not None:
+            require_error(self.error)
         object.__setattr__(self, "stores", _checked(self.stores))
 
     @classmethod
-    def asked(cls, memory: Any, time: Any, error: Any, stores: Any) -> Self | None:
+    def asked(cls, memory: Any, time: Any, error: Any, stores: Any, level: str | None) -> Self | None:
         """Those of ``compress_model``'s arguments; ``None`` where none is given. The bound on the error is ``ERROR``
-        where none is named.
+        where none is named, but beside a level that rounds.
 
         Raises:
-            TypeError, ValueError: as for ``Bounds``.
+            TypeError, ValueError: as for ``Bounds``; or there is a bound on the error beside such a level.
         """
         if memory is None and time is None and error is None and stores is None:
             return None
-        return cls(memory, time, ERROR if error is None else error, WAYS if stores is None else stores)
+        found = cls(memory, time, ERROR if error is None else error, WAYS if stores is None else stores)
+        if level not in LEVELS or LEVELS[level].off:
+            return found
+        if error is not None:
+            raise ValueError(
+                f"error must be None beside level={level!r}, which says how everything is stored, got {error!r}; leave "
+                "out the level, and each value waits in the store that is best for it within the error"
+            )
+        return replace(found, error=None)
 
     @property
     def exact(self) -> bool:
@@ -103,7 +113,8 @@ class Bounds:
         found = [] if self.memory is None else [f"memory={self.memory!r}"]
         if self.time is not None:
             found.append(f"time={self.time:g}")
-        found.append(f"error={self.error:g}")
+        if self.error is not None:
+            found.append(f"error={self.error:g}")
         if self.stores != WAYS:
             found.append(f"stores={self.stores!r}")
         return ", ".join(found)

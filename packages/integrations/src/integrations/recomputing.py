@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from integrations.bounds import Bounds
+from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.costs.calibrating import calibrated
+from integrations.checkpoint.costs.rates import constant
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.graphs.signature import Signature
@@ -22,6 +26,8 @@ from integrations.planning import planned
 
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
+AGAIN = ("recompute",)
+"""The ways of a plan that only says what is made again."""
 NOT_COMPILED = (
     "a forward that torch compiles follows no plan of what backward makes again, and is stored as the level says; "
     "leave out checkpoint, memory, time and error, or do not compile the model"
@@ -126,7 +132,8 @@ class Recomputing:
         self._attempts = Attempts()
         self._lock = OwnLock()
         if isinstance(asked, Plan):
-            self.plans = _LevelPlans(asked, level) if asked.compressed else Plans(asked, "replan")
+            stores = asked.compressed or asked.menus is not None
+            self.plans = _Fronts(asked, level) if stores else Plans(asked, "replan")
 
     @property
     def plan(self) -> Plan | None:
@@ -146,19 +153,24 @@ class Recomputing:
             if self.plans is None:
                 assert not isinstance(self.asked, Plan)
                 inputs = Signature.of(args, kwargs)
-                plan = self._attempts.plan(model, inputs, lambda: front_of(model, level, self.asked, args, kwargs))
+                bounds = self._bounds
+                plan = self._attempts.plan(model, inputs, lambda: front_of(model, level, bounds, args, kwargs))
                 if plan is None:
                     return None
-                self.plans = _LevelPlans(self._chosen(plan), level)
+                self.plans = _Fronts(plan if self.asked == OPTIMAL else plan.within(bounds.memory, bounds.time), level)
         followed = self.plans.plan_for(model, args, kwargs)
-        return None if followed is None else Following(model, self.plans, followed, level.rounds_checkpoints)
+        if followed is None:
+            return None
+        by_value = followed.plan.menus is not None and followed.plan.level is None
+        return Following(model, self.plans, followed, None if by_value else level)
 
-    def _chosen(self, plan: Plan) -> Plan:
-        """Of a plan's front, what was asked for."""
+    @property
+    def _bounds(self) -> Bounds:
+        """What was asked for; of a plan of what is made again beside a level, in the same words."""
         if isinstance(self.asked, Bounds):
-            return plan.within(self.asked.memory, self.asked.time)
+            return self.asked
         assert not isinstance(self.asked, Plan)
-        return plan if self.asked == OPTIMAL else plan.within(self.asked)
+        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=AGAIN)
 
     def note_returned(self) -> None:
         """The forward that ``following`` was asked for in this thread has returned."""
@@ -204,29 +216,45 @@ class Recomputing:
             asked = Bounds.of(asked)
         found = recomputing_for(model, level, asked)
         if plan is not None and found.plans is None:
-            found.plans = _LevelPlans(plan, level)
+            found.plans = _Fronts(plan, level)
         return found
 
 
 def front_of(
     model: nn.Module,
     level: Level,
-    asked: Asked,
+    bounds: Bounds,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    **how: Any,
+    *,
+    real: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
 ) -> Plan:
     """The plan of the least memory for a forward, of all that keep to a bound on the error.
 
     Args:
         model: in training mode.
-        level: where it is off, each value waits in the store that is best for it; otherwise that of the level is the
-            only one that rounds.
-        asked: the bounds; or what ``checkpoint`` was.
+        level: where it is off, each value waits in the store that is best for it; otherwise all is stored as it says,
+            or made again.
+        bounds: of which those on memory and time are left to ``Plan.within``.
         args, kwargs: of the forward.
-        how: what ``planned`` takes besides.
+        real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
     """
-    return planned(model, level, args, kwargs, **how)
+    made = planned(
+        model,
+        level,
+        args,
+        kwargs,
+        error=bounds.error or 0.0,
+        real=real,
+        loss=loss,
+        holds_outputs=holds_outputs,
+        allows=bounds.allows,
+        recompute=bounds.recomputes,
+        rating=constant if bounds.stores == AGAIN else calibrated,  # without stores, ranks need not agree on anything
+    )
+    return replace(made, stores=bounds.stores)
 
 
 def require_of(plan: Plan, model: nn.Module) -> None:
@@ -242,8 +270,8 @@ def require_of(plan: Plan, model: nn.Module) -> None:
         )
 
 
-class _LevelPlans(Plans):
-    """Plans that know how what is kept is stored."""
+class _Fronts(Plans):
+    """Plans whose values may wait in stores, or are stored as a level says."""
 
     def __init__(self, plan: Plan, level: Level) -> None:
         super().__init__(plan, "replan")
@@ -251,4 +279,6 @@ class _LevelPlans(Plans):
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
-        return planned(model, self._level, args, kwargs, real, first.loss, first.graph.holds_outputs)
+        bounds = Bounds(error=None if first.compressed else first.error, stores=first.stores)
+        how = {"loss": first.loss, "holds_outputs": first.graph.holds_outputs}
+        return front_of(model, self._level, bounds, args, kwargs, real=real, **how)

@@ -54,7 +54,7 @@ class CompressedTraining:
         for name, value in (("restore", restore), ("resume", resume), ("strict", arguments.get("strict", False))):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
-        bounds = Bounds.asked(*(arguments.get(name) for name in ("memory", "time", "error", "stores")))
+        bounds = Bounds.asked(*(arguments.get(name) for name in ("memory", "time", "error", "stores")), level)
         self.asked = require_one(bounds, arguments.get("checkpoint"))
         self.level_name = level_with(level, bounds)
         options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
