@@ -4,8 +4,8 @@ The weight of a value is the square of the gradient's relative error for a round
 Two things make it up:
 
 * What a noise does to the results of the node that reads it. A layer's weight has the gradient ``g.T @ x``: noise in
-  ``x`` is a noise in that as large as the sum of the products is without it, if the rows' products are incoherent; where
-  they agree, the sum is larger, and the error relatively less. In a product ``a * b`` the noise of ``a`` is that of
+  ``x`` as large as ``x`` makes an error as large as that sum of products, if these are incoherent; where they agree,
+  the sum is larger, and the error relatively less. In a product ``a * b`` the noise of ``a`` is that of
   ``b``'s gradient. Of nonlinear operators a part of the gradient follows from the value alone, and only that part is
   wrong: for a norm the correction for mean and scale, for an activation what its slope changes.
 * How much of the whole gradient that concerns. Layers are taken to have equal shares of its energy, but for the last
@@ -26,9 +26,9 @@ from integrations.checkpoint.graphs.graph import Graph
 from integrations.saved.rules import Need
 
 # Of the energy of what a node passes on, the part that is as wrong as the value that it reads. Chosen so that the error
-# that is predicted where everything has 4 bits is that which a step's measurement predicts, times 1 to 3 for Llama, ViT,
-# ResNets, U-Net and GAT, untrained and after 20 steps, and 2 to 4 for a small MLP. For a BERT it is 1.4, and 7 when that
-# has learnt its batch by heart: what is left of its gradient comes from the last layers alone.
+# that is predicted where everything has 4 bits is what a step's measurement predicts, times 1 to 3 for Llama, ViT,
+# ResNets, U-Net and GAT, untrained and after 20 steps, and 2 to 4 for a small MLP. For a BERT it is 1.4, and 7 when
+# that has learnt its batch by heart: what is left of its gradient comes from the last layers alone.
 _PARTS: Mapping[Need, float] = MappingProxyType(
     {
         Need.LINEAR: 1.0,
