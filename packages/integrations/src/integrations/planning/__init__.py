@@ -3,6 +3,6 @@
 ``checkpoint.planning`` knows graphs and options; here the rules of ``saved`` say what the options are.
 """
 
-from integrations.planning.planned import planned
+from integrations.planning.planner import planned
 
 __all__ = ["planned"]

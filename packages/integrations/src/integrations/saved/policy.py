@@ -25,6 +25,8 @@ _BITS = {
     Need.ATTENTION: "attention_bits",
     Need.RECOMPUTED: "checkpoint_bits",
 }
+# Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
+_JUMPING = ("hardswish",)
 UNKNOWN = "the operator that saves it is unknown"
 # Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
 # save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
@@ -153,11 +155,24 @@ class ExactForms:
         return decision
 
 
+@dataclass(frozen=True)
+class Shared(FixedBits):
+    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
+    for those whose slope jumps where they are clamped."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = super().decide(saved)
+        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
+            return replace(decision, form=None)
+        return decision
+
+
 def policy_of(store: Store, base: Level) -> Policy:
     """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
     ``Store.level``."""
     level = store.level(base)
-    return ExactForms(level) if store.bits is None else FixedBits(level)
+    return ExactForms(level) if store.bits is None else Shared(level)
 
 
 def _decides(saved: SavedTensor) -> bool:
