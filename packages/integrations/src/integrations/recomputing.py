@@ -118,7 +118,10 @@ class Recomputing:
                     return None
                 self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
         followed = self.plans.plan_for(model, args, kwargs)
-        return None if followed is None else Following(model, self.plans, followed, level.rounds_checkpoints)
+        if followed is None:
+            return None
+        by_value = followed.plan.menus is not None and followed.plan.level is None
+        return Following(model, self.plans, followed, None if by_value else level)
 
     def note_returned(self) -> None:
         """The forward that ``following`` was asked for in this thread has returned."""
