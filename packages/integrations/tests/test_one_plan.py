@@ -208,7 +208,7 @@ def test_one_plan_for_several_inputs(tmp_path):
     model = nn.Sequential(*layers).train()
     wide, high, small = normal(2, 8, 16, 64), normal(2, 8, 48, 16), normal(1, 8, 16, 16)
     alone = [integrations.plan(model, one, memory=0.7, error=0) for one in (wide, high)]
-    plan = integrations.plan(model, [small, (high,), {"input": wide}, wide], memory=0.7, error=0)
+    plan = integrations.plan(model, [small, (high,), wide, wide], memory=0.7, error=0)
     assert [plan.graph.inputs, *(other.graph.inputs for other in plan.also)] == [one.graph.inputs for one in alone]
     allowed = 0.7 * alone[0].plain_peak  # of the larger step, which is the wide one's
     assert max(plan.peak, *(other.peak for other in plan.also)) <= allowed

@@ -61,7 +61,8 @@ def plan(
         real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
 
     Returns:
-        The plan: of several inputs, that of the one that takes the most memory, with the others' as ``plan.also``.
+        The plan: of several inputs, that of the one whose plain step takes the most memory, with the others' as
+        ``plan.also``.
 
     Raises:
         TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
@@ -84,7 +85,7 @@ def plan(
 
 
 def worst_of(fronts: list[Plan], bounds: Bounds) -> Plan:
-    """The plan of the input that takes the most memory within bounds, which the others keep to, too.
+    """The plan of the input that takes the most memory by itself, with those of the others.
 
     Args:
         fronts: the plans of the least memory for each input.
@@ -106,7 +107,7 @@ def worst_of(fronts: list[Plan], bounds: Bounds) -> Plan:
         )
     ]
     found = [front.within(memory, bounds.time) for front in leading]
-    found.sort(key=lambda plan: plan.peak, reverse=True)
+    found.sort(key=lambda plan: plan.plain_peak, reverse=True)
     return replace(found[0], also=tuple(found[1:])) if len(found) > 1 else found[0]
 
 

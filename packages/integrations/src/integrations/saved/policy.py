@@ -27,6 +27,7 @@ _BITS = {
 }
 # Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
 _JUMPING = ("hardswish",)
+_CHECKPOINT = "checkpoint"  # which is no operator: it holds what backward computes something again from
 UNKNOWN = "the operator that saves it is unknown"
 # Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
 # save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
@@ -158,11 +159,17 @@ class ExactForms:
 @dataclass(frozen=True)
 class Shared(FixedBits):
     """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
-    for those whose slope jumps where they are clamped."""
+    for those whose slope jumps where they are clamped. Nor does one have smaller groups than another, so that nothing
+    is stored a second time for the better: those of all suit rows that a normalisation may take."""
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = super().decide(saved)
+        codec = decision.codec
+        if not isinstance(codec, GroupAffine):
+            return decision
+        if codec.group_size == self.level.group_size or saved.operator == _CHECKPOINT:
+            decision = replace(decision, codec=replace(codec, group_size=_shared_group(saved, self.level.group_size)))
         if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
             return replace(decision, form=None)
         return decision
@@ -201,6 +208,13 @@ def _row_group(saved: SavedTensor, limit: int) -> int:
     if not contiguous:
         return 0
     return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
+
+
+def _shared_group(saved: SavedTensor, limit: int) -> int:
+    """A group that suits whoever reads the tensor: of one row where rows are what a normalisation may take, as those of
+    sequences are; images have rows, too, which are short and belong together."""
+    rows = _row_group(saved, limit)
+    return rows if rows and (len(saved.shape) <= 3 or 2 * rows >= limit) else limit
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -77,18 +77,19 @@ class Schedule:
 
     def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
-        return self._final(value) in self.recomputed
+        return self.final(value) in self.recomputed
 
     def is_made_inside(self, value: int) -> bool:
         """Whether that is made by an inner segment."""
-        return self._final(value) in self.inner
+        return self.final(value) in self.inner
 
     def store_of(self, value: int) -> Store | None:
         """The store in which what the memory of a value holds in the end waits for backward, be it kept or made again;
         ``None`` where it waits as it is."""
-        return self.stores.get(self._final(value))
+        return self.stores.get(self.final(value))
 
-    def _final(self, value: int) -> int:
+    def final(self, value: int) -> int:
+        """What the memory of a value holds in the end."""
         while value in self.becomes:
             value = self.becomes[value]
         return value

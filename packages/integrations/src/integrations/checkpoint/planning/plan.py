@@ -68,6 +68,9 @@ class Plan:
         error: the most relative error of the gradient that was asked for; 0: that plan makes gradients as they are.
         stores: the ways of ``bounds.WAYS`` in which values may wait, as they were asked for.
         also: the plans of the same call for other inputs, none of which are within these or one another.
+        measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
+            ``choice.error`` is what there is.
+        unmeasured: why not, if somebody tried.
     """
 
     model: str
@@ -89,6 +92,8 @@ class Plan:
     error: float = 0.0
     stores: tuple[str, ...] = ("recompute",)
     also: tuple[Plan, ...] = field(default=(), repr=False)
+    measured: float | None = None
+    unmeasured: str = ""
     _others: dict[Any, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graphs
 
     @property
@@ -274,7 +279,15 @@ class Plan:
 
     def _choosing(self, choice: Choice, asked: Asked) -> Plan:
         """Another plan of the front, which has the same plans for other states of the gradients."""
-        found = replace(self, choice=choice, memory=asked.memory, time=asked.time)
+        measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
+        found = replace(
+            self,
+            choice=choice,
+            memory=asked.memory,
+            time=asked.time,
+            measured=measured[0],
+            unmeasured=measured[1],
+        )
         found.__dict__["_others"] = self._others
         return found
 
