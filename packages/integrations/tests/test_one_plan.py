@@ -238,4 +238,5 @@ def test_a_plan_explains_itself(tmp_path):
         assert words in text
         assert words in html
     assert "$" not in html.split("<script>")[0]
-    assert "http" not in html
+    assert "src=" not in html  # it needs nothing else
+    assert "href" not in html

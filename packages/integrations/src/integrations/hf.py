@@ -2,7 +2,7 @@
 
     from integrations.hf import compress_model
 
-    model = compress_model(AutoModelForCausalLM.from_pretrained(name), level="L1")
+    model = compress_model(AutoModelForCausalLM.from_pretrained(name), memory="8GiB")
 
 Eager attention and sdpa, tied weights and ``gradient_checkpointing_enable()`` need no preparation. ``generate()`` and
 all that runs in ``eval()`` are as they were.

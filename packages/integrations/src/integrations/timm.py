@@ -2,7 +2,7 @@
 
     from integrations.timm import compress_model
 
-    model = compress_model(timm.create_model("resnet50"), level="L1")
+    model = compress_model(timm.create_model("resnet50"), memory="8GiB")
 
 timm's own activations, fused attention or not, and ``set_grad_checkpointing`` (``checkpoint_seq``) need no preparation.
 """
