@@ -142,14 +142,15 @@ class _Value:
     def _option(self, ruled: _Ruled, parts: Sequence[Part], serves: bool) -> Option:
         stored = _stored(parts)
         codecs = [part.codec for part in stored]
+        named = ruled.store is not None  # at a level nothing can be gained in time, and times are those beyond its own
         return Option(
             ruled.store,
             held=min(self.nbytes, sum(part.nbytes for part in stored)),
             restored=self.nbytes if any(codec is not None for codec in codecs) else 0,
             passing=max((self.nbytes for part in stored if part.passing), default=0),
-            store_seconds=sum(store_seconds(self.rates, codec, self._numel) for codec in codecs),
-            restore_seconds=max(restore_seconds(self.rates, codec, self._numel) for codec in codecs),
-            noise=_noise(stored),
+            store_seconds=named * sum(store_seconds(self.rates, codec, self._numel) for codec in codecs),
+            restore_seconds=named * max(restore_seconds(self.rates, codec, self._numel) for codec in codecs),
+            noise=named * _noise(stored),
             serves=serves,
         )
 

@@ -129,6 +129,11 @@ class Graph:
     rounded: bool = False
 
     @property
+    def seconds(self) -> float:
+        """Of forward and backward, as they are."""
+        return sum(op.seconds for op in self.ops) + sum(step.seconds for step in self.steps)
+
+    @property
     def accumulating(self) -> Graph:
         """The same step where each parameter has a gradient already, to which backward adds."""
         other = tuple(nbytes - standing for nbytes, standing in zip(self.other, self.standing, strict=True))

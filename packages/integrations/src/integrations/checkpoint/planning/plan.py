@@ -158,7 +158,7 @@ class Plan:
     @property
     def plain_seconds(self) -> float:
         """Of forward and backward, by that model."""
-        return sum(op.seconds for op in self.graph.ops) + sum(step.seconds for step in self.graph.steps)
+        return self.graph.seconds
 
     @property
     def overhead(self) -> float:
