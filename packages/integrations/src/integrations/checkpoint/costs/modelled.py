@@ -62,10 +62,19 @@ _NOTHING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_
 _GATHERS = frozenset({"embedding", "index_select", "gather", "index"})
 """Operators that read as much of a table as their result has."""
 
+_GROUPS = {"convolution": 8, "convolution_backward": 9}
+"""Where these are told their number of groups."""
+
 _FUNCTIONS = frozenset(
     {"gelu", "gelu_backward", "silu", "silu_backward", "mish", "softplus", "elu", "erf", "exp", "log", "sigmoid", "tanh"}
-    | {"sin", "cos", "hardswish", "_softmax", "_safe_softmax", "_log_softmax", "logsumexp"}
+    | {"sin", "cos", "_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
+    | {"native_batch_norm", "native_layer_norm", "native_group_norm", "native_batch_norm_backward"}
+    | {"native_layer_norm_backward", "native_group_norm_backward"}
 )
+"""Operators that take longer than their traffic: several passes, or elementary functions."""
+
+_FILLS = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "zero", "fill"})
+"""Operators that read nothing of what they are given but its shape."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +135,18 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     sizes = [_nbytes(tensor) for tensor in made]
     most = max(sizes, default=0)
     moved = sum(sizes)
-    for tensor in given:
-        nbytes = _nbytes(tensor)
-        moved += min(nbytes, most) if function._schema.name.removeprefix("aten::") in _GATHERS else nbytes
+    name = _name_of(function)
+    if name not in _FILLS:
+        moved += sum(min(_nbytes(tensor), most) if name in _GATHERS else _nbytes(tensor) for tensor in given)
     formula = flop_registry.get(function.overloadpacket)
     flops = 0
     if formula is not None:
         flops = formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
-    if kind in (Kind.CONVOLUTION, Kind.CONVOLUTION_BACKWARD) and args[-1 if kind is Kind.CONVOLUTION else -2] > 1:
+    if name in _GROUPS and args[_GROUPS[name]] > 1:
         kind = Kind.GROUPED
+        if name == "convolution_backward":  # torch's formula takes the weight's gradient for one without groups
+            gradient, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
+            flops = 2 * _numel(image if transposed else gradient) * _numel(weight[0]) * sum(asked[:2])
     return Work(
         kind=kind,
         dtype=next((tensor.dtype for tensor in (*made, *given)), torch.float32),
@@ -147,7 +159,7 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 @cache
 def _kind_of(function: OpOverload) -> Kind:
-    name = function._schema.name.removeprefix("aten::")
+    name = _name_of(function)
     if function.overloadpacket in flop_registry:
         if "convolution" in name:
             return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
@@ -156,7 +168,13 @@ def _kind_of(function: OpOverload) -> Kind:
         return Kind.NOTHING
     if torch.Tag.nondeterministic_seeded in function.tags:
         return Kind.DRAW
-    return Kind.FUNCTION if name.rstrip("_") in _FUNCTIONS else Kind.TRAFFIC
+    return Kind.FUNCTION if name in _FUNCTIONS else Kind.TRAFFIC
+
+
+@cache
+def _name_of(function: OpOverload) -> str:
+    """Of an ATen operator, whether it works in place or not."""
+    return function._schema.name.removeprefix("aten::").removesuffix("_")
 
 
 def _is_new(tensor: Tensor, given: Sequence[Tensor]) -> bool:
