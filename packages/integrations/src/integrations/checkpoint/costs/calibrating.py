@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from mmap import mmap
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, 
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actcore import Codec, GroupAffine, Positive
+from integrations.adaptive.ranks import distributed, first_of
 from integrations.checkpoint.costs.codecs import GROUPS, MASK
 from integrations.checkpoint.costs.rates import LARGE, SMALL, Host, Line, Rates, constant, rated
 
@@ -49,6 +51,24 @@ def calibrated(device: str, dtype: torch.dtype) -> Rates:
     elif device != "cpu":
         return constant(device, dtype)
     return _measured(device, index, rated(dtype), torch.get_num_threads())
+
+
+def agreed(device: str, dtype: torch.dtype) -> Rates:
+    """Rank 0's rates, so that all ranks plan alike; those of this machine where there is one rank.
+
+    A collective: every rank comes here at the same time and asks for the same, as where a model is planned for in its
+    first training forward. What a group of ranks has agreed on is not asked for again.
+    """
+    if not distributed():
+        return calibrated(device, dtype)
+    known = _agreed.setdefault(torch.distributed.group.WORLD, {})
+    key = device, rated(dtype)
+    if key not in known:
+        known[key] = first_of(calibrated(device, dtype) if torch.distributed.get_rank() == 0 else None)
+    return known[key]
+
+
+_agreed: WeakKeyDictionary[Any, dict[tuple[str, torch.dtype], Rates]] = WeakKeyDictionary()
 
 
 @cache

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import MappingProxyType
 
 import torch
 
@@ -149,8 +148,8 @@ def _constant(device: str, itemsize: int) -> Rates:
         fresh=0.0,
         function=0.0,
         draw=0.0,
-        store=MappingProxyType(store),
-        restore=MappingProxyType(restore),
+        store=store,
+        restore=restore,
         to_host=Line(1e-5, 10 * _PASS),
         from_host=Line(1e-5, 10 * _PASS),
     )
