@@ -48,6 +48,8 @@ class Decision:
             backward decides by it, by its signs above all, or asks for nothing but its shape, or nobody knows what it
             asks.
         normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
+        slope_bits: of the derivative, to store that in the place of an activation's tensor if the arguments of the call
+            allow it (``saved/slopes.py``); all else here is what holds where they do not.
     """
 
     codec: Codec | None
@@ -56,11 +58,12 @@ class Decision:
     indices: bool = False
     from_forward: bool = False
     normalised: bool = False
+    slope_bits: int | None = None
 
     @property
     def asks_call(self) -> bool:
         """Whether the arguments of the call are to be looked at."""
-        return self.indices or self.normalised or self.form is not None
+        return self.indices or self.normalised or self.form is not None or self.slope_bits is not None
 
 
 class Policy(Protocol):
