@@ -71,10 +71,19 @@ def saves_one(function: str, in_place: bool = False) -> str:
     return _saved_by(function, in_place) if function in SMOOTH else ""
 
 
+def saved_steps(
+    function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool
+) -> StepTable:
+    """The table whose steps are those of what torch saves: of ``|x|`` only where that is odd in ``x``, too."""
+    known = FUNCTIONS[function]
+    even = known.even and (not result or _is_odd(function, parameters))
+    return table(function, bits, parameters, weight, None if even else "none")
+
+
 def representatives(
     function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool, dtype: torch.dtype
 ) -> Representatives | None:
-    """Those of a table for a dtype; ``None`` where torch's backward reads something else, or a level is no slope.
+    """Those of ``saved_steps`` for a dtype; ``None`` where torch's backward reads something else, or a level is no slope.
 
     They are looked for once in a process, which takes some hundredths of a second.
 
@@ -148,27 +157,27 @@ def _slope(call: Callable[[Tensor, tuple[float, ...]], Tensor], saved: Tensor, p
 def _found(
     function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool, dtype: torch.dtype
 ) -> Representatives | None:
-    """Made by ``table``'s own steps of the input; those of ``|x|`` only where what is saved is as odd as that."""
-    known = FUNCTIONS[function]
-    even = known.even and (not result or _is_odd(known.call, parameters))
-    steps = table(function, bits, parameters, weight, None if even else "none")
+    steps = saved_steps(function, bits, parameters, weight, result)
     slope = _slope_by(function, result)
     assert slope is not None
     ends = _ends(steps)
     boundaries = torch.tensor(steps.boundaries, dtype=torch.float64)
     saved_ends = torch.tensor(ends, dtype=torch.float64)
     if result:
-        boundaries, saved_ends = (known.call(x, *parameters) for x in (boundaries, saved_ends))
+        boundaries, saved_ends = (FUNCTIONS[function].call(x, *parameters) for x in (boundaries, saved_ends))
     elements, slopes = _nearest(
         lambda saved: slope(saved, parameters), torch.tensor(steps.levels, dtype=torch.float64), saved_ends, dtype
     )
     found = Representatives(
-        tuple(boundaries.tolist()), tuple(elements.tolist()), even, tuple(slopes.tolist()), steps.levels
+        tuple(boundaries.tolist()), tuple(elements.tolist()), steps.even, tuple(slopes.tolist()), steps.levels
     )
     return found if found.attained(dtype) else None
 
 
-def _is_odd(call: Callable[..., Tensor], parameters: tuple[float, ...]) -> bool:
+@fitted_apart(64)
+def _is_odd(function: str, parameters: tuple[float, ...]) -> bool:
+    """Whether the function is, at some points."""
+    call = FUNCTIONS[function].call
     x = torch.linspace(0.1, 3.0, 16, dtype=torch.float64)
     return torch.equal(call(-x, *parameters), -call(x, *parameters))
 
