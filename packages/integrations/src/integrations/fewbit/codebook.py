@@ -49,8 +49,8 @@ class Codebook:
 
     def __post_init__(self) -> None:
         parameters = numbers_of(self.parameters)
+        table(self.function, self.bits, parameters, self.weight)  # raises for what it does not know
         object.__setattr__(self, "parameters", parameters or tuple(FUNCTIONS[self.function].defaults.values()))
-        table(self.function, self.bits, parameters, self.weight)
 
     def stored_bytes(self, numel: int) -> int:
         """Bytes of the payload for ``numel`` stored elements."""

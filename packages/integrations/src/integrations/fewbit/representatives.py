@@ -23,7 +23,7 @@ from integrations.fewbit.steps import StepTable
 from integrations.fewbit.tables import table
 
 # Points of the line that are looked at first, and of the stretch around the best one, which is looked at this often.
-_SURVEY, _CLOSER, _TIMES = 1 << 15, 33, 6
+_SURVEY, _CLOSER, _TIMES = 1 << 14, 33, 6
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Representatives:
         boundaries: ascending, of what is saved, or of its magnitude where ``even``; one fewer than ``elements``.
         elements: numbers of the dtype.
         even: whether the boundaries are of the magnitude.
-        slopes: torch's derivative where ``elements`` are saved, before it is rounded to the dtype.
+        slopes: torch's derivative where ``elements`` are saved, in float64.
         levels: the table's.
     """
 
@@ -54,7 +54,7 @@ class Representatives:
 
         The slopes at two neighbouring numbers around 1 are apart by ``eps`` times the curvature, which is about 1 at
         the most in all functions of the catalogue. Torch computes a slope in float32 at the least, to some units in the
-        last place, and levels have seven digits.
+        last place, and the shipped levels have seven digits.
         """
         spacing = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
         return self.error <= (spacing + 4 * torch.finfo(torch.float32).eps) * max(1.0, *map(abs, self.levels))
@@ -191,41 +191,49 @@ def _ends(steps: StepTable) -> tuple[float, float]:
 def _nearest(
     slope: Callable[[Tensor], Tensor], levels: Tensor, ends: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Numbers of the dtype between the ends whose slopes come nearest to the levels, and these slopes.
+    """Numbers of the dtype between the ends whose slopes come nearest to the levels, and these slopes: in float64, so
+    that they are the same whatever a device's last digits are.
 
-    All numbers of 16 bits are looked at. Of a wider dtype an even survey is, in which the best one is looked at ever
-    closer: that finds a level which the derivative passes, and may miss one in a peak between two points, which the
-    error tells.
+    All numbers of 16 bits are looked at. Of a wider dtype a survey is, half of it crowded around zero, and then ever
+    closer what is around two points: where the slope is nearest to the level, and the nearest to zero at which it passes
+    the level, which may be a jump.
     """
-    wide = torch.promote_types(dtype, torch.float32)  # what torch computes in
     low, high = ends.tolist()
     if dtype.itemsize == 2:
-        every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype).to(wide)
-        points = every[(every >= low) & (every <= high)].sort().values
-        return _nearest_of(slope, levels, points)
-    near = torch.linspace(-1.0, 1.0, _SURVEY // 2, dtype=torch.float64) ** 3  # most of them around zero
-    survey = torch.cat([torch.linspace(low, high, _SURVEY // 2, dtype=torch.float64), near * max(-low, high)])
+        every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype).double()
+        points = every[(every >= low) & (every <= high)]
+        at, slopes = _with_slope(slope(points), levels)
+        return points[at], slopes
+    line = torch.linspace(-1.0, 1.0, _SURVEY, dtype=torch.float64)
+    survey = torch.cat([line, line**3]) * max(-low, high)
     survey = survey[(survey >= low) & (survey <= high)].sort().values
+    slopes = slope(survey)
+    rows, closer = torch.arange(len(levels)), torch.linspace(-1.0, 1.0, _CLOSER, dtype=torch.float64)
+    best = survey[torch.stack([_with_slope(slopes, levels)[0], _passing(survey, slopes, levels)])]
     spacing = survey.diff().max()
-    best, slopes = _nearest_of(slope, levels, survey.to(wide))
-    closer = torch.linspace(-1.0, 1.0, _CLOSER, dtype=torch.float64)
     for _ in range(_TIMES):
-        stretch = (best.double()[:, None] + spacing * closer).clamp(low, high)
-        best, slopes = _nearest_in_row(slope, levels, torch.cat([stretch.to(wide), best[:, None]], 1))
+        stretch = torch.cat([best[..., None] + spacing * closer, best[..., None]], -1).clamp(low, high)
+        stretch = stretch.to(dtype).double()
+        found = slope(stretch)
+        at = (found - levels[:, None]).abs().argmin(-1, keepdim=True)
+        best, slopes = stretch.gather(-1, at)[..., 0], found.gather(-1, at)[..., 0]
         spacing = spacing * 2 / (_CLOSER - 1)
-    return best, slopes
+    way = (slopes - levels).abs().argmin(0)
+    return best[way, rows], slopes[way, rows]
 
 
-def _nearest_of(slope: Callable[[Tensor], Tensor], levels: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """For each level the one among all points with the nearest slope, and that slope."""
-    slopes, order = slope(points).double().sort(stable=True)
-    above = torch.searchsorted(slopes, levels).clamp(1, len(points) - 1)
-    at = torch.where(slopes[above] - levels < levels - slopes[above - 1], above, above - 1)
-    return points[order[at]], slopes[at]
+def _with_slope(slopes: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    """For each level the place of the slope nearest to it, and that slope."""
+    ascending, order = slopes.sort(stable=True)
+    above = torch.searchsorted(ascending, levels).clamp(1, len(slopes) - 1)
+    at = torch.where(ascending[above] - levels < levels - ascending[above - 1], above, above - 1)
+    return order[at], ascending[at]
 
 
-def _nearest_in_row(slope: Callable[[Tensor], Tensor], levels: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """For each level the one in its own row of points, and that slope."""
-    slopes = slope(points).double()
-    at = (slopes - levels[:, None]).abs().argmin(1, keepdim=True)
-    return points.gather(1, at)[:, 0], slopes.gather(1, at)[:, 0]
+def _passing(points: Tensor, slopes: Tensor, levels: Tensor) -> Tensor:
+    """For each level the place of the point nearest to zero after which the slope passes it, or of any where none is."""
+    found = []
+    for level in levels:
+        apart = slopes - level
+        found.append(torch.where(apart[1:] * apart[:-1] <= 0, points[:-1].abs(), torch.inf).argmin())
+    return torch.stack(found)
