@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "solvers/checkpoint_plans.h"
+#include "solvers/checkpoint_simulator.h"
 #include "solvers/index.h"
 
 namespace actcore {
@@ -11,24 +12,25 @@ namespace {
 // At each event, the bytes that are alive where everything is kept, and those of them that another choice could save:
 // of values that wait for backward and that the event itself does not use.
 struct Savings {
-  Simulator simulator;
+  StepFacts facts;
   std::vector<int64_t> alive;
   std::vector<int64_t> waiting;
 
-  explicit Savings(const TrainingStep& step) : simulator(step), waiting(step.events() + 1, 0) {
-    simulator.run(std::vector<uint8_t>(step.values(), 1));
+  explicit Savings(const TrainingStep& step) : facts(step), waiting(step.events() + 1, 0) {
+    Simulator simulator(facts);
+    simulator.run(std::vector<uint8_t>(step.values(), 0));
     alive = simulator.bytes();
     for (size_t value = 0; value < step.values(); ++value) {
       if (!waits(value)) continue;
-      waiting[at(simulator.forward_ends()[value]) + 1] += step.nbytes[value];
-      waiting[at(simulator.last_reads()[value])] -= step.nbytes[value];
+      waiting[at(facts.forward_ends()[value]) + 1] += step.nbytes[value];
+      waiting[at(facts.last_reads()[value])] -= step.nbytes[value];
     }
     std::partial_sum(waiting.begin(), waiting.end(), waiting.begin());
     for (size_t i = 0; i < step.backward.size(); ++i) {
       const auto event = static_cast<int32_t>(step.ops() + i);
       for (const int32_t value : step.backward[i]) {
-        if (waits(at(value)) && simulator.forward_ends()[at(value)] < event &&
-            event < simulator.last_reads()[at(value)]) {
+        if (waits(at(value)) && facts.forward_ends()[at(value)] < event &&
+            event < facts.last_reads()[at(value)]) {
           waiting[at(event)] -= step.nbytes[at(value)];
         }
       }
@@ -36,7 +38,7 @@ struct Savings {
   }
 
   bool waits(size_t value) const {
-    return simulator.optional()[value] && simulator.forward_ends()[value] < simulator.last_reads()[value];
+    return facts.optional()[value] && facts.forward_ends()[value] < facts.last_reads()[value];
   }
 };
 
@@ -68,16 +70,16 @@ std::vector<double> least_seconds_bounds(const TrainingStep& step, const std::ve
     std::fill(saved.begin(), saved.end(), 0);
     for (size_t value = 0; value < step.values(); ++value) {
       if (!savings.waits(value)) continue;
-      if (at(savings.simulator.forward_ends()[value]) >= event || at(savings.simulator.last_reads()[value]) <= event) {
+      if (at(savings.facts.forward_ends()[value]) >= event || at(savings.facts.last_reads()[value]) <= event) {
         continue;
       }
-      saved[at(savings.simulator.producers()[value])] += step.nbytes[value];
+      saved[at(savings.facts.producers()[value])] += step.nbytes[value];
     }
     if (event >= step.ops()) {
       for (const int32_t value : step.backward[event - step.ops()]) {
-        if (savings.waits(at(value)) && at(savings.simulator.forward_ends()[at(value)]) < event &&
-            at(savings.simulator.last_reads()[at(value)]) > event) {
-          saved[at(savings.simulator.producers()[at(value)])] -= step.nbytes[at(value)];
+        if (savings.waits(at(value)) && at(savings.facts.forward_ends()[at(value)]) < event &&
+            at(savings.facts.last_reads()[at(value)]) > event) {
+          saved[at(savings.facts.producers()[at(value)])] -= step.nbytes[at(value)];
         }
       }
     }

@@ -59,13 +59,13 @@ std::vector<int32_t> LocalSearch::around(int32_t event) const {
   std::vector<int32_t> candidates;
   for (const int32_t op : pool_.choosing) {
     bool counts = false;
-    if (pool_.simulator.repeated()[at(op)]) {
-      const int32_t replay = pool_.simulator.replayed_at()[at(pool_.simulator.segments()[at(op)])];
+    if (pool_.simulator.outer()[at(op)] >= 0) {
+      const int32_t replay = pool_.simulator.outer_events()[at(pool_.simulator.outer()[at(op)])];
       counts = replay == event;
     }
     for (const int32_t value : pool_.chosen[at(op)]) {
       const int32_t end = pool_.simulator.keeps(at(value)) ? pool_.simulator.ends()[at(value)]
-                                                           : pool_.simulator.last_reads()[at(value)];
+                                                           : pool_.facts.last_reads()[at(value)];
       counts = counts || (op <= event && end >= event);
     }
     if (counts) candidates.push_back(op);
@@ -84,8 +84,8 @@ void LocalSearch::keep_more(int64_t budget, std::vector<uint8_t>& kept, int64_t 
   std::vector<Group> groups;
   std::vector<int32_t> group_of(pool_.step.ops(), -1);
   for (const int32_t op : pool_.choosing) {
-    if (!pool_.simulator.repeated()[at(op)]) continue;
-    int32_t& group = group_of[at(pool_.simulator.segments()[at(op)])];
+    if (pool_.simulator.outer()[at(op)] < 0) continue;
+    int32_t& group = group_of[at(pool_.simulator.outer()[at(op)])];
     if (group < 0) {
       group = static_cast<int32_t>(groups.size());
       groups.emplace_back();
@@ -93,7 +93,7 @@ void LocalSearch::keep_more(int64_t budget, std::vector<uint8_t>& kept, int64_t 
     if (pool_.wanted_bytes[at(op)] > 0) groups[at(group)].ops.push_back(op);
   }
   for (const int32_t op : pool_.choosing) {
-    if (!pool_.simulator.repeated()[at(op)]) continue;
+    if (pool_.simulator.outer()[at(op)] < 0) continue;
     groups.emplace_back();
     groups.back().ops.push_back(op);
   }

@@ -45,7 +45,7 @@ void NestedSearch::hold_what_is_read_at_once(std::vector<uint8_t>& ranks) const 
     if (inner < 0 || outer < 0 || simulator_.outer_events()[at(outer)] != simulator_.inner_events()[at(inner)])
       continue;
     for (const int32_t value : step.makes[op]) {
-      if (simulator_.rank(at(value)) == 2 && pool_.simulator.wanted()[at(value)]) ranks[at(value)] = 1;
+      if (simulator_.rank(at(value)) == 2 && pool_.facts.wanted()[at(value)]) ranks[at(value)] = 1;
     }
   }
 }
@@ -84,7 +84,7 @@ std::vector<int32_t> NestedSearch::around(int32_t event) const {
                   (inner >= 0 && simulator_.inner_events()[at(inner)] == event);
     for (const int32_t value : pool_.chosen[at(op)]) {
       counts = counts || simulator_.read_inside(at(value)) ||
-               (op <= event && pool_.simulator.last_reads()[at(value)] >= event);
+               (op <= event && pool_.facts.last_reads()[at(value)] >= event);
     }
     if (counts) candidates.push_back(op);
   }
@@ -196,7 +196,7 @@ void NestedSearch::enter() {
     CheckpointPlan entry{plan.ranks, plan.ranks, plan.usage};
     bool nested = false;
     for (size_t value = 0; value < plan.ranks.size(); ++value) {
-      const size_t op = at(pool_.simulator.producers()[value]);
+      const size_t op = at(pool_.facts.producers()[value]);
       const bool repeated = simulator_.outer()[op] >= 0 || simulator_.inner()[op] >= 0;
       entry.kept[value] = simulator_.rank(value) == 0 || !repeated;
       entry.held[value] = simulator_.rank(value) == 1 && repeated;

@@ -1,4 +1,4 @@
-// Plans with nested checkpoints (checkpoint_ranks.h), made of those without: groups of their segments, then local
+// Plans with nested checkpoints (checkpoint_simulator.h), made of those without: groups of their segments, then local
 // search. They take less memory than any other where what is kept is most of the peak, for operators that are repeated
 // twice.
 #pragma once
@@ -8,13 +8,13 @@
 
 #include "solvers/checkpoint_groups.h"
 #include "solvers/checkpoint_pool.h"
-#include "solvers/checkpoint_ranks.h"
+#include "solvers/checkpoint_simulator.h"
 
 namespace actcore {
 
 class NestedSearch {
  public:
-  explicit NestedSearch(PlanPool& pool) : pool_(pool), simulator_(pool.simulator) {}
+  explicit NestedSearch(PlanPool& pool) : pool_(pool), simulator_(pool.facts) {}
 
   // Enters plans in the pool's front, whose own plans are without nesting before. `more`: plans without nesting to start
   // from, beside those of the front.
@@ -38,7 +38,7 @@ class NestedSearch {
   void enter();
 
   PlanPool& pool_;
-  RankSimulator simulator_;
+  Simulator simulator_;
   std::vector<Nested> front_;  // the peak rises, the seconds fall
 };
 

@@ -9,16 +9,18 @@ namespace actcore {
 
 PlanPool::PlanPool(const TrainingStep& of_step, int64_t max_steps)
     : step(of_step),
-      simulator(of_step),
+      facts(of_step),
+      simulator(facts),
       left(max_steps),
-      visit_cost(static_cast<int64_t>(of_step.ops() + of_step.values() + of_step.events())) {
+      visit_cost(static_cast<int64_t>(of_step.ops() + of_step.values() + of_step.events())),
+      ranks_(of_step.values()) {
   find_choices();
   for (const int32_t op : choosing) total_seconds += step.seconds[at(op)];
 }
 
 // The values that there is a choice about, and that something could need again.
 void PlanPool::find_choices() {
-  useful = simulator.wanted();
+  useful = facts.wanted();
   for (size_t op = step.ops(); op-- > 0;) {
     const bool leads = std::any_of(step.makes[op].begin(), step.makes[op].end(),
                                    [&](int32_t value) { return useful[at(value)] != 0; });
@@ -26,23 +28,23 @@ void PlanPool::find_choices() {
     for (const int32_t value : step.reads[op]) useful[at(value)] = 1;
   }
   for (size_t value = 0; value < step.values(); ++value) {
-    if (useful[value] && simulator.optional()[value]) choices.push_back(static_cast<int32_t>(value));
+    if (useful[value] && facts.optional()[value]) choices.push_back(static_cast<int32_t>(value));
   }
   chosen.resize(step.ops());
   chosen_bytes.resize(step.ops(), 0);
   wanted_bytes.resize(step.ops(), 0);
   for (const int32_t value : choices) {
-    const size_t op = at(simulator.producers()[at(value)]);
+    const size_t op = at(facts.producers()[at(value)]);
     if (chosen[op].empty()) choosing.push_back(static_cast<int32_t>(op));
     chosen[op].push_back(value);
     chosen_bytes[op] += step.nbytes[at(value)];
-    if (simulator.wanted()[at(value)]) wanted_bytes[op] += step.nbytes[at(value)];
+    if (facts.wanted()[at(value)]) wanted_bytes[op] += step.nbytes[at(value)];
   }
   before.resize(step.ops());
   behind.resize(step.ops());
   for (const int32_t op : choosing) {
     for (const int32_t value : step.reads[at(op)]) {
-      const int32_t producer = simulator.producers()[at(value)];
+      const int32_t producer = facts.producers()[at(value)];
       if (chosen[at(producer)].empty()) continue;
       before[at(op)].push_back(producer);
       behind[at(producer)].push_back(op);
@@ -50,10 +52,15 @@ void PlanPool::find_choices() {
   }
 }
 
+Usage PlanPool::run(const std::vector<uint8_t>& kept) {
+  for (size_t value = 0; value < kept.size(); ++value) ranks_[value] = kept[value] ? 0 : 1;
+  return simulator.run(ranks_);
+}
+
 Usage PlanPool::measure(const std::vector<uint8_t>& kept) {
   left -= visit_cost;
   steps += visit_cost;
-  return simulator.run(kept);
+  return run(kept);
 }
 
 // Enters a plan in the front, unless another one is at least as good.
@@ -107,9 +114,9 @@ double PlanPool::seconds_a_byte(int32_t op) const {
 // What nothing makes again counts as kept.
 void PlanPool::tidy(CheckpointPlan& plan) {
   if (!plan.held.empty()) return;
-  simulator.run(plan.kept);
+  run(plan.kept);
   for (size_t value = 0; value < step.values(); ++value) {
-    plan.kept[value] = simulator.keeps(value) || !simulator.repeated()[at(simulator.producers()[value])];
+    plan.kept[value] = simulator.keeps(value) || simulator.outer()[at(facts.producers()[value])] < 0;
   }
 }
 

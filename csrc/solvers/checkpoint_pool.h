@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "solvers/checkpoint_plans.h"
+#include "solvers/checkpoint_simulator.h"
 
 namespace actcore {
 
@@ -31,6 +32,7 @@ struct PlanPool {
   void tidy(CheckpointPlan& plan);
 
   const TrainingStep& step;
+  StepFacts facts;
   Simulator simulator;
   int64_t left;  // steps
   int64_t visit_cost;
@@ -48,6 +50,9 @@ struct PlanPool {
 
  private:
   void find_choices();
+  Usage run(const std::vector<uint8_t>& kept);
+
+  std::vector<uint8_t> ranks_;
 };
 
 }  // namespace actcore

@@ -37,7 +37,7 @@ void RowCuts::build_row() {
     for (const int32_t value : pool_.step.makes[op]) {
       if (!pool_.useful[at(value)]) continue;
       counts[op] = 1;
-      alone = alone && !pool_.simulator.wanted()[at(value)];
+      alone = alone && !pool_.facts.wanted()[at(value)];
       for (const int32_t other : readers[at(value)]) {
         if (!counts[at(other)]) continue;
         alone = alone && (reader < 0 || reader == other);
@@ -63,7 +63,7 @@ void RowCuts::build_row() {
     row_.ops[at(vertex)].push_back(static_cast<int32_t>(op));
     row_.seconds[at(vertex)] += pool_.step.seconds[op];
     for (const int32_t value : pool_.step.reads[op]) {
-      const int32_t other = vertices[at(joins[at(pool_.simulator.producers()[at(value)])])];
+      const int32_t other = vertices[at(joins[at(pool_.facts.producers()[at(value)])])];
       if (other >= 0 && other != vertex) {
         auto& before = row_.graph.before[at(std::max(other, vertex))];
         before.push_back(std::min(other, vertex));
@@ -73,12 +73,12 @@ void RowCuts::build_row() {
     for (const int32_t value : pool_.step.makes[op]) {
       if (!pool_.useful[at(value)]) continue;
       const bool own = joins[op] == static_cast<int32_t>(op);
-      if (pool_.simulator.wanted()[at(value)]) {
+      if (pool_.facts.wanted()[at(value)]) {
         numbers.weight += pool_.step.nbytes[at(value)];
-        row_.events[at(vertex)] = std::max(row_.events[at(vertex)], pool_.simulator.last_reads()[at(value)]);
+        row_.events[at(vertex)] = std::max(row_.events[at(vertex)], pool_.facts.last_reads()[at(value)]);
       }
       if (!own) continue;
-      if (pool_.simulator.optional()[at(value)]) {
+      if (pool_.facts.optional()[at(value)]) {
         numbers.may_keep = true;
         numbers.keep += pool_.step.nbytes[at(value)];
       } else if (pool_.simulator.keeps(at(value))) {
@@ -144,14 +144,14 @@ std::vector<int64_t> RowCuts::bounds_within(int64_t budget, const std::vector<ui
   std::vector<int64_t> bounds(row_.ops.size());
   int64_t before = 0;
   for (size_t value = 0; value < pool_.step.values(); ++value) {
-    if (pool_.simulator.keeps(value) && !pool_.simulator.optional()[value]) before += pool_.step.nbytes[value];
+    if (pool_.simulator.keeps(value) && !pool_.facts.optional()[value]) before += pool_.step.nbytes[value];
   }
   int64_t least = kNoBound;
   for (size_t vertex = 0; vertex < row_.ops.size(); ++vertex) {
     for (const int32_t op : row_.ops[vertex]) {
       for (const int32_t value : pool_.step.makes[at(op)]) {
-        if (pool_.simulator.optional()[at(value)] && pool_.simulator.keeps(at(value)) &&
-            pool_.simulator.ends()[at(value)] > pool_.simulator.forward_ends()[at(value)]) {
+        if (pool_.facts.optional()[at(value)] && pool_.simulator.keeps(at(value)) &&
+            pool_.simulator.ends()[at(value)] > pool_.facts.forward_ends()[at(value)]) {
           before += pool_.step.nbytes[at(value)];
         }
       }

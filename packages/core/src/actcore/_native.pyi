@@ -32,9 +32,15 @@ class TrainingStep:
         scratch: list[int],
         backward: list[list[int]],
         other: list[int],
+        forms: list[list[tuple[int, int, int, float, float, float, bool]]],
+        weights: list[float],
+        aside: list[int],
+        stored_at: list[int],
     ) -> None: ...
 
-def simulate(step: TrainingStep, ranks: list[int]) -> tuple[int, int, float, list[int], list[int], list[int]]: ...
+def simulate(
+    step: TrainingStep, ranks: list[int], forms: list[int]
+) -> tuple[int, int, float, float, list[int], list[int], list[int]]: ...
 def find_plans(
     step: TrainingStep, max_steps: int
 ) -> tuple[list[tuple[list[int], list[int], int, float]], bool, int]: ...

@@ -11,6 +11,7 @@ from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw
 from integrations.jumps import names
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
+from integrations.stores import Store
 
 # They normalise the last dimensions; the others take statistics over many rows.
 _ROW_NORMS = ("layer_norm", "rms_norm")
@@ -24,6 +25,8 @@ _BITS = {
     Need.ATTENTION: "attention_bits",
     Need.RECOMPUTED: "checkpoint_bits",
 }
+# Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
+_JUMPING = ("hardswish",)
 UNKNOWN = "the operator that saves it is unknown"
 # Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
 # save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
@@ -134,6 +137,45 @@ class FixedBits:
         """Bits an element for a need; no need gets fewer than linear operators do."""
         bits, own = self.level.bits, getattr(self.level, _BITS[need])
         return None if bits is None or own is None else max(bits, own)
+
+
+@dataclass(frozen=True)
+class ExactForms:
+    """The policy of what is not to be rounded: what backward needs less of than the elements, such as signs, masks,
+    shapes and indices, is stored in as few bits as that takes, and all else is kept as it is.
+
+    Attributes:
+        level: says what is small, and what is kept; of its bits nothing.
+    """
+
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
+        if isinstance(decision.codec, GroupAffine):
+            return Decision(Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward)
+        return decision
+
+
+@dataclass(frozen=True)
+class Shared(FixedBits):
+    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
+    for those whose slope jumps where they are clamped."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = super().decide(saved)
+        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
+            return replace(decision, form=None)
+        return decision
+
+
+def policy_of(store: Store, base: Level) -> Policy:
+    """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
+    ``Store.level``."""
+    level = store.level(base)
+    return ExactForms(level) if store.bits is None else Shared(level)
 
 
 def _decides(saved: SavedTensor) -> bool:

@@ -108,6 +108,8 @@ class Graph:
         differentiated: what backward starts from, in words.
         holds_outputs: whether all that the model returns is held during backward.
         accumulates: whether each parameter has a gradient already, to which backward adds.
+        rounded: whether it is of a forward in which what backward reads may be rounded: with attention that keeps
+            query, key and value alone, from which backward computes it again, and in which nothing is decided again.
     """
 
     ops: tuple[Op, ...]
@@ -124,6 +126,7 @@ class Graph:
     differentiated: str = ""
     holds_outputs: bool = True
     accumulates: bool = False
+    rounded: bool = False
 
     @property
     def accumulating(self) -> Graph:

@@ -42,3 +42,29 @@ def bytes_of(budget: Budget, plain: int) -> int:
     if budget < 0:
         raise ValueError(f"budget must not be negative, got {budget}; it is a number of bytes")
     return budget
+
+
+def require_ratio(time: object) -> None:
+    """Refuses what is no bound on a step's time.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: no step can be as fast.
+    """
+    if isinstance(time, bool) or not isinstance(time, int | float):
+        raise TypeError(f"time must be a step's time in those of the plain step, such as 1.1, got {time!r}")
+    if not 1 <= time < math.inf:
+        raise ValueError(f"time must be from 1, the plain step's, got {time!r}; 1.1 allows a tenth more")
+
+
+def require_error(error: object) -> None:
+    """Refuses what is no bound on the gradient's error.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is out of range.
+    """
+    if isinstance(error, bool) or not isinstance(error, int | float):
+        raise TypeError(f"error must be a bound on the gradient's relative error, such as 0.1, got {error!r}")
+    if not 0 <= error < 1:
+        raise ValueError(f"error must be from 0, which rounds nothing, to below 1, got {error!r}; 0.1 is the default")

@@ -12,12 +12,13 @@ from integrations.checkpoint.planning.choice import Choice, mask_of
 from integrations.checkpoint.planning.compressed_peak import CompressedPeak, StoredBytes
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.problem import training_step
+from integrations.levels import Level
 
 _MOST = 48
 """Choices of each search that are looked at: a simulation takes milliseconds."""
 
 
-def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_seconds: float = 0.0) -> Plan:
+def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_seconds: float = 0.0, level: Level | None = None) -> Plan:
     """The plan of the least peak, with its peaks as they are then.
 
     The search is asked twice: with the values' own bytes, and as if they had their stored ones wherever they are kept
@@ -45,7 +46,7 @@ def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_second
     front: list[Choice] = []
     for mask, (nbytes, seconds) in sorted(chosen.items(), key=lambda item: (item[1], item[0])):
         if not front or seconds < front[-1].seconds:
-            front.append(Choice(mask, nbytes - graph.gradients, seconds, 0.0))
+            front.append(Choice(mask, nbytes - graph.gradients, seconds, 0.0, rounded=graph.rounded))
     return Plan(
         model=name,
         graph=graph,
@@ -53,8 +54,7 @@ def compressed_plan(name: str, graph: Graph, stored: StoredBytes, capture_second
         front=tuple(front),
         peak_bound=found[1].peak_bound - graph.gradients,  # of a step that takes less, whatever is kept
         exact=False,
-        compressed=True,
-        stored=stored,
+        level=level,
         capture_seconds=capture_seconds,
         search_seconds=perf_counter() - started,
     )

@@ -1,0 +1,123 @@
+"""``solved``: from the captures of a model to its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, simulate
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.planning.choice import Choice, mask_of
+from integrations.checkpoint.planning.menus import Menus
+from integrations.checkpoint.planning.paper import paper_segments
+from integrations.checkpoint.planning.plan import Objective, Plan
+from integrations.checkpoint.planning.problem import training_step
+from integrations.levels import Level
+
+
+class Captures(NamedTuple):
+    """A model's training step, as it is planned for; each as in ``Plan``."""
+
+    graph: Graph
+    menus: Menus | None = None
+    rounded: Graph | None = None
+    rounded_menus: Menus | None = None
+    level: Level | None = None
+
+
+def solved(
+    name: str, captures: Captures, error: float = 0.0, objective: Objective = "peak", capture_seconds: float = 0.0
+) -> Plan:
+    """The plan of the least peak, and the others that none beats in both peak and seconds.
+
+    The forward as it is and the one in which what backward reads may be rounded are different graphs, whose fronts are
+    merged: so nothing is worse than without rounding.
+
+    Args:
+        name: of the model's class.
+        captures: what is planned for.
+        error: bound on the gradient's relative error; 0 leaves the forward as it is, and what rounds nothing.
+        objective: by which the plan's own choice is made.
+        capture_seconds: that the captures took.
+    """
+    started = perf_counter()
+    graph, menus, rounded, rounded_menus, level = captures
+    found = [_front(graph, menus if error or menus is None else menus.exact(), 0.0)]
+    if error and rounded is not None:
+        more = sum(op.seconds for op in (*rounded.ops, *rounded.steps)) - sum(
+            op.seconds for op in (*graph.ops, *graph.steps)
+        )
+        found.append(_front(rounded, rounded_menus, error**2, max(0.0, more)))
+    front = _merged(choice for one in found for choice in one.front)
+    choice = front[0]
+    if objective == "paper":
+        kept = paper_segments(graph).kept
+        usage = simulate(training_step(graph), [value in kept for value in range(len(graph.values))])
+        choice = Choice(mask_of(kept), usage.peak - graph.gradients, usage.seconds, 0.0)
+    return Plan(
+        model=name,
+        graph=graph,
+        choice=choice,
+        front=front,
+        peak_bound=min(one.peak_bound for one in found),
+        exact=all(one.exact for one in found),
+        objective=objective,
+        capture_seconds=capture_seconds,
+        search_seconds=perf_counter() - started,
+        menus=menus,
+        rounded=rounded,
+        rounded_menus=rounded_menus,
+        level=level,
+        error=error,
+    )
+
+
+class _Front(NamedTuple):
+    """What a search found of one graph."""
+
+    front: tuple[Choice, ...]
+    peak_bound: int
+    exact: bool
+
+
+def _front(graph: Graph, menus: Menus | None, variance: float, more: float = 0.0) -> _Front:
+    """The choices of a graph, whose steps take more seconds than those of the forward as it is."""
+    if menus is None:
+        plans = checkpoint_plans(training_step(graph))
+    else:
+        plans = checkpoint_plans(training_step(graph, menus), variance=variance)
+    front = tuple(_choice(graph, menus, plan, more) for plan in plans.front)
+    return _Front(front, plans.peak_bound - graph.gradients, plans.exact)
+
+
+def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float) -> Choice:
+    stores = ()
+    if menus is not None and plan.forms is not None:
+        stores = tuple(
+            (value, menus.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0
+        )
+    return Choice(
+        _mask(plan.kept),
+        plan.peak - graph.gradients,
+        plan.seconds + more,
+        plan.seconds_bound + more,
+        None if plan.held is None else _mask(plan.held),
+        stores,
+        0.0 if menus is None else plan.variance,
+        graph.rounded,
+    )
+
+
+def _merged(choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    """Those that none beats in both peak and seconds."""
+    front: list[Choice] = []
+    for choice in sorted(choices, key=lambda one: (one.peak, one.seconds, one.variance)):
+        if not front or choice.seconds < front[-1].seconds:
+            front.append(choice)
+    return tuple(front)
+
+
+def _mask(entries: tuple[bool, ...]) -> int:
+    return mask_of(value for value, is_set in enumerate(entries) if is_set)
