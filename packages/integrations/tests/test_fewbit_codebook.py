@@ -78,7 +78,7 @@ def test_a_level_in_a_jump_of_the_derivative_is_no_slope():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bits", (1, 3, 8))
+@pytest.mark.parametrize("bits", [1, 3, 8])
 @pytest.mark.parametrize("name", BY_INPUT + BY_RESULT)
 def test_the_gradient_is_that_of_the_few_bit_layer(name, bits, dtype):
     x = 3 * normal(2000, dtype=dtype)
@@ -109,7 +109,7 @@ def test_parameters_of_the_function(name, parameters):
     torch.testing.assert_close(found, expected, rtol=0, atol=4 * torch.finfo(torch.float32).eps)
 
 
-@pytest.mark.parametrize("numel", (0, 1, 1023, 1024, 5000))
+@pytest.mark.parametrize("numel", [0, 1, 1023, 1024, 5000])
 def test_its_bytes_are_the_codes_and_one_for_each_1024_elements(numel):
     codebook = fewbit.Codebook("gelu", 3)
     stored = codebook.compress(normal(numel))
@@ -117,7 +117,7 @@ def test_its_bytes_are_the_codes_and_one_for_each_1024_elements(numel):
     assert stored.decompress().shape == (numel,)
 
 
-@pytest.mark.parametrize("bits", (1, 3, 5, 8))
+@pytest.mark.parametrize("bits", [1, 3, 5, 8])
 def test_a_large_tensor_is_restored_in_parts(bits, monkeypatch):
     x = normal(70 * 1024 + 37)
     x[50_000] = torch.nan
@@ -138,16 +138,24 @@ def test_the_stretch_of_an_element_that_is_not_finite_has_no_gradient():
 
 def test_layouts_come_back():
     x = normal(4, 8, 16, 16)
-    for tensor in (x, x.to(memory_format=torch.channels_last), x.transpose(0, 3), x[:, ::2], x[:1].expand(5, -1, -1, -1)):
+    for tensor in (
+        x,
+        x.to(memory_format=torch.channels_last),
+        x.transpose(0, 3),
+        x[:, ::2],
+        x[:1].expand(5, -1, -1, -1),
+    ):
         stored = fewbit.Codebook("gelu", 4).compress(tensor)
         restored = stored.decompress()
-        assert restored.stride() == tensor.stride() and restored.shape == tensor.shape
+        assert restored.shape == tensor.shape
+        assert restored.stride() == tensor.stride()
         assert torch.equal(restored, fewbit.Codebook("gelu", 4).compress(tensor.contiguous()).decompress())
 
 
 def test_fake_tensors_and_pickles():
     codebook = fewbit.Codebook("mish", 2)
-    assert pickle.loads(pickle.dumps(codebook)) == codebook and str(codebook) == "2-bit derivative"
+    assert pickle.loads(pickle.dumps(codebook)) == codebook
+    assert str(codebook) == "2-bit derivative"
     with FakeTensorMode():
         stored = codebook.compress(torch.empty(64, 64, dtype=torch.bfloat16))
         assert stored.nbytes == codebook.stored_bytes(64 * 64)
@@ -155,9 +163,9 @@ def test_fake_tensors_and_pickles():
 
 
 def test_what_it_does_not_take_says_so():
-    with pytest.raises(TypeError, match="takes floating-point numbers, got torch.int64"):
+    with pytest.raises(TypeError, match=r"takes floating-point numbers, got torch\.int64"):
         fewbit.Codebook("gelu", 3).compress(torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(ValueError, match="fewbit.functional.logsigmoid has them by a layer"):
+    with pytest.raises(ValueError, match=r"fewbit\.functional\.logsigmoid has them by a layer"):
         fewbit.Codebook("logsigmoid", 3).compress(normal(8))
     with pytest.raises(ValueError, match="bits must be from 1 to 8, got 9"):
         fewbit.Codebook("gelu", 9)
@@ -169,8 +177,8 @@ def test_what_it_does_not_take_says_so():
         truncated.decompress()
 
 
-@pytest.mark.parametrize("bits", (2, 4))
-@pytest.mark.parametrize("name", ("gelu", "silu", "softplus", "tanh", "sigmoid"))
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "tanh", "sigmoid"])
 def test_slope_noise_does_the_harm_of_the_table(name, bits):
     x = normal(1 << 17, dtype=torch.float64)
     call = FUNCTIONS[name].call

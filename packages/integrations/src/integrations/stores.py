@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from integrations.levels import Level
-from integrations.saved.policy import Policy
-from integrations.saved.slopes import Slopes
 
 _WORDS = re.compile(r"(?:exact|([1-8]) bits)(?:, ([1-8])-bit derivative)?(, on the host)?")
 
@@ -53,15 +51,6 @@ class Store:
             adaptive=False,
             offload=self.host,
         )
-
-    def policy_around(self, policy: Policy, level: Level) -> Policy:
-        """A policy, with the derivatives of activations in ``slope_bits`` where these are asked for.
-
-        Args:
-            policy: what holds for everything else.
-            level: of the policy; says what is too small, and which modules are kept exactly.
-        """
-        return policy if self.slope_bits is None else Slopes(policy, self.slope_bits, level)
 
     def __str__(self) -> str:
         form = "exact" if self.bits is None else f"{self.bits} bits"

@@ -10,6 +10,7 @@ from torch import Tensor
 from actcore import FLOATS, Compressed, Layout
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.functional.options import constant
+from integrations.fewbit.noise import slope_noise
 from integrations.fewbit.representatives import Representatives, representatives
 from integrations.fewbit.slopes import numbers_of
 from integrations.fewbit.tables import table
@@ -55,6 +56,11 @@ class Codebook:
     def stored_bytes(self, numel: int) -> int:
         """Bytes of the payload for ``numel`` stored elements."""
         return -(-numel * self.bits // 8) + -(-numel // _STRETCH)
+
+    @property
+    def noise(self) -> float:
+        """The noise on what is stored that would do the gradient the same harm (``slope_noise``)."""
+        return slope_noise(self.function, self.bits, self.parameters, self.weight)
 
     def representatives(self, dtype: torch.dtype) -> Representatives | None:
         """The steps of what is saved, and an element for each; ``None`` where there are none in this dtype."""
@@ -102,9 +108,7 @@ class Codebook:
                     codes[guards + begin // _STRETCH : guards + -(-end // _STRETCH)],
                 ]
             )
-            flat[begin:end] = torch.ops.actcore.stepwise_backward(
-                ones[: end - begin], own, elements, self.bits, True
-            )
+            flat[begin:end] = torch.ops.actcore.stepwise_backward(ones[: end - begin], own, elements, self.bits, True)
         return compressed.layout.restore(flat)
 
     def __str__(self) -> str:
@@ -115,7 +119,7 @@ class Codebook:
         if found is None:
             what = "result" if self.result else "input"
             raise ValueError(
-                f"{self!r} must have levels that torch's own backward of {self.function} attains by its {what} in {dtype}, "
-                f"and has not; fewbit.functional.{self.function} has them by a layer of its own"
+                f"{self!r} must have levels that torch's own backward of {self.function} attains by its {what} in "
+                f"{dtype}, and has not; fewbit.functional.{self.function} has them by a layer of its own"
             )
         return found

@@ -1,9 +1,9 @@
 """Representatives: for each level of a table an element at which torch's own backward has that level for a derivative.
 
-Where an operator finds them in the place of what it saved, its gradient is the few-bit one, with nothing of the operator
-exchanged. That takes a backward that reads one tensor, the function's input or its result; and levels that are slopes of
-the function. Each level of the best steps is a mean of the derivative over its interval, so a continuous derivative
-attains it; where the derivative jumps over it, there is no such element, and no codebook.
+Where an operator finds them in the place of what it saved, its gradient is the few-bit one, with nothing of the
+operator exchanged. That takes a backward that reads one tensor, the function's input or its result; and levels that are
+slopes of the function. Each level of the best steps is a mean of the derivative over its interval, so a continuous
+derivative attains it; where the derivative jumps over it, there is no such element, and no codebook.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ def saves_one(function: str, in_place: bool = False) -> str:
     return _saved_by(function, in_place) if function in SMOOTH else ""
 
 
-def saved_steps(
-    function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool
-) -> StepTable:
+def saved_steps(function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool) -> StepTable:
     """The table whose steps are those of what torch saves: of ``|x|`` only where that is odd in ``x``, too."""
     known = FUNCTIONS[function]
     even = known.even and (not result or _is_odd(function, parameters))
@@ -83,7 +81,7 @@ def saved_steps(
 def representatives(
     function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool, dtype: torch.dtype
 ) -> Representatives | None:
-    """Those of ``saved_steps`` for a dtype; ``None`` where torch's backward reads something else, or a level is no slope.
+    """Those of ``saved_steps`` for a dtype; ``None`` where torch reads something else, or a level is no slope.
 
     They are looked for once in a process, which takes some hundredths of a second.
 
@@ -126,7 +124,9 @@ def _call(function: str, in_place: bool) -> Callable[[Tensor, tuple[float, ...]]
     known = FUNCTIONS[function]
     if not in_place:
         return lambda x, parameters: known.call(x, *parameters)
-    own: Callable[..., Tensor] | None = getattr(torch.nn.functional, f"{function}_", getattr(torch, f"{function}_", None))
+    own: Callable[..., Tensor] | None = getattr(
+        torch.nn.functional, f"{function}_", getattr(torch, f"{function}_", None)
+    )
     if own is None:
         if function not in ("hardswish", "mish", "silu"):
             return None
@@ -195,8 +195,8 @@ def _nearest(
     that they are the same whatever a device's last digits are.
 
     All numbers of 16 bits are looked at. Of a wider dtype a survey is, half of it crowded around zero, and then ever
-    closer what is around two points: where the slope is nearest to the level, and the nearest to zero at which it passes
-    the level, which may be a jump.
+    closer what is around two points: where the slope is nearest to the level, and the nearest to zero at which it
+    passes the level, which may be a jump.
     """
     low, high = ends.tolist()
     if dtype.itemsize == 2:
@@ -231,7 +231,7 @@ def _with_slope(slopes: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _passing(points: Tensor, slopes: Tensor, levels: Tensor) -> Tensor:
-    """For each level the place of the point nearest to zero after which the slope passes it, or of any where none is."""
+    """For each level the place of the point nearest to zero after which the slope passes it; any where none is."""
     found = []
     for level in levels:
         apart = slopes - level

@@ -14,12 +14,12 @@ from integrations.levels import Level
 from integrations.plain import has_elements
 from integrations.saved.calls import Call
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
-from integrations.saved.forms import Form, Packed, form_of, window_indices
+from integrations.saved.forms import SLOPE, Form, Packed, Slope, form_of, window_indices
 from integrations.saved.policy import Decision
 from integrations.saved.recipes import Extent
 from integrations.saved.records import RECOMPUTED, Record
 from integrations.saved.regions import Stream
-from integrations.saved.slopes import WHY, Slope, codebook_of
+from integrations.saved.slopes import activation_of, codebook_of
 from integrations.saved.storage import Storages
 
 _STORAGES = "storages"
@@ -48,7 +48,7 @@ class Storing:
         try:
             slope = self._slope(tensor, decision, call)
             if slope is not None:
-                record.codec, record.why, record.stored_bytes, record.host = slope.name, WHY, slope.nbytes, slope.host
+                record.codec, record.why, record.stored_bytes, record.host = slope.name, SLOPE, slope.nbytes, slope.host
                 return slope, None
             form = self._form(tensor, decision, call, stream)
             if form is not None:
@@ -70,7 +70,8 @@ class Storing:
         """The bits of an activation's derivative, if they are asked for and its arguments allow them."""
         if decision.slope_bits is None or call is None or not packable(tensor):
             return None
-        codebook = codebook_of(call.name, call.given, call.in_place, decision.slope_bits, tensor.dtype)
+        activation = activation_of(call.name, call.given, call.in_place)
+        codebook = codebook_of(activation, decision.slope_bits, tensor.dtype)
         if codebook is None:
             return None
         return Slope(compress(tensor.detach(), self._placed(codebook, tensor)))
