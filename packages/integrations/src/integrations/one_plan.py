@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations.attach import compress_model
+from integrations.bounded import Weights, chosen, front_of, within
 from integrations.bounds import ERROR, WAYS, Bounds
 from integrations.checkpoint.capturing.loss import Loss, require_loss
 from integrations.checkpoint.planning.budget import Budget, bytes_of
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.planner import plannable
 from integrations.levels import LEVELS
-from integrations.recomputing import front_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -30,6 +30,7 @@ def plan(
     time: float | None = None,
     error: float = ERROR,
     stores: Iterable[str] = WAYS,
+    measure: bool = True,
     real: bool = False,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
@@ -58,6 +59,9 @@ def plan(
             step's. (A model whose only argument is a list is given it in a tuple.)
         kwargs: further arguments by name, of every input.
         memory, time, error, stores: as for ``compress_model``.
+        measure: whether it is measured how much each value's rounding changes the gradient, and the plan's error, in
+            steps aside that take as long as 10 to 20 steps of training, and up to half of a plain step's memory;
+            otherwise both are estimated by the operators. Inputs without elements are always estimated for.
         real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
 
     Returns:
@@ -77,38 +81,35 @@ def plan(
     if isinstance(args, list) and not args:
         raise ValueError("args must be one input, or several in a list, got an empty list")
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
-    fronts = [
-        front_of(model, LEVELS["L0"], bounds, *call, real=real, loss=loss, holds_outputs=holds_outputs)
-        for call in calls
-    ]
-    return worst_of(fronts, bounds)
+    level, how = LEVELS["L0"], {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+    fronts = []
+    for call in calls:
+        weights = Weights(model, *call, loss) if measure and bounds.error else None
+        fronts.append(front_of(model, level, bounds, *call, **how, weights=weights))
+    if isinstance(memory, float) and len(fronts) > 1:
+        bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
+    found = []
+    for number in _leading(fronts):
+        if measure:
+            found.append(chosen(fronts[number], bounds, model, *calls[number]))
+        else:
+            found.append(within(fronts[number], bounds))
+    found.sort(key=lambda plan: plan.plain_peak, reverse=True)
+    return replace(found[0], also=tuple(found[1:])) if len(found) > 1 else found[0]
 
 
-def worst_of(fronts: list[Plan], bounds: Bounds) -> Plan:
-    """The plan of the input that takes the most memory by itself, with those of the others.
-
-    Args:
-        fronts: the plans of the least memory for each input.
-        bounds: for all. A fraction of memory is one of the largest plain step's.
-
-    Raises:
-        ValueError: for one of them there is no plan.
-    """
-    memory = bounds.memory
-    if len(fronts) > 1 and isinstance(memory, float):
-        memory = bytes_of(memory, max(front.plain_peak for front in fronts))
-    leading = [
-        one
-        for number, one in enumerate(fronts)
+def _leading(fronts: list[Plan]) -> list[int]:
+    """The inputs that are not within others."""
+    inputs = [front.graph.inputs for front in fronts]
+    return [
+        number
+        for number, one in enumerate(inputs)
         if not any(
-            one.graph.inputs.within(other.graph.inputs) and (place < number or one.graph.inputs != other.graph.inputs)
-            for place, other in enumerate(fronts)
+            one.within(other) and (place < number or one != other)
+            for place, other in enumerate(inputs)
             if place != number
         )
     ]
-    found = [front.within(memory, bounds.time) for front in leading]
-    found.sort(key=lambda plan: plan.plain_peak, reverse=True)
-    return replace(found[0], also=tuple(found[1:])) if len(found) > 1 else found[0]
 
 
 def apply(model: Model, plan: Plan) -> Model:

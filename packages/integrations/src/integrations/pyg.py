@@ -31,8 +31,8 @@ def compress_model(model: Model, level: str | None = None, **options: Any) -> Mo
 
         model = compress_model(model, level="L1")
 
-    ``linear`` takes PyG's own linear layers, too. A plan (``memory``, ``checkpoint``) is made for each shape of input that
-    comes by: with sampled batches, each of another shape, leave it out.
+    ``linear`` takes PyG's own linear layers, too. A plan (``memory``, ``checkpoint``) is made for each shape of input
+    that comes by: with sampled batches, each of another shape, leave it out.
 
     Raises:
         TypeError, ValueError: as ``integrations.compress_model`` does, or the model has nothing of PyG.

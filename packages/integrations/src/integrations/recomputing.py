@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from integrations.adaptive.ranks import distributed
+from integrations.bounded import Weights, chosen, front_of, with_error_measured
 from integrations.bounds import Bounds
-from integrations.checkpoint.capturing.loss import Loss
-from integrations.checkpoint.costs.calibrating import calibrated
-from integrations.checkpoint.costs.rates import constant
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.graphs.signature import Signature
@@ -22,7 +20,6 @@ from integrations.checkpoint.planning.plans import Plans
 from integrations.levels import Level
 from integrations.locking import OwnLock
 from integrations.plan_forward import Following
-from integrations.planning import planned
 
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
@@ -154,10 +151,15 @@ class Recomputing:
                 assert not isinstance(self.asked, Plan)
                 inputs = Signature.of(args, kwargs)
                 bounds = self._bounds
-                plan = self._attempts.plan(model, inputs, lambda: front_of(model, level, bounds, args, kwargs))
+                weights = Weights(model, args, kwargs, among_ranks=distributed()) if bounds.error else None
+                plan = self._attempts.plan(
+                    model,
+                    inputs,
+                    lambda: front_of(model, level, bounds, args, kwargs, weights=weights, in_step=True),
+                )
                 if plan is None:
                     return None
-                self.plans = _Fronts(plan if self.asked == OPTIMAL else plan.within(bounds.memory, bounds.time), level)
+                self.plans = _Fronts(chosen(plan, bounds, model, args, kwargs, in_step=True), level, weights)
         followed = self.plans.plan_for(model, args, kwargs)
         if followed is None:
             return None
@@ -220,43 +222,6 @@ class Recomputing:
         return found
 
 
-def front_of(
-    model: nn.Module,
-    level: Level,
-    bounds: Bounds,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    real: bool = False,
-    loss: Loss | None = None,
-    holds_outputs: bool | None = None,
-) -> Plan:
-    """The plan of the least memory for a forward, of all that keep to a bound on the error.
-
-    Args:
-        model: in training mode.
-        level: where it is off, each value waits in the store that is best for it; otherwise all is stored as it says,
-            or made again.
-        bounds: of which those on memory and time are left to ``Plan.within``.
-        args, kwargs: of the forward.
-        real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
-    """
-    made = planned(
-        model,
-        level,
-        args,
-        kwargs,
-        error=bounds.error or 0.0,
-        real=real,
-        loss=loss,
-        holds_outputs=holds_outputs,
-        allows=bounds.allows,
-        recompute=bounds.recomputes,
-        rating=constant if bounds.stores == AGAIN else calibrated,  # without stores, ranks need not agree on anything
-    )
-    return replace(made, stores=bounds.stores)
-
-
 def require_of(plan: Plan, model: nn.Module) -> None:
     """Refuses a plan of another model.
 
@@ -273,12 +238,30 @@ def require_of(plan: Plan, model: nn.Module) -> None:
 class _Fronts(Plans):
     """Plans whose values may wait in stores, or are stored as a level says."""
 
-    def __init__(self, plan: Plan, level: Level) -> None:
+    def __init__(self, plan: Plan, level: Level, weights: Weights | None = None) -> None:
         super().__init__(plan, "replan")
-        self._level = level
+        self._level, self._weights = level, weights
+
+    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        return with_error_measured(super()._made(model, args, kwargs, real), model, args, kwargs)
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
         bounds = Bounds(error=None if first.compressed else first.error, stores=first.stores)
-        how = {"loss": first.loss, "holds_outputs": first.graph.holds_outputs}
-        return front_of(model, self._level, bounds, args, kwargs, real=real, **how)
+        if self._weights is None and bounds.error:
+            self._weights = Weights(model, args, kwargs, first.loss)
+        return front_of(
+            model,
+            self._level,
+            bounds,
+            args,
+            kwargs,
+            real=real,
+            loss=first.loss,
+            holds_outputs=first.graph.holds_outputs,
+            weights=self._weights,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without a measurement, which is of the model itself."""
+        return {**self.__dict__, "_weights": None}
