@@ -18,7 +18,7 @@ from integrations.saved.calls import Call, CallTracker
 from integrations.saved.choice import packable
 from integrations.saved.forms import window_indices
 from integrations.saved.masks import may_be_masked
-from integrations.saved.rules import Need, RULES
+from integrations.saved.rules import RULES, Need
 from integrations.saved.tensors import storage_of
 
 
