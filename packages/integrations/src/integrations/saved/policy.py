@@ -152,7 +152,22 @@ class ExactForms:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
         if isinstance(decision.codec, GroupAffine):
-            return Decision(Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward)
+            return Decision(
+                Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward
+            )
+        return decision
+
+
+@dataclass(frozen=True)
+class Shared(FixedBits):
+    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
+    for those whose slope jumps where they are clamped."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = super().decide(saved)
+        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
+            return replace(decision, form=None)
         return decision
 
 
