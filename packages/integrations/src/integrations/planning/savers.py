@@ -18,7 +18,7 @@ from integrations.saved.calls import Call, CallTracker
 from integrations.saved.choice import packable
 from integrations.saved.forms import window_indices
 from integrations.saved.masks import may_be_masked
-from integrations.saved.rules import Need, RULES
+from integrations.saved.rules import RULES, Need
 from integrations.saved.tensors import storage_of
 
 
@@ -82,7 +82,8 @@ class Seen:
         def pack(tensor: Tensor) -> Any:
             with torch._C.DisableTorchFunction():
                 self.saves.note(recorder, tracker, tensor)
-                self._note(recorder, tracker.call, tensor)
+                with recorder.pausing():
+                    self._note(recorder, tracker.call, tensor)
                 return recorder.pack(tensor)
 
         def over(call: Call, outputs: list[Tensor]) -> None:

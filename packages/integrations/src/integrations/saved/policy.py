@@ -152,7 +152,9 @@ class ExactForms:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
         if isinstance(decision.codec, GroupAffine):
-            return Decision(Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward)
+            return Decision(
+                Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward
+            )
         return decision
 
 
