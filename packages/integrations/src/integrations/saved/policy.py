@@ -161,19 +161,6 @@ class ExactForms:
 @dataclass(frozen=True)
 class Shared(FixedBits):
     """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
-    for those whose slope jumps where they are clamped."""
-
-    def decide(self, saved: SavedTensor) -> Decision:
-        """The codec for a tensor that autograd alone keeps alive, and the reason."""
-        decision = super().decide(saved)
-        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
-            return replace(decision, form=None)
-        return decision
-
-
-@dataclass(frozen=True)
-class Shared(FixedBits):
-    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
     for those whose slope jumps where they are clamped. Nor does one have smaller groups than another, so that nothing
     is stored a second time for the better: those of all suit rows that a normalisation may take."""
 

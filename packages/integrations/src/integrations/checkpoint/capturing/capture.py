@@ -87,7 +87,7 @@ def capture(
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
-    with _capturing():
+    with capturing():
         found, note = contextvars.copy_context().run(_recorded, trial, real)
     return _graph(trial, found, note, measure)
 
@@ -116,7 +116,8 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def _capturing() -> Iterator[None]:
+def capturing() -> Iterator[None]:
+    """A block in which forwards only are looked at: what stands in a model's forward leaves them alone."""
     before, _here.capturing = _here.capturing, True
     try:
         yield
@@ -210,7 +211,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
     def stand_in(tensor: Tensor) -> Tensor:
         if mode is None:
-            return tensor.detach() if _is_only_read(tensor, written) else tensor.detach().clone()
+            return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()
         if id(tensor) in whole:
             dtype, on = whole[id(tensor)]
             with mode:
@@ -300,6 +301,6 @@ def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor, device: torch.device) ->
     return mode.from_tensor(tensor.detach())
 
 
-def _is_only_read(tensor: Tensor, written: Collection[int]) -> bool:
+def is_only_read(tensor: Tensor, written: Collection[int]) -> bool:
     """Whether it need not be copied: parameters, and what is large and neither a buffer nor an input."""
     return isinstance(tensor, nn.Parameter) or (id(tensor) not in written and tensor.numel() > _MOST_COPIED)

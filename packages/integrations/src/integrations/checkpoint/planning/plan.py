@@ -66,6 +66,9 @@ class Plan:
         level: the level as which everything is stored that the choice has no store for; ``None``: it is kept as it is.
         time: the most time that was asked for, in plain steps.
         error: the most relative error of the gradient that was asked for; 0: that plan makes gradients as they are.
+        measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
+            ``choice.error`` is what there is.
+        unmeasured: why not, if somebody tried.
     """
 
     model: str
@@ -85,6 +88,8 @@ class Plan:
     level: Level | None = None
     time: float | None = None
     error: float = 0.0
+    measured: float | None = None
+    unmeasured: str = ""
     _others: dict[Any, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graphs
 
     @property
@@ -268,7 +273,15 @@ class Plan:
 
     def _choosing(self, choice: Choice, asked: Asked) -> Plan:
         """Another plan of the front, which has the same plans for other states of the gradients."""
-        found = replace(self, choice=choice, memory=asked.memory, time=asked.time)
+        measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
+        found = replace(
+            self,
+            choice=choice,
+            memory=asked.memory,
+            time=asked.time,
+            measured=measured[0],
+            unmeasured=measured[1],
+        )
         found.__dict__["_others"] = self._others
         return found
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 FORMAT = 3
 """In format 2 nothing was said of stores; what a level stored was in sizes of a search that is gone."""
 _WRITER = "Plan.to_json"
-_PLAIN = ("model", "peak_bound", "exact", "memory", "objective", "time", "error", "capture_seconds", "search_seconds")
+_PLAIN = (
+    *("model", "peak_bound", "exact", "memory", "objective", "time", "error", "measured", "unmeasured"),
+    *("capture_seconds", "search_seconds"),
+)
 """Fields that are JSON as they are."""
 
 
