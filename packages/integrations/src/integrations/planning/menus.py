@@ -24,8 +24,8 @@ WIDTHS = (8, 7, 6, 5, 4, 3, 2)
 """Bits an element. One bit adds a noise of five times the value itself, which nothing is worth."""
 
 SLOPE_WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)
-"""Bits of a derivative, of a value that only activations save. In as many bits it has less noise than the value has;
-but where others save that, too, what they store serves activations for nothing."""
+"""Bits of a derivative, of a value that only activations save. Mostly it has less noise in as many bits than the value
+has; but where others save that, too, what they store serves activations for nothing."""
 
 _ALIKE = 0.95
 """A store that does not serve repetitions is worth a look if it holds less than this part of what one holds that does."""
