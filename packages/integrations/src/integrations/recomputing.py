@@ -181,4 +181,6 @@ class _LevelPlans(Plans):
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
-        return planned(model, self._level, args, kwargs, real, first.loss, first.graph.holds_outputs)
+        return planned(
+            model, self._level, args, kwargs, real=real, loss=first.loss, holds_outputs=first.graph.holds_outputs
+        )

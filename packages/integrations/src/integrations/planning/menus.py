@@ -28,7 +28,7 @@ SLOPE_WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)
 has; but where others save that, too, what they store serves activations for nothing."""
 
 _ALIKE = 0.95
-"""A store that does not serve repetitions is worth a look if it holds less than this part of what one holds that does."""
+"""A store that serves no repetition is worth a look if it holds less than this part of one that does."""
 
 Weights = Callable[[Graph, Sequence[Save]], tuple[float, ...]]
 """The weights of a graph's values, which a capture saw saved so."""
@@ -56,7 +56,7 @@ def menus_of(graph: Graph, seen: Seen, base: Level, rating: Rating, weights: Wei
     # What is saved of memory before it is written again has a stored form for each part, at a level alone.
     parts = {last[saver.value] for saver in seen.savers if last[saver.value] != saver.value} if base.off else set()
     fixed = parts.union(value.reuses for value in graph.values)
-    needed = {value for reader in (*graph.ops, *graph.steps) for value in reader.reads}
+    needed = {value for op in graph.ops for value in op.reads} | {value for step in graph.steps for value in step.reads}
     last_event = len(graph.other) - 1
     policies = _policies(base, seen, allows)
     exact = _Ruled(Store(), policy_of(Store(), base))
@@ -150,14 +150,15 @@ class _Value:
     def _option(self, ruled: _Ruled, parts: Sequence[Part], serves: bool) -> Option:
         stored = _stored(parts)
         codecs = [part.codec for part in stored]
+        named = ruled.store is not None  # at a level nothing can be gained in time, and times are those beyond its own
         return Option(
             ruled.store,
             held=min(self.nbytes, sum(part.nbytes for part in stored)),
             restored=self.nbytes if any(codec is not None for codec in codecs) else 0,
             passing=max((self.nbytes for part in stored if part.passing), default=0),
-            store_seconds=sum(store_seconds(self.rates, codec, self._numel) for codec in codecs),
-            restore_seconds=max(restore_seconds(self.rates, codec, self._numel) for codec in codecs),
-            noise=_noise(stored),
+            store_seconds=named * sum(store_seconds(self.rates, codec, self._numel) for codec in codecs),
+            restore_seconds=named * max(restore_seconds(self.rates, codec, self._numel) for codec in codecs),
+            noise=named * _noise(stored),
             serves=serves,
         )
 
@@ -188,7 +189,7 @@ class _Value:
 
 
 def _stored(parts: Sequence[Part]) -> list[Part]:
-    """What parts take together: of those that share a stored form, the one that needs most, and each other kind once."""
+    """What parts take together: of those that share a stored form the one that needs most, and each other kind once."""
     shared = [part for part in parts if not part.alone]
     own = {(part.codec, part.nbytes): part for part in parts if part.alone}
     return [*([max(shared, key=lambda part: part.nbytes)] if shared else []), *own.values()]

@@ -62,21 +62,25 @@ def planned(
     """
     started = perf_counter()
 
-    def captured(rounded: bool, base: Level) -> tuple[Graph, Menus]:
-        seen = Seen(recomputes=rounded or (not base.off and base.bits is not None))
-        graph = capture(model, args, kwargs, real=real, hooks=seen.hooks, loss=loss, holds_outputs=holds_outputs)
-        if rounded:
-            graph = replace(graph.where_rounded, rounded=True)
+    def captured(recomputes: bool) -> tuple[Graph, Seen]:
+        seen = Seen(recomputes)
+        return capture(model, args, kwargs, real=real, hooks=seen.hooks, loss=loss, holds_outputs=holds_outputs), seen
+
+    def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
+        graph = graph.as_rounded if rounded else graph
         if not recompute:
             graph = graph.keeping(range(len(graph.values)))
-        return graph, menus_of(graph, seen, base, rating, weights, allows)
+        return graph, menus_of(graph, seen, level, rating, weights, allows)
 
-    if level.off:
-        graph, menus = captured(False, level)
-        rounded, rounded_menus = captured(True, level) if error else (None, None)
-        captures = Captures(graph, menus.exact(), rounded, rounded_menus)
-    else:
-        graph, menus = captured(level.rounds_checkpoints, level)
+    if not level.off:
+        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)
         captures = Captures(graph, menus, level=level)
+    else:
+        found = captured(error > 0)
+        rounded, rounded_menus = with_menus(*found, True) if error else (None, None)
+        if found[1].replaced:  # attention
+            found = captured(False)
+        graph, menus = with_menus(*found, False)
+        captures = Captures(graph, menus.exact(), rounded, rounded_menus)
     taken = perf_counter() - started
     return replace(solved(class_of(model).__name__, captures, error, capture_seconds=taken), loss=loss)

@@ -86,7 +86,8 @@ class Seen:
         def pack(tensor: Tensor) -> Any:
             with torch._C.DisableTorchFunction():
                 self.saves.note(recorder, tracker, tensor)
-                self._note(recorder, tracker.call, tensor)
+                with recorder.pausing():
+                    self._note(recorder, tracker.call, tensor)
                 return recorder.pack(tensor)
 
         def over(call: Call, outputs: list[Tensor]) -> None:

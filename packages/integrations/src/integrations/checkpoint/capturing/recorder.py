@@ -92,7 +92,7 @@ class Recorder(TorchDispatchMode):
 
     def start_backward(self) -> None:
         """What runs from now on are steps of backward."""
-        with self._pausing():
+        with self.pausing():
             for key in self._contents.changed_since():
                 self._written_unseen(key)
         self._backward = Backward(self._recording, self._memory)
@@ -207,7 +207,8 @@ class Recorder(TorchDispatchMode):
                 op.repeatable = False
 
     @contextmanager
-    def _pausing(self) -> Iterator[None]:
+    def pausing(self) -> Iterator[None]:
+        """A block in which nothing is recorded."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -265,7 +266,7 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == PASSING or self._backward is not None:
             return tensor
-        with self._pausing():
+        with self.pausing():
             self._look((tensor,))
         self._recording.ops[-1].packs.append(value)
         return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
@@ -274,7 +275,7 @@ class Recorder(TorchDispatchMode):
         """A copy of a tensor's memory: if autograd held the memory itself, nobody could tell who else does."""
         found = self._copies.get(value)
         if found is None:
-            with self._pausing():
+            with self.pausing():
                 found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
                 found.set_(tensor.untyped_storage().clone())
             self._copies[value] = found
@@ -287,7 +288,7 @@ class Recorder(TorchDispatchMode):
         if self._backward is not None:
             self._backward.read(saved.value)
         geometry = saved.geometry
-        with self._pausing():
+        with self.pausing():
             if saved.copy is not None:
                 return geometry.view(saved.copy)
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)

@@ -129,6 +129,11 @@ class Graph:
     rounded: bool = False
 
     @property
+    def seconds(self) -> float:
+        """Of forward and backward, as they are."""
+        return sum(op.seconds for op in self.ops) + sum(step.seconds for step in self.steps)
+
+    @property
     def accumulating(self) -> Graph:
         """The same step where each parameter has a gradient already, to which backward adds."""
         other = tuple(nbytes - standing for nbytes, standing in zip(self.other, self.standing, strict=True))
@@ -151,6 +156,11 @@ class Graph:
         fixed = {value for op in self.ops if op.decides for value in op.makes}
         fixed.update(number for number, value in enumerate(self.values) if value.exact)
         return self.keeping(fixed) if fixed else self
+
+    @property
+    def as_rounded(self) -> Graph:
+        """The graph of a forward whose plan may round what backward reads."""
+        return replace(self.where_rounded, rounded=True)
 
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""

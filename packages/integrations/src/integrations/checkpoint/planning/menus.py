@@ -15,7 +15,8 @@ class Option:
     """A store for a value, and what it takes.
 
     Attributes:
-        store: for all operators that save the value, and repetitions that read it.
+        store: for all operators that save the value, and repetitions that read it. ``None``: that of a level, which
+            has no name, and is the only one there is.
         held: bytes while it waits.
         restored: bytes of what is made of it where it is read; 0 where nothing is, as for shapes.
         passing: bytes that storing it takes beside, while that runs.
@@ -24,7 +25,7 @@ class Option:
         serves: whether a repetition may read it. If not, backward alone may: of signs nothing can be made again.
     """
 
-    store: Store
+    store: Store | None
     held: int
     restored: int
     passing: int = 0
@@ -80,7 +81,7 @@ class Menus:
         rows = list(dict.fromkeys(self.options))
         place = {row: number for number, row in enumerate(rows)}
         return {
-            "rows": [[{**asdict(one), "store": str(one.store)} for one in row] for row in rows],
+            "rows": [[{**asdict(one), "store": one.store and str(one.store)} for one in row] for row in rows],
             "row": [place[row] for row in self.options],
             "weights": list(self.weights),
             "aside": list(self.aside),
@@ -106,5 +107,5 @@ class Menus:
 
 
 def _option(content: Mapping[str, Any]) -> Option:
-    store = Store.of(of_type(str, content["store"], "store"))
-    return entry_of(Option, {**content, "store": asdict(store)})
+    words = of_type(str | None, content["store"], "store")
+    return entry_of(Option, {**content, "store": None if words is None else asdict(Store.of(words))})

@@ -149,7 +149,7 @@ class Plan:
     @property
     def plain_seconds(self) -> float:
         """Of forward and backward, by that model."""
-        return sum(op.seconds for op in self.graph.ops) + sum(step.seconds for step in self.graph.steps)
+        return self.graph.seconds
 
     @property
     def overhead(self) -> float:
@@ -210,9 +210,7 @@ class Plan:
         captures = Captures(graph, self.menus, rounded, self.rounded_menus, self.level)
         return replace(solved(self.model, captures, error, self.objective), loss=self.loss)
 
-    def within(
-        self, memory: Budget | None = None, time: float | None = None, error: float | None = None
-    ) -> Plan:
+    def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Plan:
         """The plan that is best within these bounds: of the least time in the memory; without that, of the least memory
         in the time; where both are given, of the least error that was found to fit.
 

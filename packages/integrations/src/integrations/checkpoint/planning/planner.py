@@ -115,4 +115,3 @@ def plannable(model: nn.Module) -> nn.Module:
     if not model.training:
         raise ValueError("model must be in training mode; call model.train() first")
     return model
-

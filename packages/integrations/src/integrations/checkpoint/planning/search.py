@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, simulate
 from integrations.checkpoint.graphs.graph import Graph
@@ -15,6 +15,10 @@ from integrations.checkpoint.planning.paper import paper_segments
 from integrations.checkpoint.planning.plan import Objective, Plan
 from integrations.checkpoint.planning.problem import training_step
 from integrations.levels import Level
+from integrations.stores import Store
+
+_MOST_AT_LEVEL = 48
+"""Plans of each search that are simulated as a level stores them."""
 
 
 class Captures(NamedTuple):
@@ -44,11 +48,9 @@ def solved(
     """
     started = perf_counter()
     graph, menus, rounded, rounded_menus, level = captures
-    found = [_front(graph, menus if error or menus is None else menus.exact(), 0.0)]
+    found = [_front(graph, menus) if level is None or menus is None else _front_at_level(graph, menus)]
     if error and rounded is not None:
-        more = sum(op.seconds for op in (*rounded.ops, *rounded.steps)) - sum(
-            op.seconds for op in (*graph.ops, *graph.steps)
-        )
+        more = rounded.seconds - graph.seconds  # of attention, which backward computes again
         found.append(_front(rounded, rounded_menus, error**2, max(0.0, more)))
     front = _merged(choice for one in found for choice in one.front)
     choice = front[0]
@@ -82,32 +84,72 @@ class _Front(NamedTuple):
     exact: bool
 
 
-def _front(graph: Graph, menus: Menus | None, variance: float, more: float = 0.0) -> _Front:
-    """The choices of a graph, whose steps take more seconds than those of the forward as it is."""
-    if menus is None:
-        plans = checkpoint_plans(training_step(graph))
-    else:
-        plans = checkpoint_plans(training_step(graph, menus), variance=variance)
+def _front(graph: Graph, menus: Menus | None, variance: float = 0.0, more: float = 0.0) -> _Front:
+    """The choices of a graph, whose step takes more seconds than that of the forward as it is."""
+    plans = checkpoint_plans(training_step(graph, menus), variance=variance)
     front = tuple(_choice(graph, menus, plan, more) for plan in plans.front)
     return _Front(front, plans.peak_bound - graph.gradients, plans.exact)
 
 
 def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float) -> Choice:
-    stores = ()
+    chosen: dict[int, Store] = {}
     if menus is not None and plan.forms is not None:
-        stores = tuple(
-            (value, menus.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0
-        )
+        named = ((value, menus.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0)
+        chosen = {value: store for value, store in named if store is not None}
     return Choice(
         _mask(plan.kept),
         plan.peak - graph.gradients,
         plan.seconds + more,
         plan.seconds_bound + more,
         None if plan.held is None else _mask(plan.held),
-        stores,
-        0.0 if menus is None else plan.variance,
+        tuple(chosen.items()),
+        plan.variance,
         graph.rounded,
     )
+
+
+def _front_at_level(graph: Graph, menus: Menus) -> _Front:
+    """The choices of a graph whose values wait as a level stores them, be they kept or made again.
+
+    The search may leave a value as it is, and a level may not. So what it finds, with stores and without, is simulated
+    once more as the level has it. Checkpoints that are nested are left out: nobody stores what an inner one makes.
+    """
+    step = training_step(graph, menus)
+    found = [checkpoint_plans(training_step(graph)), checkpoint_plans(step)]
+    choices: dict[int, Choice] = {}
+    for plans in found:
+        for plan in _some(plans):
+            mask = _mask(plan.kept)
+            if mask not in choices:
+                forms = _forms_at_level(graph, menus, plan.kept, simulate(step, plan.kept).segments)
+                usage = simulate(step, plan.kept, forms=forms)
+                stored = replace(plan, peak=usage.peak, seconds=usage.seconds, seconds_bound=0.0, forms=None)
+                choices[mask] = _choice(graph, menus, stored, 0.0)
+    return _Front(_merged(choices.values()), found[1].peak_bound - graph.gradients, False)
+
+
+def _forms_at_level(
+    graph: Graph, menus: Menus, kept: Sequence[bool], segments: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Of each value the form that a level has for it, which depends on who reads it; -1 where it is left as it is."""
+    read = {value for segment in segments for number in segment for value in graph.ops[number].reads}
+    forms = []
+    for value, row in enumerate(menus.options):
+        fitting = [
+            (option.held, form)
+            for form, option in enumerate(row)
+            if (option.serves or not kept[value] or value not in read)
+            and not (option.store is not None and option.store.host and not kept[value])  # which is read at once
+        ]
+        forms.append(min(fitting, default=(0, -1))[1])
+    return tuple(forms)
+
+
+def _some(plans: CheckpointPlans) -> list[CheckpointPlan]:
+    """Plans of a front, evenly, and both ends."""
+    front = [plan for plan in plans.front if plan.held is None]
+    places = {round(place * (len(front) - 1) / (_MOST_AT_LEVEL - 1)) for place in range(_MOST_AT_LEVEL)}
+    return [front[place] for place in sorted(places)]
 
 
 def _merged(choices: Iterable[Choice]) -> tuple[Choice, ...]:
