@@ -90,14 +90,15 @@ Simulated simulate(const TrainingStep& step, const std::vector<uint8_t>& ranks, 
           std::move(bytes), simulator.outer(), simulator.inner()};
 }
 
-using Planned = std::tuple<std::vector<uint8_t>, std::vector<uint8_t>, int64_t, double>;
+using Planned = std::tuple<std::vector<uint8_t>, std::vector<int8_t>, bool, int64_t, double, double>;
 using Front = std::tuple<std::vector<Planned>, bool, int64_t>;
 
-Front solve_plans(const TrainingStep& step, int64_t max_steps) {
-  Plans found = find_plans(step, max_steps);
+Front solve_plans(const TrainingStep& step, int64_t max_steps, double variance) {
+  Plans found = find_plans(step, max_steps, variance);
   Front result;
   for (CheckpointPlan& plan : found.front) {
-    std::get<0>(result).emplace_back(std::move(plan.kept), std::move(plan.held), plan.usage.peak, plan.usage.seconds);
+    std::get<0>(result).emplace_back(std::move(plan.chosen.ranks), std::move(plan.chosen.forms), plan.nested,
+                                     plan.usage.peak, plan.usage.seconds, plan.usage.variance);
   }
   std::get<1>(result) = found.exact;
   std::get<2>(result) = found.steps;
@@ -127,12 +128,12 @@ void bind_solvers(py::module_& m) {
   m.def("simulate", simulate, py::arg("step"), py::arg("ranks"), py::arg("forms"), py::call_guard<py::gil_scoped_release>(),
         "Peak, its event, seconds, variance, the bytes of each event, and for each operator the first one of its outer and of "
         "its inner segment, or -1.");
-  m.def("find_plans", solve_plans, py::arg("step"), py::arg("max_steps"), py::call_guard<py::gil_scoped_release>(),
-        "The plans (kept, held, peak, seconds) by rising peak, whether none is missing, and steps. held: empty where "
-        "checkpoints are not nested.");
-  m.def("least_peak_bound", least_peak_bound, py::arg("step"), py::call_guard<py::gil_scoped_release>(),
+  m.def("find_plans", solve_plans, py::arg("step"), py::arg("max_steps"), py::arg("variance"), py::call_guard<py::gil_scoped_release>(),
+        "The plans (ranks, forms, whether checkpoints are nested, peak, seconds, variance) by rising peak, whether none "
+        "is missing, and steps. forms: empty where all is as it is.");
+  m.def("least_peak_bound", least_peak_bound, py::arg("step"), py::arg("variance"), py::call_guard<py::gil_scoped_release>(),
         "No choice of kept values has a lower peak.");
-  m.def("least_seconds_bounds", least_seconds_bounds, py::arg("step"), py::arg("budgets"),
+  m.def("least_seconds_bounds", least_seconds_bounds, py::arg("step"), py::arg("budgets"), py::arg("variance"),
         py::call_guard<py::gil_scoped_release>(), "For each budget, no choice within it takes fewer seconds.");
 }
 

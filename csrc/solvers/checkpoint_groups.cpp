@@ -13,8 +13,8 @@ constexpr size_t kMostPlaces = 160;
 
 }  // namespace
 
-GroupCuts::GroupCuts(PlanPool& pool, const std::vector<uint8_t>& kept) : pool_(pool), plan_(kept) {
-  pool.measure(kept);
+GroupCuts::GroupCuts(PlanPool& pool, const Assignment& plan) : pool_(pool), plan_(plan) {
+  pool.measure(plan);
   find_choices();
   find_places();
   find_costs();
@@ -26,8 +26,8 @@ void GroupCuts::find_choices() {
   for (const int32_t value : pool_.choices) {
     const size_t producer = at(pool_.facts.producers()[at(value)]);
     index[at(value)] = static_cast<int32_t>(choices_.size());
-    choices_.push_back({value, producer, producer, plan_[at(value)] != 0});
-    if (plan_[at(value)]) kept_bytes_ += pool_.step.nbytes[at(value)];
+    choices_.push_back({value, producer, producer, plan_.ranks[at(value)] == 0});
+    if (plan_.ranks[at(value)] == 0) kept_bytes_ += pool_.step.nbytes[at(value)];
   }
   for (size_t op = 0; op < pool_.step.ops(); ++op) {
     const auto& makes = pool_.step.makes[op];
@@ -171,7 +171,7 @@ std::vector<uint8_t> GroupCuts::ranks(const std::vector<size_t>& groups) const {
     if (place == groups[group]) ++group;
   }
   std::vector<uint8_t> ranks(pool_.step.values(), 0);
-  for (const int32_t value : pool_.choices) ranks[at(value)] = plan_[at(value)] ? 1 : 2;
+  for (const int32_t value : pool_.choices) ranks[at(value)] = plan_.ranks[at(value)] == 0 ? 1 : 2;
   std::vector<uint8_t> nested(groups.size(), 0);
   for (const Choice& choice : choices_) {
     const size_t group = group_of[choice.made];

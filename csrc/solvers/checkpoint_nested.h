@@ -18,7 +18,7 @@ class NestedSearch {
 
   // Enters plans in the pool's front, whose own plans are without nesting before. `more`: plans without nesting to start
   // from, beside those of the front.
-  void run(const std::vector<std::vector<uint8_t>>& more, int64_t steps);
+  void run(const std::vector<Assignment>& more, int64_t steps);
 
  private:
   struct Nested {
@@ -26,7 +26,7 @@ class NestedSearch {
     Usage usage;
   };
 
-  std::vector<std::vector<uint8_t>> starts() const;
+  std::vector<Assignment> starts() const;
   Usage try_ranks(const std::vector<uint8_t>& ranks);
   // Groups whose peak is about this, or somewhat more for fewer seconds.
   void group(const GroupCuts& cuts, int64_t peak);

@@ -129,7 +129,8 @@ def test_seconds_of_a_codec(codec, store, restore):
 
 
 def test_rates_of_this_machine(rates):
-    assert rates.measured and rates is calibrated("cpu", torch.int64)  # measured once; integers move as floats do
+    assert rates.measured
+    assert rates is calibrated("cpu", torch.int64)  # measured once; integers move as floats do
     numbers = [number for number in vars(rates).values() if isinstance(number, float)]
     lines = [number for line in (*rates.store.values(), *rates.restore.values()) for number in vars(line).values()]
     for seconds in (*numbers, *lines, *vars(rates.host).values()):
@@ -179,7 +180,8 @@ def test_a_graph_has_the_seconds_of_the_rates_that_it_is_captured_with():
     slow, plain = (capture(model, (x,), costs=costs) for costs in (by(rating), modelled))
     assert asked == {("cpu", torch.float32)}
     products = [op for op in slow.ops if "addmm" in op.name]
-    assert products and all(op.seconds > 1 for op in products)
+    assert products
+    assert all(op.seconds > 1 for op in products)
     assert all(op.seconds < 1 for op in plain.ops)
     assert [op.makes for op in slow.ops] == [op.makes for op in plain.ops]
 

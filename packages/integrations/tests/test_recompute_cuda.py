@@ -181,7 +181,8 @@ def test_scratch_is_beside_whole_blocks(monkeypatch):
 def test_what_a_level_stores_takes_whole_blocks_too(fake_gpu):
     model, x = on_meta(KERNELS["flash"][0])
     made = planning.planned(model, resolve_level("L1", {}), (x,), {})
-    held = [(option.held, value.nbytes) for value, row in zip(made.graph.values, made.menus.options) for option in row]
+    rows = zip(made.graph.values, made.menus.options, strict=True)
+    held = [(option.held, value.nbytes) for value, row in rows for option in row]
     assert held
     assert all(stored % 512 == 0 and stored < nbytes for stored, nbytes in held)
 

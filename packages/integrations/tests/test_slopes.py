@@ -155,4 +155,4 @@ def test_a_part_of_a_plan_has_its_bytes_and_its_noise():
     assert part.codec == fewbit.Codebook("gelu_tanh", 4)
     assert part.alone
     assert part.nbytes >= part.codec.stored_bytes(64 * 64)
-    assert part.noise == fewbit.slope_noise("gelu_tanh", 4)
+    assert part.noise == part.codec.noise == fewbit.slope_noise("gelu_tanh", 4, spread=0.5)

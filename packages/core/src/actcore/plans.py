@@ -47,6 +47,7 @@ class CheckpointPlans:
             no others. The bounds are of plans without nesting then, and else of all.
         peak_bound: no choice has a lower peak. Equals the first plan's peak where ``exact``.
         steps: events that were simulated and partial solutions that were looked at.
+        variance: what was asked for: no plan's is larger.
     """
 
     step: TrainingStep = field(repr=False)
@@ -54,6 +55,7 @@ class CheckpointPlans:
     exact: bool
     peak_bound: int
     steps: int
+    variance: float = 0.0
 
     def within(self, budget: int) -> CheckpointPlan:
         """The plan that repeats the least within a peak of ``budget`` bytes. More budget never takes more seconds.
@@ -73,7 +75,7 @@ class CheckpointPlans:
             return plan
         # A larger budget than the plan's before any is used does not fit in int64.
         asked = min(budget, self.front[-1].peak)
-        (bound,) = _native.least_seconds_bounds(self.step._native(), [asked])
+        (bound,) = _native.least_seconds_bounds(self.step._native(), [asked], self.variance)
         return replace(plan, seconds_bound=min(bound, plan.seconds))
 
 
@@ -109,16 +111,22 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
     require_steps(max_steps)
     require_amount("variance", variance)
     native = step._native()
-    found, exact, steps = _native.find_plans(native, max_steps)
-    peaks = [peak for _, _, peak, _ in found]
-    bounds = [seconds for *_, seconds in found] if exact else _native.least_seconds_bounds(native, peaks)
+    found, exact, steps = _native.find_plans(native, max_steps, float(variance))
+    peaks = [peak for *_, peak, _, _ in found]
+    bounds = [seconds for *_, seconds, _ in found] if exact else _native.least_seconds_bounds(native, peaks, float(variance))
     front = tuple(
         CheckpointPlan(
-            tuple(map(bool, kept)), peak, seconds, min(bound, seconds), tuple(map(bool, held)) if held else None
+            tuple(rank == 0 for rank in ranks),
+            peak,
+            seconds,
+            min(bound, seconds),
+            tuple(rank == 1 for rank in ranks) if nested else None,
+            tuple(forms) if forms else None,
+            noise,
         )
-        for (kept, held, peak, seconds), bound in zip(found, bounds, strict=True)
+        for (ranks, forms, nested, peak, seconds, noise), bound in zip(found, bounds, strict=True)
     )
-    return CheckpointPlans(step, front, exact, peaks[0] if exact else _native.least_peak_bound(native), steps)
+    return CheckpointPlans(step, front, exact, peaks[0] if exact else _native.least_peak_bound(native, float(variance)), steps, float(variance))
 
 
 def require_steps(max_steps: int) -> None:

@@ -33,8 +33,8 @@ class Unmeasured(RuntimeError):
 @dataclass(frozen=True)
 class OneStep:
     """A forward and the backward after it, to be taken as often as somebody asks, each time with the same random
-    numbers. They run on aliases of the parameters, which have gradients and hooks of their own, and on copies of buffers
-    and inputs; what else the forward changes is put back.
+    numbers. They run on aliases of the parameters, which have gradients and hooks of their own, and on copies of
+    buffers and inputs; what else the forward changes is put back.
 
     Attributes:
         model: in training mode.

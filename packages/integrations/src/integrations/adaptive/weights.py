@@ -19,7 +19,8 @@ taken for all that it knows; the rest keeps its weight by the rules, corrected a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from integrations.adaptive.measurement import Measurement
@@ -51,6 +52,7 @@ _VECTOR = 0.1  # of a layer's share, that of a norm's weight
 _LAST = 0.3  # of the gradient's energy, that of the last layer's weight
 
 
+_RANGE = 5.6
 Ways = Mapping[tuple[int, int], float]
 
 
@@ -60,7 +62,7 @@ def noise_of(bits: int) -> float:
     256 normally distributed elements that share bounds have a range of 5.6 deviations; stochastic rounding has a sixth
     of the squared step as its variance, if elements lie anywhere between two codes.
     """
-    return 5.6**2 / 6 / (2**bits - 1) ** 2
+    return _RANGE**2 / 6 / float(2**bits - 1) ** 2
 
 
 def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
@@ -80,6 +82,11 @@ def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
             concerned = _VECTOR / max(1, len(shares))
         weights[last[save.value]] += part * concerned
     return tuple(weights)
+
+
+def weights_by(measurement: Measurement | None) -> Callable[[Graph, Sequence[Save]], tuple[float, ...]]:
+    """``measured_weights`` of a measurement; ``usual_weights`` without one."""
+    return usual_weights if measurement is None else partial(measured_weights, measurement=measurement)
 
 
 def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measurement) -> tuple[float, ...]:

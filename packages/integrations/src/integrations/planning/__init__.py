@@ -1,4 +1,4 @@
-"""Plans of how every value of a forward waits for backward: what stores its savers bear, what they cost, and the search.
+"""Plans of how every value of a forward waits for backward: the stores that its savers bear, and what they cost.
 
 ``checkpoint.planning`` knows graphs and options; here the rules of ``saved`` say what the options are.
 """

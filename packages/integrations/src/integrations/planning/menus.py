@@ -24,11 +24,11 @@ WIDTHS = (8, 7, 6, 5, 4, 3, 2)
 """Bits an element. One bit adds a noise of five times the value itself, which nothing is worth."""
 
 SLOPE_WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)
-"""Bits of a derivative, of a value that only activations save. In as many bits it has less noise than the value has;
-but where others save that, too, what they store serves activations for nothing."""
+"""Bits of a derivative, of a value that only activations save. Mostly it has less noise in as many bits than the value
+has; but where others save that, too, what they store serves activations for nothing."""
 
 _ALIKE = 0.95
-"""A store that does not serve repetitions is worth a look if it holds less than this part of what one holds that does."""
+"""A store that serves no repetition is worth a look if it holds less than this part of one that does."""
 
 Weights = Callable[[Graph, Sequence[Save]], tuple[float, ...]]
 """The weights of a graph's values, which a capture saw saved so."""
@@ -56,7 +56,7 @@ def menus_of(graph: Graph, seen: Seen, base: Level, rating: Rating, weights: Wei
     # What is saved of memory before it is written again has a stored form for each part, at a level alone.
     parts = {last[saver.value] for saver in seen.savers if last[saver.value] != saver.value} if base.off else set()
     fixed = parts.union(value.reuses for value in graph.values)
-    needed = {value for reader in (*graph.ops, *graph.steps) for value in reader.reads}
+    needed = {value for op in graph.ops for value in op.reads} | {value for step in graph.steps for value in step.reads}
     last_event = len(graph.other) - 1
     policies = _policies(base, seen, allows)
     exact = _Ruled(Store(), policy_of(Store(), base))
@@ -189,7 +189,7 @@ class _Value:
 
 
 def _stored(parts: Sequence[Part]) -> list[Part]:
-    """What parts take together: of those that share a stored form, the one that needs most, and each other kind once."""
+    """What parts take together: of those that share a stored form the one that needs most, and each other kind once."""
     shared = [part for part in parts if not part.alone]
     own = {(part.codec, part.nbytes): part for part in parts if part.alone}
     return [*([max(shared, key=lambda part: part.nbytes)] if shared else []), *own.values()]

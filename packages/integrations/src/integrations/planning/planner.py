@@ -67,8 +67,7 @@ def planned(
         return capture(model, args, kwargs, real=real, hooks=seen.hooks, loss=loss, holds_outputs=holds_outputs), seen
 
     def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
-        if rounded:
-            graph = replace(graph.where_rounded, rounded=True)
+        graph = graph.as_rounded if rounded else graph
         if not recompute:
             graph = graph.keeping(range(len(graph.values)))
         return graph, menus_of(graph, seen, level, rating, weights, allows)

@@ -253,7 +253,7 @@ class _Seen(TorchDispatchMode):
 def _host(on_cuda: bool) -> Host:
     """That of Python, by the time of an operator that a mode of Python sees."""
     given = torch.zeros(8)
-    with _Seen():
+    with _Seen():  # type: ignore[no-untyped-call]
         unit = min(_least(given.neg) for _ in range(5))
     if on_cuda:  # a launch is a few microseconds of the device's time, and the rest is hidden behind others
         return Host(launch=5e-6, repeat=0.0, follow=0.0, store=5e-6, restore=5e-6)

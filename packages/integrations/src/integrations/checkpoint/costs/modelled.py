@@ -66,7 +66,20 @@ _GROUPS = {"convolution": 8, "convolution_backward": 9}
 """Where these are told their number of groups."""
 
 _FUNCTIONS = frozenset(
-    {"gelu", "gelu_backward", "silu", "silu_backward", "mish", "softplus", "elu", "erf", "exp", "log", "sigmoid", "tanh"}
+    {
+        "gelu",
+        "gelu_backward",
+        "silu",
+        "silu_backward",
+        "mish",
+        "softplus",
+        "elu",
+        "erf",
+        "exp",
+        "log",
+        "sigmoid",
+        "tanh",
+    }
     | {"sin", "cos", "_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
     | {"native_batch_norm", "native_layer_norm", "native_group_norm", "native_batch_norm_backward"}
     | {"native_layer_norm_backward", "native_group_norm_backward"}
@@ -153,7 +166,9 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
         flops=int(flops),
         elements=max((_numel(tensor) for tensor in made), default=0),
         moved=moved,
-        mapped=sum(nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)),
+        mapped=sum(
+            nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""``Rates``: how fast a device is with tensors of one dtype: arithmetic, traffic, codecs, and the Python around them."""
+"""``Rates``: how fast a device is with tensors of a dtype: arithmetic, traffic, codecs, and the Python around them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -100,9 +101,10 @@ class Rates:
     @property
     def rounded(self) -> Rates:
         """In coarse steps."""
+        numbers: dict[str, Any] = {name: rounded(one) for name, one in vars(self).items() if isinstance(one, float)}
         return replace(
             self,
-            **{name: rounded(number) for name, number in vars(self).items() if isinstance(number, float)},
+            **numbers,
             host=Host(**{name: rounded(seconds) for name, seconds in vars(self.host).items()}),
             store={kind: line.rounded for kind, line in self.store.items()},
             restore={kind: line.rounded for kind, line in self.restore.items()},

@@ -157,6 +157,11 @@ class Graph:
         fixed.update(number for number, value in enumerate(self.values) if value.exact)
         return self.keeping(fixed) if fixed else self
 
+    @property
+    def as_rounded(self) -> Graph:
+        """The graph of a forward whose plan may round what backward reads."""
+        return replace(self.where_rounded, rounded=True)
+
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""
         return json.dumps(self.content())

@@ -161,9 +161,7 @@ class Schedule:
             )
             for number, op in enumerate(graph.ops)
         )
-        return cls(
-            ops, frozenset(outer | inner), taken_over, frozenset(inner), graph, kept, asked, stores=stores
-        )
+        return cls(ops, frozenset(outer | inner), taken_over, frozenset(inner), graph, kept, asked, stores=stores)
 
 
 def _known(name: str, numbers: Collection[int], known: range) -> frozenset[int]:

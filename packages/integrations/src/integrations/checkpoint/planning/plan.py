@@ -219,9 +219,7 @@ class Plan:
         captures = Captures(graph, self.menus, rounded, self.rounded_menus, self.level)
         return replace(solved(self.model, captures, error, self.objective), loss=self.loss)
 
-    def within(
-        self, memory: Budget | None = None, time: float | None = None, error: float | None = None
-    ) -> Plan:
+    def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Plan:
         """The plan that is best within these bounds: of the least time in the memory; without that, of the least memory
         in the time; where both are given, of the least error that was found to fit.
 

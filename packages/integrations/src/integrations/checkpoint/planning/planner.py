@@ -114,4 +114,3 @@ def plannable(model: nn.Module) -> nn.Module:
     if not model.training:
         raise ValueError("model must be in training mode; call model.train() first")
     return model
-

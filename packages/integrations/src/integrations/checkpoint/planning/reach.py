@@ -44,6 +44,6 @@ def out_of_time(plan: Plan, asked: Asked) -> str:
     assert asked.memory is not None  # without a bound, that which keeps everything is as fast as any
     fastest = plan.within(asked.memory)
     return (
-        f"time must be at least {1 + fastest.overhead:.3f}, that of the fastest plan within memory={asked.memory!r} and "
-        f"error={plan.error:g}, got {asked.time!r}; allow more memory or a larger error, or take a smaller batch"
+        f"time must be at least {1 + fastest.overhead:.3f}, that of the fastest plan within memory={asked.memory!r} "
+        f"and error={plan.error:g}, got {asked.time!r}; allow more memory or a larger error, or take a smaller batch"
     )

@@ -111,4 +111,10 @@ def _of_this_format(content: Any) -> dict[str, Any]:
     for choice in (renewed.get("choice"), *list(renewed.get("front") or ())):
         if isinstance(choice, dict):
             choice.update(stores={}, variance=0.0, rounded=False)
-    return {**renewed, "time": None, "error": 0.0, "level": None, **dict.fromkeys(("menus", "rounded", "rounded_menus"))}
+    return {
+        **renewed,
+        "time": None,
+        "error": 0.0,
+        "level": None,
+        **dict.fromkeys(("menus", "rounded", "rounded_menus")),
+    }
