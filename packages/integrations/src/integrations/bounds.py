@@ -15,6 +15,9 @@ WAYS = ("recompute", "exact", "bits", "slopes", "host")
 needs of it, such as signs, masks and shapes; round it to few bits; store an activation's derivative in steps; have it
 wait in host memory."""
 
+AGAIN = ("recompute",)
+"""That of a plan that only says what is made again."""
+
 ERROR = 0.1
 """The bound on the gradient's error where none is named: training does not notice it, as steps' own noise is larger."""
 

@@ -255,7 +255,8 @@ class Compression(InModel):
         Args:
             closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
                 two gradients are compared. The state of training is as before afterwards, as far as ``adapt`` puts it
-                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so.
+                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so;
+                of a plan within a bound on the error, what was measured when it was made.
 
         Raises:
             TypeError: the closure cannot be called.
@@ -264,6 +265,10 @@ class Compression(InModel):
         """
         if closure is not None:
             return measure_error(self, closure)
+        followed = None if self.recomputing is None else self.recomputing.plan
+        if followed is not None and self.level.off:
+            known = followed.measured
+            return GradientError(followed.choice.error if known is None else known, measured=known is not None)
         if self.plan is None:
             raise ValueError(
                 "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"

@@ -9,7 +9,7 @@ from torch import nn
 
 from integrations.adaptive.ranks import distributed
 from integrations.bounded import Weights, chosen, front_of, with_error_measured
-from integrations.bounds import Bounds
+from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.graphs.signature import Signature
@@ -23,8 +23,6 @@ from integrations.plan_forward import Following
 
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
-AGAIN = ("recompute",)
-"""The ways of a plan that only says what is made again."""
 NOT_COMPILED = (
     "a forward that torch compiles follows no plan of what backward makes again, and is stored as the level says; "
     "leave out checkpoint, memory, time and error, or do not compile the model"

@@ -16,7 +16,7 @@ from integrations.bounds import Bounds
 from integrations.compression import Compression
 from integrations.exchanges import Exchanges
 from integrations.levels import resolve_level
-from integrations.recomputing import level_with, planning_for, require_fixed, require_one
+from integrations.recomputing import Asked, level_with, planning_for, require_fixed, require_one
 
 Reported = bool | str | PathLike[str] | None
 
@@ -138,8 +138,7 @@ class CompressedTraining:
         elif handle.strict != self.arguments.get("strict", False):
             difference = f"with strict={handle.strict}, and the callback's is {not handle.strict}"
         elif (None if handle.recomputing is None else handle.recomputing.asked) != self.asked:
-            wanted = "none" if self.asked is None else planning_for(self.asked)
-            difference = f"with another plan than the callback's, {wanted}"
+            difference = f"with another plan than the callback's: {_in_words(self.asked)}"
         elif (Exchanges.of(handle.model) or Exchanges()) != self.exchanges:
             difference = "with another choice of activations, linear and layers than the callback's"
         else:
@@ -168,7 +167,20 @@ class CompressedTraining:
                 f"{self.level.title(self.level_name)}: give the callback that level and its options, or resume=False, "
                 "which begins the rounding anew"
             )
+        asked = (state.get("recomputing") or {}).get("asked")
+        ours = self.asked.content() if isinstance(self.asked, Bounds) else None
+        if asked != ours and (ours is not None or isinstance(asked, Mapping)):
+            theirs = f"plan({Bounds.of(asked)})" if isinstance(asked, Mapping) else "no such plan"
+            raise ValueError(
+                f"the checkpoint is of a run with {theirs}, and the callback's has "
+                f"{_in_words(self.asked)}: give the callback the same memory, time, "
+                "error and stores, or resume=False, which begins the rounding anew"
+            )
         handle.load_state_dict(state)
+
+
+def _in_words(asked: Asked | None) -> str:
+    return "none" if asked is None else planning_for(asked)
 
 
 def _checked_path(report: Reported) -> Path | None:

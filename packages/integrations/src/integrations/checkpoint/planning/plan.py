@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast
 
 from actcore import simulate
+from integrations.bounds import AGAIN
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
@@ -90,7 +91,7 @@ class Plan:
     level: Level | None = None
     time: float | None = None
     error: float = 0.0
-    stores: tuple[str, ...] = ("recompute",)
+    stores: tuple[str, ...] = AGAIN
     also: tuple[Plan, ...] = field(default=(), repr=False)
     measured: float | None = None
     unmeasured: str = ""
