@@ -19,7 +19,7 @@ from integrations.checkpoint.capturing.loss import Differentiated, Loss, differe
 from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.checkpoint.capturing.recording import Recording
 from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
-from integrations.checkpoint.costs.modelled import modelled
+from integrations.checkpoint.costs.modelled import Costs, modelled
 from integrations.checkpoint.costs.workspaces import measured
 from integrations.checkpoint.dispatch.casts import fresh_casts
 from integrations.checkpoint.dispatch.indices import keeps_elements
@@ -55,6 +55,7 @@ def capture(
     real: bool = False,
     hooks: Hooks | None = None,
     measure: bool = False,
+    costs: Costs = modelled,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Graph:
@@ -76,6 +77,7 @@ def capture(
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
         hooks: for who wants to see what the recorder sees, or runs the forward in surroundings of its own.
         measure: find out on this machine what operators take in time and in memory of their own, see ``measured``.
+        costs: else, of the operators: by constants, unless ``modelled.by`` is given rates of this machine.
         loss: from the model's output to what is differentiated, see ``differentiated``.
         holds_outputs: whether the step holds the output during backward. ``None``: unless the model returns its loss.
 
@@ -89,7 +91,7 @@ def capture(
     trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
     with capturing():
         found, note = contextvars.copy_context().run(_recorded, trial, real)
-    return _graph(trial, found, note, measure)
+    return _graph(trial, found, note, measured if measure else costs, measure)
 
 
 class _Trial(NamedTuple):
@@ -130,9 +132,9 @@ def _own_hooks(recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
     yield recorder.pack
 
 
-def _graph(trial: _Trial, found: _Recorded, note: str, measure: bool) -> Graph:
+def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bool) -> Graph:
     model, differentiated = trial.model, found.differentiated
-    ops, values, steps, other, standing = found.recording.parts(measured if measure else modelled)
+    ops, values, steps, other, standing = found.recording.parts(costs)
     graph = Graph(
         ops=ops,
         values=values,
