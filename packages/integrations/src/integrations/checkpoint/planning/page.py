@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from integrations.checkpoint.planning.explained import Line, grouped, lines_of, span
-from integrations.checkpoint.planning.table import caption_of, listed
+from integrations.checkpoint.planning.table import caption_of, error_of, listed
 from integrations.report.page import cells, figure, filled
 from integrations.report.svg import front
 from integrations.report.words import format_bytes
@@ -44,7 +44,8 @@ def _figures(plan: Plan) -> Iterator[str]:
     yield figure(format_bytes(plan.plain_peak), "activation peak of the plain step")
     yield figure(format_bytes(plan.peak), "by this plan", "main")
     yield figure(f"{plan.overhead:+.1%}", "time")
-    yield figure(f"{plan.choice.error:.2g}", "error of the gradient, as predicted")
+    number, _, words = error_of(plan).partition(" ")
+    yield figure(number, f"error of the gradient, {words}")
 
 
 def _chart(plan: Plan) -> str:

@@ -58,11 +58,17 @@ def _title(plan: Plan) -> str:
     what = f"{plan.model} for inputs {plan.graph.inputs}{state}: activation peak"
     if not plan.segments and not plan.choice.stores:
         return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
-    error = f", gradient's error {plan.choice.error:.2g} as predicted" if plan.choice.variance else ""
+    error = f", gradient's error {error_of(plan)}" if plan.choice.variance else ""
     return (
         f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
         f"{plan.overhead:+.1%} by the operators' {'measured' if plan.graph.measured else 'modelled'} times{error}"
     )
+
+
+def error_of(plan: Plan) -> str:
+    """The relative error of the gradient, and where that is known from."""
+    known = plan.measured
+    return f"{plan.choice.error:.2g} as predicted" if known is None else f"{known:.2g} as measured"
 
 
 def caption_of(plan: Plan) -> str:
@@ -81,6 +87,8 @@ def caption_of(plan: Plan) -> str:
             f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made, "
             f"{format_bytes(sum(segment.nbytes for segment in plan.segments))}: plan.segments."
         )
+    if plan.unmeasured:
+        lines.append(f"The error was not measured: {plan.unmeasured}.")
     if plan.compressed:
         lines.append("Peaks are those of a step that stores what it keeps in fewer bits.")
     if plan.graph.differentiated:
