@@ -45,6 +45,11 @@ class Following:
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._contexts = ExitStack()
 
+    @property
+    def by_value(self) -> bool:
+        """Whether the plan says of each value how it waits, and so what all take together."""
+        return self._level is None
+
     def way(self, base: Level) -> Way | None:
         """How a session stores what the plan does not speak of: where nothing is to be rounded, in exact forms;
         ``None`` for how its level does."""
