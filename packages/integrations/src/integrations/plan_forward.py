@@ -72,8 +72,7 @@ class Following:
         look = tracker.look
         if look is not None:
             tracker.look = partial(_unfollowed, look)
-        if not own_attention:
-            tracker.pack = None
+        tracker.pack = session.hook if own_attention else None
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
             if units:

@@ -4,8 +4,8 @@ The weight of a value is the square of the gradient's relative error for a round
 Two things make it up:
 
 * What a noise does to the results of the node that reads it. A layer's weight has the gradient ``g.T @ x``: noise in
-  ``x`` is a noise in that as large as the sum of the products is without it, if the rows' products are incoherent; where
-  they agree, the sum is larger, and the error relatively less. In a product ``a * b`` the noise of ``a`` is that of
+  ``x`` as large as ``x`` makes an error as large as that sum of products, if these are incoherent; where they agree,
+  the sum is larger, and the error relatively less. In a product ``a * b`` the noise of ``a`` is that of
   ``b``'s gradient. Of nonlinear operators a part of the gradient follows from the value alone, and only that part is
   wrong: for a norm the correction for mean and scale, for an activation what its slope changes.
 * How much of the whole gradient that concerns. Layers are taken to have equal shares of its energy, but for the last
@@ -13,22 +13,26 @@ Two things make it up:
   whose way to the output goes by the node; where a value has several readers, its gradient is taken to come from each
   of them alike.
 
-Both are rough: nets differ, and one net does from step to step. A measurement is better as soon as there is one.
+Both are rough: nets differ, and one net does from step to step. A measurement is better as soon as there is one, and is
+taken for all that it knows; the rest keeps its weight by the rules, corrected as those were that are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
+from integrations.adaptive.measurement import Measurement
+from integrations.adaptive.rounding import WIDTHS
 from integrations.adaptive.saves import Save, final_values, readers_of
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.saved.rules import Need
 
 # Of the energy of what a node passes on, the part that is as wrong as the value that it reads. Chosen so that the error
-# that is predicted where everything has 4 bits is that which a step's measurement predicts, times 1 to 3 for Llama, ViT,
-# ResNets, U-Net and GAT, untrained and after 20 steps, and 2 to 4 for a small MLP. For a BERT it is 1.4, and 7 when that
-# has learnt its batch by heart: what is left of its gradient comes from the last layers alone.
+# that is predicted where everything has 4 bits is what a step's measurement predicts, times 1 to 3 for Llama, ViT,
+# ResNets, U-Net and GAT, untrained and after 20 steps, and 2 to 4 for a small MLP. For a BERT it is 1.4, and 7 when
+# that has learnt its batch by heart: what is left of its gradient comes from the last layers alone.
 _PARTS: Mapping[Need, float] = MappingProxyType(
     {
         Need.LINEAR: 1.0,
@@ -48,6 +52,7 @@ _VECTOR = 0.1  # of a layer's share, that of a norm's weight
 _LAST = 0.3  # of the gradient's energy, that of the last layer's weight
 
 
+_RANGE = 5.6
 Ways = Mapping[tuple[int, int], float]
 
 
@@ -57,7 +62,7 @@ def noise_of(bits: int) -> float:
     256 normally distributed elements that share bounds have a range of 5.6 deviations; stochastic rounding has a sixth
     of the squared step as its variance, if elements lie anywhere between two codes.
     """
-    return 5.6**2 / 6 / (2**bits - 1) ** 2
+    return _RANGE**2 / 6 / float(2**bits - 1) ** 2
 
 
 def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
@@ -77,6 +82,28 @@ def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
             concerned = _VECTOR / max(1, len(shares))
         weights[last[save.value]] += part * concerned
     return tuple(weights)
+
+
+def weights_by(measurement: Measurement | None) -> Callable[[Graph, Sequence[Save]], tuple[float, ...]]:
+    """``measured_weights`` of a measurement; ``usual_weights`` without one."""
+    return usual_weights if measurement is None else partial(measured_weights, measurement=measurement)
+
+
+def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measurement) -> tuple[float, ...]:
+    """The same, by what one step has told: the most that any width's error says, since errors grow otherwise than
+    ``noise_of`` where elements are not normally distributed."""
+    last, usual = final_values(graph), usual_weights(graph, saves)
+    value_of = {save.identity: last[save.value] for save in saves}
+    weights: dict[int, float] = {}
+    for tensor in measurement.tensors:
+        found = next((value_of[name] for name in tensor.identities if name in value_of), None)
+        if found is not None and tensor.costs and measurement.gradient:
+            costs = zip(WIDTHS[1:], tensor.costs[1:], strict=True)
+            most = max(cost / measurement.gradient / noise_of(bits) for bits, cost in costs)
+            weights[found] = weights.get(found, 0.0) + most
+    expected = sum(usual[value] for value in weights)
+    correction = sum(weights.values()) / expected if expected else 1.0
+    return tuple(weights.get(value, correction * weight) for value, weight in enumerate(usual))
 
 
 def _saver(save: Save, graph: Graph, readers: Sequence[Sequence[int]]) -> int:

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from actcore import Offload
 from integrations.adaptive.saves import Save, final_values
-from integrations.adaptive.weights import noise_of
 from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
 from integrations.checkpoint.costs.rates import Rates, Rating
 from integrations.checkpoint.graphs.graph import Graph
@@ -23,6 +22,10 @@ from integrations.stores import Store
 
 WIDTHS = (8, 7, 6, 5, 4, 3, 2)
 """Bits an element. One bit adds a noise of five times the value itself, which nothing is worth."""
+
+SLOPE_WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)
+"""Bits of a derivative, of a value that only activations save. Mostly it has less noise in as many bits than the value
+has; but where others save that, too, what they store serves activations for nothing."""
 
 _ALIKE = 0.95
 """A store that serves no repetition is worth a look if it holds less than this part of one that does."""
@@ -79,6 +82,7 @@ def _policies(base: Level, seen: Seen, allows: Allows) -> list[_Ruled]:
     stores = [Store(), *map(Store, WIDTHS)]
     if leaves:
         stores += [replace(store, host=True) for store in stores]
+    stores[1:1] = [Store(slope_bits=bits) for bits in SLOPE_WIDTHS]
     return [_Ruled(store, policy_of(store, base)) for store in stores if allows(store)]
 
 
@@ -96,6 +100,7 @@ class _Ruled:
     def __init__(self, store: Store | None, policy: Policy) -> None:
         self.store = store
         self.host = store is not None and store.host
+        self.slopes = store is not None and store.slope_bits is not None
         self.policy = policy
         self.decide = lru_cache(maxsize=None)(policy.decide)
 
@@ -119,7 +124,10 @@ class _Value:
     def options(self, policies: Sequence[_Ruled]) -> tuple[Option, ...]:
         """The stores that are worth a look: none that holds as much as another that is as good."""
         found: list[Option] = []
+        slopes = any(saver.activation is not None for saver in self.savers)
         for ruled in policies:
+            if ruled.slopes and not slopes:
+                continue
             for option in self._of(ruled):
                 if option.held < self.nbytes and not any(_is_as_good(other, option) for other in found):
                     found.append(option)
@@ -188,7 +196,7 @@ def _stored(parts: Sequence[Part]) -> list[Part]:
 
 
 def _noise(parts: Sequence[Part]) -> float:
-    return max((noise_of(part.bits) for part in parts if part.bits), default=0.0)
+    return max((part.noise for part in parts), default=0.0)
 
 
 def _is_as_good(one: Option, other: Option) -> bool:

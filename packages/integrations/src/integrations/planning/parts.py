@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Raw
+from integrations.adaptive.weights import noise_of
 from integrations.checkpoint.dispatch.memory import allocated
+from integrations.fewbit.codebook import Codebook
 from integrations.planning.savers import Saver
 from integrations.saved.policy import Decision
 from integrations.saved.rules import Need
+from integrations.saved.slopes import codebook_of
 
 
 class Part(NamedTuple):
@@ -32,10 +35,12 @@ class Part(NamedTuple):
         return isinstance(self.codec, Raw)
 
     @property
-    def bits(self) -> int:
-        """Of rounded elements; 0 where nothing is rounded."""
+    def noise(self) -> float:
+        """Of rounded elements, or of those that would do the harm of a rounded derivative; 0 where nothing is."""
         codec = self.codec.inner if isinstance(self.codec, Offload) else self.codec
-        return codec.bits if isinstance(codec, GroupAffine) else 0
+        if isinstance(codec, Codebook):
+            return codec.noise
+        return noise_of(codec.bits) if isinstance(codec, GroupAffine) else 0.0
 
 
 def part_of(decision: Decision, saver: Saver, nbytes: int) -> Part:
@@ -59,6 +64,10 @@ def _part(decision: Decision, saver: Saver) -> Part:
         return Part(None, 0, alone=True)
     if not saver.packable:
         return kept
+    if decision.slope_bits is not None:
+        codebook = codebook_of(saver.activation, decision.slope_bits, saved.dtype)
+        if codebook is not None:
+            return Part(codebook, codebook.stored_bytes(count), alone=True)
     if decision.indices:
         if saver.places:
             return Part(BitMask(), saver.places, alone=True, passing=True)

@@ -13,12 +13,14 @@ from torch import Tensor
 from actcore import Raw, SavedTensor
 from integrations.adaptive.saves import Saves
 from integrations.checkpoint.capturing.recorder import Recorder
+from integrations.fewbit.codebook import Codebook
 from integrations.saved.arguments import index_codec, two_valued
 from integrations.saved.calls import Call, CallTracker
 from integrations.saved.choice import packable
 from integrations.saved.forms import window_indices
 from integrations.saved.masks import may_be_masked
 from integrations.saved.rules import RULES, Need
+from integrations.saved.slopes import activation_of, has_slope
 from integrations.saved.tensors import storage_of
 
 
@@ -33,6 +35,7 @@ class Saver:
         packable: whether codecs can read it.
         inside: whether the arguments of its call allow one bit for each element where backward asks for an interval.
         places: bytes of the places in windows that its call has as indices; 0: there are none.
+        activation: the codec of one bit for its derivative, if its call is an activation that has one.
         narrow: bytes for each of its indices in the range that the call tells; 0: there is none.
     """
 
@@ -41,6 +44,7 @@ class Saver:
     share: float
     packable: bool
     inside: bool = False
+    activation: Codebook | None = None
     places: int = 0
     narrow: float = 0.0
 
@@ -83,6 +87,7 @@ class Seen:
             with torch._C.DisableTorchFunction():
                 self.saves.note(recorder, tracker, tensor)
                 with recorder.pausing():
+                    with recorder.pausing():  # what it asks of a tensor is no operator of the forward
                     self._note(recorder, tracker.call, tensor)
                 return recorder.pack(tensor)
 
@@ -113,6 +118,9 @@ class Seen:
             rule = RULES.get(operator)
             if rule is not None and role and rule.need(role) is Need.INSIDE:
                 found = Saver(value, saved, share, True, inside=two_valued(call.name, call.given, tensor) is not None)
+            elif has_slope(saved):
+                activation = activation_of(call.name, call.given, call.in_place)
+                found = Saver(value, saved, share, True, activation=activation)
             elif not saved.dtype.is_floating_point and saved.dtype is not torch.bool:
                 narrow = index_codec(call.name, call.given)
                 windows = window_indices(call.name, call.given, tensor, Raw())

@@ -11,6 +11,7 @@ from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw
 from integrations.jumps import names
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
+from integrations.saved.slopes import has_slope
 from integrations.stores import Store
 
 # They normalise the last dimensions; the others take statistics over many rows.
@@ -52,6 +53,8 @@ class Decision:
             backward decides by it, by its signs above all, or asks for nothing but its shape, or nobody knows what it
             asks.
         normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
+        slope_bits: of the derivative, to store that in the place of an activation's tensor if the arguments of the call
+            allow it (``saved/slopes.py``); all else here is what holds where they do not.
     """
 
     codec: Codec | None
@@ -60,11 +63,12 @@ class Decision:
     indices: bool = False
     from_forward: bool = False
     normalised: bool = False
+    slope_bits: int | None = None
 
     @property
     def asks_call(self) -> bool:
         """Whether the arguments of the call are to be looked at."""
-        return self.indices or self.normalised or self.form is not None
+        return self.indices or self.normalised or self.form is not None or self.slope_bits is not None
 
 
 class Policy(Protocol):
@@ -161,19 +165,6 @@ class ExactForms:
 @dataclass(frozen=True)
 class Shared(FixedBits):
     """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
-    for those whose slope jumps where they are clamped."""
-
-    def decide(self, saved: SavedTensor) -> Decision:
-        """The codec for a tensor that autograd alone keeps alive, and the reason."""
-        decision = super().decide(saved)
-        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
-            return replace(decision, form=None)
-        return decision
-
-
-@dataclass(frozen=True)
-class Shared(FixedBits):
-    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
     for those whose slope jumps where they are clamped. Nor does one have smaller groups than another, so that nothing
     is stored a second time for the better: those of all suit rows that a normalisation may take."""
 
@@ -190,11 +181,35 @@ class Shared(FixedBits):
         return decision
 
 
+@dataclass(frozen=True)
+class Slopes:
+    """A policy that stores what an activation saves by its derivative, and all else as another one says.
+
+    Attributes:
+        policy: the other.
+        bits: of the derivative, 1 to 8.
+        level: says what is too small, and which modules are kept exactly.
+    """
+
+    policy: Policy
+    bits: int
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The other's decision, which holds where the call's arguments allow no codebook."""
+        decision = self.policy.decide(saved)
+        too_small = saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes
+        if too_small or saved.module in self.level.keep or not has_slope(saved):
+            return decision
+        return replace(decision, slope_bits=self.bits)
+
+
 def policy_of(store: Store, base: Level) -> Policy:
     """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
     ``Store.level``."""
     level = store.level(base)
-    return ExactForms(level) if store.bits is None else Shared(level)
+    policy = ExactForms(level) if store.bits is None else Shared(level)
+    return policy if store.slope_bits is None else Slopes(policy, store.slope_bits, level)
 
 
 def _decides(saved: SavedTensor) -> bool:

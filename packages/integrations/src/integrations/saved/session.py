@@ -153,6 +153,11 @@ class Session:
         here = getattr(_innermost, "session", None) is self  # another session at the same level has the same hooks
         self._observer.called(tensors, here and self.is_innermost())
 
+    @property
+    def hook(self) -> Callable[[Tensor], Packed] | None:
+        """What autograd gives to this session while it is entered."""
+        return self._hook
+
     def is_innermost(self) -> bool:
         """Whether autograd gives what it saves now to the hooks of this session's level."""
         innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)

@@ -208,6 +208,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
+        """A block in which nothing is written down."""
         """A block in which nothing is recorded."""
         before, self.paused = self.paused, True
         try:

@@ -10,18 +10,22 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from mmap import mmap
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, softmax
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actcore import Codec, GroupAffine, Positive
+from integrations.adaptive.ranks import distributed, first_of
 from integrations.checkpoint.costs.codecs import GROUPS, MASK
-from integrations.checkpoint.costs.rates import LARGE, MAPPED, SMALL, Host, Line, Rates, constant, rated
+from integrations.checkpoint.costs.rates import LARGE, SMALL, Host, Line, Rates, constant, rated
 
 _RUNS, _LONG = 8, 0.004  # of each call: at least two, at most so many, and until so many seconds are over
+_SLOW = 0.02  # seconds: what takes so long is called twice
 _FEW, _MANY = 1 << 13, 1 << 18  # elements of what codecs are measured with
 _WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 
@@ -49,6 +53,24 @@ def calibrated(device: str, dtype: torch.dtype) -> Rates:
     return _measured(device, index, rated(dtype), torch.get_num_threads())
 
 
+def agreed(device: str, dtype: torch.dtype) -> Rates:
+    """Rank 0's rates, so that all ranks plan alike; those of this machine where there is one rank.
+
+    A collective: every rank comes here at the same time and asks for the same, as where a model is planned for in its
+    first training forward. What a group of ranks has agreed on is not asked for again.
+    """
+    if not distributed():
+        return calibrated(device, dtype)
+    known = _agreed.setdefault(torch.distributed.group.WORLD, {})
+    key = device, rated(dtype)
+    if key not in known:
+        known[key] = first_of(calibrated(device, dtype) if torch.distributed.get_rank() == 0 else None)
+    return known[key]
+
+
+_agreed: WeakKeyDictionary[Any, dict[tuple[str, torch.dtype], Rates]] = WeakKeyDictionary()
+
+
 @cache
 def _measured(device: str, index: int, dtype: torch.dtype, threads: int) -> Rates:
     on = torch.device(device, index) if device == "cuda" else torch.device(device)
@@ -67,46 +89,70 @@ class _Bench:
     def rates(self) -> Rates:
         """All that there are. A kind of call that this dtype has not here is taken to be as constants have it."""
         none = constant(self._device.type, self._dtype)
-        host = _host(self._on_cuda)
-        store, restore = self._codecs()
         cached, far = self._traffic(SMALL), self._traffic(LARGE)
-        fresh = 0.0 if self._on_cuda else self._fresh(far)
-        small = self._full(SMALL // 2)
-
-        def per(work: float, call: Callable[[], object], otherwise: float) -> float:
-            try:
-                return self._seconds(call) / work
-            except RuntimeError:  # not implemented for this dtype
-                return otherwise
-
-        wide = self._scale * 384
-        a, b = self._full(wide, wide), self._full(wide, wide)
-        product = per(2 * wide**3, lambda: torch.mm(a, b), none.product)
-        heads = self._full(1, 4 * self._scale, 256, 64)
-        attention = per(
-            4 * heads.shape[1] * 256**2 * 64, lambda: scaled_dot_product_attention(heads, heads, heads), none.attention
+        store, restore = self._codecs()
+        generator, some = torch.Generator(self._device), self._full(_MANY)
+        rows = some.view(-1, 256)
+        functions = (lambda: gelu(some)), (lambda: softmax(rows, -1)), (lambda: layer_norm(rows, (256,)))
+        rates = replace(
+            none,
+            measured=True,
+            host=_host(self._on_cuda),
+            product=self._each(none.product, self._product()),
+            convolution=self._each(none.convolution, self._convolution(1, 1), self._convolution(3, 1)),
+            grouped=self._each(none.grouped, self._convolution(3, 64)),
+            convolution_backward=self._each(
+                none.convolution_backward, self._convolution_backward(1), self._convolution_backward(3)
+            ),
+            attention=self._each(none.attention, self._attention()),
+            cached=cached,
+            far=far,
+            fresh=0.0 if self._on_cuda else self._fresh(far),
+            function=self._each(none.function, *((_MANY, call) for call in functions)),
+            draw=self._each(none.draw, (_MANY, lambda: some.bernoulli_(0.9, generator=generator))),
+            store=store,
+            restore=restore,
         )
-        convolution = per(*self._convolution(1), none.convolution)
-        grouped = per(*self._convolution(64), none.grouped)
-        function = per(small.numel(), lambda: gelu(small), none.function)
-        generator = torch.Generator(self._device)
-        draw = per(small.numel(), lambda: small.bernoulli_(0.5, generator=generator), none.draw)
-        rates = replace(none, measured=True, host=host, product=product, attention=attention)
-        rates = replace(rates, convolution=convolution, grouped=grouped, cached=cached, far=far, fresh=fresh)
-        rates = replace(rates, function=function, draw=draw, store=store, restore=restore)
         return replace(rates, to_host=self._crossing(True), from_host=self._crossing(False)) if self._on_cuda else rates
+
+    def _each(self, otherwise: float, *calls: tuple[float, Callable[[], object]]) -> float:
+        """Seconds of calls over their work."""
+        try:
+            return sum(self._seconds(call) for _, call in calls) / sum(work for work, _ in calls)
+        except RuntimeError:  # not implemented for this dtype
+            return otherwise
 
     def _full(self, *size: int) -> Tensor:
         return torch.full(size, 0.5, dtype=self._dtype, device=self._device)
 
-    def _convolution(self, groups: int) -> tuple[float, Callable[[], object]]:
-        channels, side = 64, 28
+    def _product(self) -> tuple[float, Callable[[], object]]:
+        wide = 384 * self._scale
+        a, b = self._full(wide, wide), self._full(wide, wide)
+        return 2.0 * wide**3, lambda: torch.mm(a, b)
+
+    def _attention(self) -> tuple[float, Callable[[], object]]:
+        heads, length, width = 4 * self._scale, 256, 64
+        query = self._full(1, heads, length, width)
+        return 4.0 * heads * length**2 * width, lambda: scaled_dot_product_attention(query, query, query)
+
+    def _images(self, size: int, groups: int) -> tuple[float, Tensor, Tensor]:
+        """The work of a convolution, what it is of and its weight. On a CPU, channels come last."""
+        channels, side = 64 if size > 1 else 192, 28
         image = self._full(4 * self._scale, channels, side, side)
-        weight = self._full(channels, channels // groups, 3, 3)
+        weight = self._full(channels, channels // groups, size, size)
         if not self._on_cuda:
             image, weight = (given.to(memory_format=torch.channels_last) for given in (image, weight))
-        work = 2.0 * image.numel() * (channels // groups) * 9
-        return work, lambda: torch.conv2d(image, weight, padding=1, groups=groups)
+        return 2.0 * image.numel() * weight[0].numel(), image, weight
+
+    def _convolution(self, size: int, groups: int) -> tuple[float, Callable[[], object]]:
+        work, image, weight = self._images(size, groups)
+        return work, lambda: torch.conv2d(image, weight, padding=size // 2, groups=groups)
+
+    def _convolution_backward(self, size: int) -> tuple[float, Callable[[], object]]:
+        work, image, weight = self._images(size, 1)
+        both, padding, backward = [True, True, False], [size // 2] * 2, torch.ops.aten.convolution_backward
+        one, none = [1, 1], [0, 0]
+        return 2 * work, lambda: backward(image, image, weight, None, one, padding, one, False, none, 1, both)
 
     def _traffic(self, nbytes: int) -> float:
         """Seconds of a byte, where so many are read and written."""
@@ -115,9 +161,15 @@ class _Bench:
         return self._seconds(lambda: torch.neg(given, out=made)) / nbytes
 
     def _fresh(self, far: float) -> float:
-        """Seconds of a byte of a block that is mapped for itself, beyond those of writing it."""
-        numel = MAPPED // self._dtype.itemsize + 4096
-        return max(0.0, _least(lambda: self._full(numel)) / (numel * self._dtype.itemsize) - far)
+        """Seconds of a byte that nobody has written since the kernel gave it, beyond those of writing it."""
+        nbytes = 4 << 20
+        least = float("inf")
+        for _ in range(2):
+            with mmap(-1, nbytes) as block:
+                memory = torch.frombuffer(block, dtype=torch.uint8)
+                least = min(least, _once(memory.zero_))
+                del memory
+        return max(0.0, least / nbytes - far)
 
     def _codecs(self) -> tuple[dict[str, Line], dict[str, Line]]:
         few, many = (torch.linspace(-1, 1, numel, device=self._device).to(self._dtype) for numel in (_FEW, _MANY))
@@ -151,8 +203,10 @@ class _Bench:
 
     def _seconds(self, call: Callable[[], object]) -> float:
         """The least of some runs, on CUDA without what the host takes to start them."""
-        call()
-        return self._on_stream(call) if self._on_cuda else _least(call)
+        first = _once(call)
+        if self._on_cuda:
+            return self._on_stream(call)
+        return min(first, _once(call)) if first > _SLOW else _least(call)
 
     def _on_stream(self, call: Callable[[], object]) -> float:
         least = float("inf")
@@ -168,16 +222,21 @@ class _Bench:
 
 
 def _least(call: Callable[[], object]) -> float:
-    least, begun = float("inf"), time.perf_counter()
-    now = begun
+    least, total = float("inf"), 0.0
     for run in range(_RUNS):
-        before = now
-        call()
-        now = time.perf_counter()
-        least = min(least, now - before)
-        if run and now - begun > _LONG:
+        taken = _once(call)
+        least, total = min(least, taken), total + taken
+        if run and total > _LONG:
             break
     return least
+
+
+def _once(call: Callable[[], object]) -> float:
+    """Seconds of a call on a CPU. Those of one thread leave out when others have its processor."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    before = clock()
+    call()
+    return clock() - before
 
 
 def _line(short: float, long: float) -> Line:
@@ -194,7 +253,7 @@ class _Seen(TorchDispatchMode):
 def _host(on_cuda: bool) -> Host:
     """That of Python, by the time of an operator that a mode of Python sees."""
     given = torch.zeros(8)
-    with _Seen():
+    with _Seen():  # type: ignore[no-untyped-call]
         unit = min(_least(given.neg) for _ in range(5))
     if on_cuda:  # a launch is a few microseconds of the device's time, and the rest is hidden behind others
         return Host(launch=5e-6, repeat=0.0, follow=0.0, store=5e-6, restore=5e-6)

@@ -1,4 +1,4 @@
-"""``Rates``: how fast a device is with tensors of one dtype: arithmetic, traffic, codecs, and the Python around them."""
+"""``Rates``: how fast a device is with tensors of a dtype: arithmetic, traffic, codecs, and the Python around them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -58,8 +58,8 @@ class Rates:
         measured: on this machine; otherwise they are constants.
         itemsize: bytes of an element.
         host: of Python.
-        product, convolution, grouped, attention: seconds of a floating-point operation in matrix products,
-            convolutions, those of groups, and attention.
+        product, convolution, convolution_backward, grouped, attention: seconds of a floating-point operation in matrix
+            products, convolutions and their backward, those of groups in either, and attention.
         cached, far: seconds of a byte that is read or written, where few are and where many are: see ``SMALL`` and
             ``LARGE``.
         fresh: seconds of a byte of new memory in blocks above ``MAPPED``, beside what is written there.
@@ -74,6 +74,7 @@ class Rates:
     host: Host
     product: float
     convolution: float
+    convolution_backward: float
     grouped: float
     attention: float
     cached: float
@@ -100,10 +101,10 @@ class Rates:
     @property
     def rounded(self) -> Rates:
         """In coarse steps."""
-        numbers = ("product", "convolution", "grouped", "attention", "cached", "far", "fresh", "function", "draw")
+        numbers: dict[str, Any] = {name: rounded(one) for name, one in vars(self).items() if isinstance(one, float)}
         return replace(
             self,
-            **{name: rounded(getattr(self, name)) for name in numbers},
+            **numbers,
             host=Host(**{name: rounded(seconds) for name, seconds in vars(self.host).items()}),
             store={kind: line.rounded for kind, line in self.store.items()},
             restore={kind: line.rounded for kind, line in self.restore.items()},
@@ -141,6 +142,7 @@ def _constant(device: str, itemsize: int) -> Rates:
         host=Host(LAUNCH, 0.0, 0.0, store=100e-6 if on_cpu else LAUNCH, restore=20e-6 if on_cpu else LAUNCH),
         product=1 / FLOPS,
         convolution=1 / FLOPS,
+        convolution_backward=1 / FLOPS,
         grouped=1 / FLOPS,
         attention=1 / FLOPS,
         cached=_PASS,
@@ -148,8 +150,8 @@ def _constant(device: str, itemsize: int) -> Rates:
         fresh=0.0,
         function=0.0,
         draw=0.0,
-        store=MappingProxyType(store),
-        restore=MappingProxyType(restore),
+        store=store,
+        restore=restore,
         to_host=Line(1e-5, 10 * _PASS),
         from_host=Line(1e-5, 10 * _PASS),
     )
