@@ -42,7 +42,7 @@ def plan_of(model, graph, kept, stores=None, held=None):
     return replace(plan, rounded=graph, rounded_menus=plan.menus, error=0.1)
 
 
-def follow(model, graph, kept, stores=None, held=None, level="L1"):
+def follow(model, graph, kept, stores=None, held=None, level="L0"):
     """The model, which follows that plan from now on."""
     options = {"checkpoint": plan_of(model, graph, kept, stores, held), "min_bytes": 0}
     return integrations.compress_model(model, level, **options)

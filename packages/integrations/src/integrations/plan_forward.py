@@ -21,7 +21,7 @@ from integrations.checkpoint.graphs.sharding import hooks_unseen, units_of
 from integrations.checkpoint.planning.plans import Followed, Plans
 from integrations.levels import Level
 from integrations.saved.regions import View
-from integrations.saved.ways import Fate, Way, exactly, kept, way_of
+from integrations.saved.ways import Fate, Way, exactly, in_eight_bits, kept, way_of
 from integrations.stores import Store
 
 if TYPE_CHECKING:
@@ -45,16 +45,15 @@ class Following:
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._contexts = ExitStack()
 
-    @property
-    def by_value(self) -> bool:
-        """Whether the plan says of each value how it waits, and so what all take together."""
-        return self._level is None
-
     def way(self, base: Level) -> Way | None:
-        """How a session stores what the plan does not speak of: where nothing is to be rounded, in exact forms;
-        ``None`` for how its level does."""
-        exact = self._level is None and not self._followed.schedule.graph.rounded
-        return exactly(base) if exact else None
+        """How a session stores what the plan does not speak of, as where the forward is another than was planned for:
+        in exact forms, where nothing is to be rounded; else as its level does, and where that is off, in 8 bits, which
+        keep to any bound that is worth a plan. ``None`` for how its level does."""
+        if self._level is not None:
+            return None
+        if not self._followed.schedule.graph.rounded:
+            return exactly(base)
+        return in_eight_bits(base) if base.off else None
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""
