@@ -172,7 +172,7 @@ def test_a_plan_is_solved_again_where_it_is_further_off_than_it_may_be(plan, tim
     asked = []
 
     def measure(one):
-        scale = one.rounded_menus.weights[-1] / plan.rounded_menus.weights[-1]
+        scale = sum(one.rounded_menus.weights) / sum(plan.rounded_menus.weights)
         asked.append(one)
         return times * one.choice.error / scale**0.5
 
@@ -189,8 +189,13 @@ def test_a_plan_is_solved_again_where_it_is_further_off_than_it_may_be(plan, tim
         assert asked == [plan]
 
 
+def test_a_plan_that_rounds_far_too_much_rounds_nothing_in_the_end(plan):
+    found = within_error(plan, lambda one: 5.0)
+    assert (found.choice.variance, found.measured) == (0, None)
+
+
 def test_what_stays_above_the_bound_is_said(plan):
-    with pytest.warns(UserWarning, match="measures 0.5, above error=0.1, after 2 plans"):
-        found = within_error(plan, lambda one: 0.5)
-    assert found.measured == 0.5
+    with pytest.warns(UserWarning, match="measures 0.12, above error=0.1, after 2 plans"):
+        found = within_error(plan, lambda one: 0.12)
+    assert found.measured == 0.12
     assert found.within(error=0.0).measured is None
