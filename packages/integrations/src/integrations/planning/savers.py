@@ -86,8 +86,7 @@ class Seen:
         def pack(tensor: Tensor) -> Any:
             with torch._C.DisableTorchFunction():
                 self.saves.note(recorder, tracker, tensor)
-                with recorder.pausing():
-                    with recorder.pausing():  # what it asks of a tensor is no operator of the forward
+                with recorder.pausing():  # what it asks of a tensor is no operator of the forward
                     self._note(recorder, tracker.call, tensor)
                 return recorder.pack(tensor)
 
