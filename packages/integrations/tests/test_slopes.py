@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from actcore import SavedTensor
 from integrations import fewbit
 from integrations.adaptive.weights import usual_weights
 from integrations.checkpoint.capturing.capture import capture
@@ -17,11 +18,14 @@ from integrations.planning.menus import SLOPE_WIDTHS, menus_of
 from integrations.planning.parts import part_of
 from integrations.planning.savers import Saver, Seen
 from integrations.saved.arguments import Arguments
+from integrations.saved.calls import Call
+from integrations.saved.forms import Slope
 from integrations.saved.modules import ModulePaths
 from integrations.saved.policy import policy_of
-from integrations.saved.recipes import Recipes
+from integrations.saved.recipes import Extent, Recipes
 from integrations.saved.session import Session
 from integrations.saved.slopes import activation_of
+from integrations.saved.storing import StoredLater
 from integrations.stores import Store
 
 from .nets import Net, normal
@@ -132,6 +136,18 @@ def test_what_is_small_or_to_be_kept_is_kept():
     level = Level(None, keep=("1",))
     _, records = stored_by(Store(slope_bits=3), model, normal(64, 64).requires_grad_(), level=level)
     assert [record.codec for record in records] == ["3-bit derivative", "kept"]
+
+
+def test_what_is_made_again_is_stored_so_until_it_is_read():
+    x, store = normal(64, 64), Store(slope_bits=3)
+    saved = SavedTensor.of(x, operator="elu with another alpha", role="input")
+    decision = policy_of(store, LEVELS["L0"]).decide(saved)
+    call = Call(F.elu, (x,), {"alpha": 0.5})
+    later = StoredLater(store.level(LEVELS["L0"]), decision, Extent.of(x), saved, 0, call)
+    packed = later.store(x, {})
+    assert isinstance(packed, Slope)
+    with torch.no_grad():
+        assert torch.equal(packed.unpack(), fewbit.Codebook("elu", 3, (0.5,)).compress(x).decompress())
 
 
 def test_a_graph_of_backward_is_refused():
