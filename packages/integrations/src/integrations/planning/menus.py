@@ -71,7 +71,9 @@ def menus_of(graph: Graph, seen: Seen, base: Level, rating: Rating, weights: Wei
         free = free and value.nbytes >= base.min_bytes
         options.append(seen_of.options(policies) if free else ())
         aside.append(seen_of.aside(exact) if graph.rounded else 0)
-    return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), _stored_at(graph))
+    kinds = {(outline.device.type, outline.dtype) for outline in seen.outlines}
+    repeating = max((rating(*kind).host.repeat for kind in kinds), default=0.0)
+    return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), _stored_at(graph), repeating)
 
 
 def _policies(base: Level, seen: Seen, allows: Allows) -> list[_Ruled]:

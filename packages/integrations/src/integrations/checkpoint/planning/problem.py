@@ -33,6 +33,7 @@ def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
         return step
     return replace(
         step,
+        seconds=[seconds + menus.repeating for seconds in step.seconds],
         forms=[tuple(map(_form, row)) for row in menus.options],
         weights=menus.weights,
         aside=menus.aside,
