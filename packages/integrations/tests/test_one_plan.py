@@ -63,7 +63,6 @@ def test_what_does_not_go_together_is_refused():
     for asked, message in (
         ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint must be None beside memory, time, error and stores"),
         ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level='L1'.*leave out the level"),
-        ({"memory": 0.5, "level": "L2"}, "memory must be None at an adaptive level"),
         ({"memory": 0.5, "level": "L9"}, "level must be one of"),
     ):
         with pytest.raises(ValueError, match=message):

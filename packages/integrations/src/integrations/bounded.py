@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from integrations.adaptive.measurement import Measurement
+from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.plan_error import measured_error
 from integrations.adaptive.ranks import distributed
 from integrations.adaptive.saves import Save
@@ -70,6 +71,7 @@ def front_of(
     holds_outputs: bool | None = None,
     weights: Weights | None = None,
     in_step: bool = False,
+    bits: Allotted | None = None,
 ) -> Plan:
     """The plan of the least memory for a forward, of all that keep to a bound on the error.
 
@@ -82,6 +84,7 @@ def front_of(
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
         weights: of values; ``None``: by the operators.
         in_step: whether this is in front of a training forward, which all ranks come to at the same time.
+        bits: that an adaptive level gives its tensors, once it has measured them.
     """
     rating = agreed if in_step else calibrated
     made = planned(
@@ -97,6 +100,7 @@ def front_of(
         recompute=bounds.recomputes,
         weights=usual_weights if weights is None else weights,
         rating=constant if bounds.error is None else rating,
+        bits=bits,
     )
     return replace(made, stores=bounds.stores)
 

@@ -16,7 +16,7 @@ from integrations.bounds import Bounds
 from integrations.compression import Compression
 from integrations.exchanges import Exchanges
 from integrations.levels import resolve_level
-from integrations.recomputing import Asked, level_with, planning_for, require_fixed, require_one
+from integrations.recomputing import Asked, level_with, planning_for, require_one
 
 Reported = bool | str | PathLike[str] | None
 
@@ -61,7 +61,6 @@ class CompressedTraining:
         self.level = resolve_level(self.level_name, options)
         self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers")))
         if self.asked is not None:
-            require_fixed(self.level, "memory" if bounds is self.asked else "checkpoint")
             self.exchanges.require_repeatable()
         self.prints = report is True
         self.path = _checked_path(report)
