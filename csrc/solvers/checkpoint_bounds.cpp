@@ -12,12 +12,14 @@ namespace {
 // At each event, the bytes that are alive where everything is kept as it is, and those of them that another choice could
 // save: of values that wait for backward.
 struct Savings {
-  const TrainingStep& step;
+  TrainingStep step;
   StepFacts facts;
   bool exact;  // only forms without noise count
   std::vector<int64_t> alive;
 
-  Savings(const TrainingStep& of_step, double variance) : step(of_step), facts(of_step), exact(variance == 0) {
+  Savings(const Savings&) = delete;
+  Savings(const TrainingStep& of_step, double variance) : step(of_step), facts(step), exact(variance == 0) {
+    step.formed.assign(step.values(), 0);
     Simulator simulator(facts);
     simulator.run(std::vector<uint8_t>(step.values(), 0));
     alive = simulator.bytes();

@@ -96,13 +96,18 @@ void FormFit::prepare(const std::vector<uint8_t>& ranks, bool remade) {
     if (rank > 0 && !remade) continue;
     if (!pool_.facts.wanted()[value] && (again_[value] == 0 || rank == 2)) continue;
     FitItem item{static_cast<int32_t>(value), {{-1, static_cast<double>(pool_.step.nbytes[value]), 0, 0}}};
+    const double restored = reads_[value] + again_[value];
     for (const int8_t form : pool_.forms[value]) {
       const Form& numbers = pool_.step.forms[value][static_cast<size_t>(form)];
       if (again_[value] > 0 && !numbers.serves) continue;
-      const double restored = reads_[value] + again_[value];
-      item.options.push_back({form, static_cast<double>(numbers.held),
-                              numbers.store_seconds + restored * numbers.restore_seconds,
-                              influence_[value] * numbers.noise});
+      const FitOption option{form, static_cast<double>(numbers.held),
+                             numbers.store_seconds + restored * numbers.restore_seconds,
+                             influence_[value] * numbers.noise};
+      if (form == 0 && pool_.step.formed[value]) {
+        item.options[0] = option;
+      } else {
+        item.options.push_back(option);
+      }
     }
     size_ += static_cast<int64_t>(item.options.size());
     items_.push_back(std::move(item));

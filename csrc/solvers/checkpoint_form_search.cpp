@@ -11,8 +11,8 @@ namespace actcore {
 namespace {
 
 constexpr size_t kBases = 24;
-constexpr int32_t kPrices = 13;       // of a sweep: powers of 4, around the usual price
-constexpr int32_t kHalvings = 6;      // of the price, at a budget
+constexpr int32_t kPrices = 13;   // of a sweep: powers of 4, around the usual price
+constexpr int32_t kHalvings = 6;  // of the price, at a budget
 constexpr size_t kBasesABudget = 3;
 constexpr int64_t kBudgets = 20;
 
@@ -131,9 +131,8 @@ void FormSearch::relax(int64_t budget, int64_t stop) {
   };
   std::vector<Change> changes;
   for (const FitItem& item : fit_.items()) {
-    const auto own = std::find_if(item.options.begin(), item.options.end(), [&](const FitOption& option) {
-      return option.form == plan.forms[at(item.value)];
-    });
+    const auto own = std::find_if(item.options.begin(), item.options.end(),
+                                  [&](const FitOption& option) { return option.form == plan.forms[at(item.value)]; });
     if (own == item.options.end()) continue;
     for (const FitOption& option : item.options) {
       if (option.seconds >= own->seconds) continue;

@@ -6,6 +6,12 @@
 
 namespace actcore {
 
+// What the forward has stored aside need not be stored again.
+int64_t Simulator::held(int32_t value) const {
+  const int64_t held = form_of(value).held;
+  return ranks_[at(value)] == 0 ? held : std::max<int64_t>(0, held - step_.aside[at(value)]);
+}
+
 const Form& Simulator::form_of(int32_t value) const {
   return step_.forms[at(value)][static_cast<size_t>(forms_[at(value)])];
 }
@@ -24,9 +30,12 @@ void Simulator::choose_forms(const std::vector<int8_t>& forms) {
     for (const int32_t value : formed_) forms_[at(value)] = -1;
     formed_.clear();
   }
-  for (size_t value = 0; value < forms.size(); ++value) {
-    if (forms[value] < 0) continue;
-    forms_[value] = forms[value];
+  if (forms.empty() && !has_formed_) return;
+  for (size_t value = 0; value < step_.values(); ++value) {
+    int8_t form = forms.empty() ? int8_t{-1} : forms[value];
+    if (form < 0 && has_formed_ && step_.formed[value]) form = 0;
+    if (form < 0) continue;
+    forms_[value] = form;
     if (waits_in_form(static_cast<int32_t>(value))) {
       formed_.push_back(static_cast<int32_t>(value));
     } else {

@@ -92,8 +92,7 @@ void GroupCuts::find_costs() {
   for (size_t i = 0; i < step.backward.size(); ++i) {
     if (!step.backward[i].empty()) {
       size_t latest = 0;
-      for (const int32_t value : step.backward[i])
-        latest = std::max(latest, places_[at(facts.producers()[at(value)])]);
+      for (const int32_t value : step.backward[i]) latest = std::max(latest, places_[at(facts.producers()[at(value)])]);
       place = std::min(place, latest);
     }
     const size_t event = step.ops() + i;

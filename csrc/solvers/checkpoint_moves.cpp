@@ -64,8 +64,8 @@ std::vector<int32_t> LocalSearch::around(int32_t event) const {
       counts = replay == event;
     }
     for (const int32_t value : pool_.chosen[at(op)]) {
-      const int32_t end = pool_.simulator.keeps(at(value)) ? pool_.simulator.ends()[at(value)]
-                                                           : pool_.facts.last_reads()[at(value)];
+      const int32_t end =
+          pool_.simulator.keeps(at(value)) ? pool_.simulator.ends()[at(value)] : pool_.facts.last_reads()[at(value)];
       counts = counts || (op <= event && end >= event);
     }
     if (counts) candidates.push_back(op);

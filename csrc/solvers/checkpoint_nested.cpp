@@ -83,8 +83,8 @@ std::vector<int32_t> NestedSearch::around(int32_t event) const {
     bool counts = (outer >= 0 && simulator_.outer_events()[at(outer)] == event) ||
                   (inner >= 0 && simulator_.inner_events()[at(inner)] == event);
     for (const int32_t value : pool_.chosen[at(op)]) {
-      counts = counts || simulator_.read_inside(at(value)) ||
-               (op <= event && pool_.facts.last_reads()[at(value)] >= event);
+      counts =
+          counts || simulator_.read_inside(at(value)) || (op <= event && pool_.facts.last_reads()[at(value)] >= event);
     }
     if (counts) candidates.push_back(op);
   }

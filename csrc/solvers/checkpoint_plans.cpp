@@ -14,8 +14,8 @@ namespace actcore {
 namespace {
 
 constexpr int64_t kBudgets = 20;
-constexpr int64_t kNestedShare = 4;    // one part in so many of the steps
-constexpr int64_t kUnformedShare = 4;  // where values have forms: for plans in which all wait as they are
+constexpr int64_t kNestedShare = 4;      // one part in so many of the steps
+constexpr int64_t kUnformedShare = 3;    // where values have forms: for plans in which all wait as they are
 constexpr int64_t kMostPlans = 1 << 20;  // fewer may all be tried
 
 void search(PlanPool& pool) {

@@ -173,7 +173,8 @@ void PlanPool::set_value(int32_t value, bool keep, Assignment& plan) const {
   plan.ranks[at(value)] = keep ? 0 : 1;
   if (plan.forms.empty() && preferred.empty()) return;
   plan.forms.resize(step.values(), -1);
-  plan.forms[at(value)] = (keep || !facts.optional()[at(value)]) && !preferred.empty() ? preferred[at(value)] : int8_t{-1};
+  plan.forms[at(value)] =
+      (keep || !facts.optional()[at(value)]) && !preferred.empty() ? preferred[at(value)] : int8_t{-1};
 }
 
 double PlanPool::seconds_a_byte(int32_t op) const {

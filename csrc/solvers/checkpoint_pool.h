@@ -53,13 +53,13 @@ struct PlanPool {
   int64_t left;  // steps
   int64_t visit_cost;
   int64_t steps = 0;
-  double variance;                               // the largest that a plan may have
-  std::vector<std::vector<int8_t>> forms;        // of values: those that may be chosen
-  bool has_forms = false;                        // any may
-  std::vector<std::vector<Option>> options_of;   // of values: all that may be chosen without nesting
-  std::vector<int32_t> changing;                 // values that have more than one
-  std::vector<int8_t> preferred;                 // of values: the form in which `set` keeps them; empty: as they are
-  std::vector<CheckpointPlan> front;  // the peak rises, the seconds fall
+  double variance;                              // the largest that a plan may have
+  std::vector<std::vector<int8_t>> forms;       // of values: those that may be chosen
+  bool has_forms = false;                       // any may
+  std::vector<std::vector<Option>> options_of;  // of values: all that may be chosen without nesting
+  std::vector<int32_t> changing;                // values that have more than one
+  std::vector<int8_t> preferred;                // of values: the form in which `set` keeps them; empty: as they are
+  std::vector<CheckpointPlan> front;            // the peak rises, the seconds fall
 
   std::vector<uint8_t> useful;               // of values: backward reads it, or what follows from it
   std::vector<int32_t> choices;              // values that may be kept or made again

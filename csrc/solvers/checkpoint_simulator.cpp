@@ -10,6 +10,7 @@ Simulator::Simulator(const StepFacts& facts)
     : facts_(facts),
       step_(facts.step()),
       has_aside_(std::any_of(step_.aside.begin(), step_.aside.end(), [](int64_t bytes) { return bytes > 0; })),
+      has_formed_(std::any_of(step_.formed.begin(), step_.formed.end(), [](uint8_t formed) { return formed != 0; })),
       ranks_(step_.values()),
       read_inside_(step_.values()),
       ends_(step_.values()),
@@ -158,7 +159,7 @@ void Simulator::add_lives() {
       ends_[value] = std::max(end, ends_[value]);
       continue;
     }
-    const int64_t waiting = formed ? form_of(own).held : size;
+    const int64_t waiting = formed ? held(own) : size;
     if (stays(outer, own)) live(outer.events[at(outer.segments[at(producer)])], ends_[value], waiting);
     if (stays(inner, own)) {
       live(inner.events[at(inner.segments[at(producer)])], facts_.last_reads()[value], waiting);
@@ -175,9 +176,8 @@ int64_t Simulator::replay(const Level& level, int32_t first, int64_t& left_over)
     int64_t passing = 0;  // what is there during this operator alone
     int64_t freed = 0;    // what of `live` is not there any more after it
     const auto store = [&](int32_t value) {
-      const Form& form = form_of(value);
-      passing += form.passing;
-      live += form.held;
+      passing += form_of(value).passing;
+      live += held(value);
       freed += step_.nbytes[at(value)];
     };
     for (const int32_t value : step_.makes[at(op)]) {
@@ -185,7 +185,7 @@ int64_t Simulator::replay(const Level& level, int32_t first, int64_t& left_over)
       if (step_.reuses[at(value)] >= 0) live -= step_.nbytes[at(step_.reuses[at(value)])];
       if (stays(level, value)) {
         live += size;
-        left_over += forms_[at(value)] >= 0 ? form_of(value).held : size;
+        left_over += forms_[at(value)] >= 0 ? held(value) : size;
         if (forms_[at(value)] >= 0 && level.last_reads[at(value)] == op) store(value);
       } else if (ranks_[at(value)] >= level.rank && level.last_reads[at(value)] != op) {
         live += size;

@@ -80,6 +80,7 @@ class Simulator {
 
   // What concerns forms alone (checkpoint_forms.cpp).
   const Form& form_of(int32_t value) const;
+  int64_t held(int32_t value) const;
   bool waits_in_form(int32_t value) const;
   void choose_forms(const std::vector<int8_t>& forms);
   void add_stored();
@@ -90,6 +91,7 @@ class Simulator {
   const StepFacts& facts_;
   const TrainingStep& step_;
   bool has_aside_ = false;
+  bool has_formed_ = false;
   std::array<Level, 2> levels_;
   std::vector<uint8_t> ranks_, read_inside_;
   std::vector<int32_t> ends_;
@@ -98,8 +100,8 @@ class Simulator {
   bool nested_ = false;
 
   std::vector<int8_t> forms_;
-  std::vector<int32_t> formed_;            // values that wait in a form
-  std::vector<int32_t> first_readers_;     // of waiting values: the first operator that reads them when repeated, or -1
+  std::vector<int32_t> formed_;         // values that wait in a form
+  std::vector<int32_t> first_readers_;  // of waiting values: the first operator that reads them when repeated, or -1
   std::vector<int64_t> restored_, fresh_restored_;  // of events: for backward; of these, of what was repeated then
   double seconds_ = 0;
 };

@@ -40,6 +40,7 @@ struct TrainingStep {
   std::vector<double> weights;           // square of the gradient's relative error for a noise of 1
   std::vector<int64_t> aside;            // bytes that the forward stores of it if it is made again
   std::vector<int32_t> stored_at;        // the operator after which its form is stored, or -1
+  std::vector<uint8_t> formed;           // whether it waits in its first form where it is to wait as it is
 
   size_t ops() const { return reads.size(); }
   size_t values() const { return nbytes.size(); }

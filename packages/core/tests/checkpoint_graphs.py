@@ -243,14 +243,16 @@ def random_form(draw, size):
     )
 
 
-def with_forms(step, seed, most=3):
+def with_forms(step, seed, most=3, formed=0.0):
     """The step, with forms, weights, bytes aside, and times of storing at random."""
     draw = random.Random(seed)
     ops = len(step.reads)
     made_by = {value: op for op, made in enumerate(step.makes) for value in made}
+    forms = [[random_form(draw, size) for _ in range(draw.randint(0, most))] for size in step.nbytes]
     return replace(
         step,
-        forms=[[random_form(draw, size) for _ in range(draw.randint(0, most))] for size in step.nbytes],
+        forms=forms,
+        formed=[bool(menu) and draw.random() < formed for menu in forms],
         weights=[draw.choice((0.0, 1.0, 3 * draw.random())) for _ in step.nbytes],
         aside=[draw.choice((0, 0, draw.randint(0, 9))) for _ in step.nbytes],
         stored_at=[draw.choice((None, draw.randrange(made_by[value], ops))) for value in range(len(step.nbytes))],

@@ -1,6 +1,7 @@
 """What the checkpoint solvers must give, written out from the definitions: slow, and without a thought of speed."""
 
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 
@@ -159,7 +160,11 @@ class Oracle:
         }
         form = {}
         for value in values:
-            chosen = None if forms is None or forms[value] < 0 else step.forms[value][forms[value]]
+            number = -1 if forms is None else forms[value]
+            number = 0 if number < 0 and step.formed[value] else number
+            chosen = None if number < 0 else step.forms[value][number]
+            if chosen is not None and ranks[value] > 0:
+                chosen = replace(chosen, held=max(0, chosen.held - step.aside[value]))
             if chosen is not None and waits_until[value] >= 0 and (chosen.serves or not readers[value]):
                 form[value] = chosen
 

@@ -36,6 +36,7 @@ class TrainingStep:
         weights: list[float],
         aside: list[int],
         stored_at: list[int],
+        formed: list[bool],
     ) -> None: ...
 
 def simulate(

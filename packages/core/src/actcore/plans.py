@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import actcore._native as _native
 from actcore.forms import require_amount, require_int
-from actcore.training_step import TrainingStep, _require_step
+from actcore.training_step import TrainingStep, _require_step, simulate
 
 _SIMULATIONS = 10_000
 
@@ -107,13 +107,21 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
     """
     _require_step(step)
     if max_steps is None:
-        max_steps = _SIMULATIONS * (2 * len(step.reads) + len(step.backward) + len(step.nbytes))
+        max_steps = (
+            (3 if any(step.forms) else 1) * _SIMULATIONS * (2 * len(step.reads) + len(step.backward) + len(step.nbytes))
+        )
     require_steps(max_steps)
     require_amount("variance", variance)
+    if any(step.formed):
+        least = simulate(step, [True] * len(step.nbytes)).variance
+        if least > variance:
+            raise ValueError(f"variance must be at least {least}, which keeping everything has, got {variance}")
     native = step._native()
     found, exact, steps = _native.find_plans(native, max_steps, float(variance))
     peaks = [peak for *_, peak, _, _ in found]
-    bounds = [seconds for *_, seconds, _ in found] if exact else _native.least_seconds_bounds(native, peaks, float(variance))
+    bounds = (
+        [seconds for *_, seconds, _ in found] if exact else _native.least_seconds_bounds(native, peaks, float(variance))
+    )
     front = tuple(
         CheckpointPlan(
             tuple(rank == 0 for rank in ranks),
@@ -126,7 +134,14 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
         )
         for (ranks, forms, nested, peak, seconds, noise), bound in zip(found, bounds, strict=True)
     )
-    return CheckpointPlans(step, front, exact, peaks[0] if exact else _native.least_peak_bound(native, float(variance)), steps, float(variance))
+    return CheckpointPlans(
+        step,
+        front,
+        exact,
+        peaks[0] if exact else _native.least_peak_bound(native, float(variance)),
+        steps,
+        float(variance),
+    )
 
 
 def require_steps(max_steps: int) -> None:

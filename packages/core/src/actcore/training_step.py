@@ -38,6 +38,8 @@ class TrainingStep:
             last: what backward decides by. Empty: none.
         stored_at: of each value, the operator after which it is stored, or ``None``: when an operator that is repeated
             first reads it, and else with the operator that makes it. Empty: ``None``.
+        formed: of each value, whether it waits in its first form where it would wait as it is, as far as that serves.
+            Empty: none.
 
     Raises:
         TypeError: an attribute is no sequence of what it must hold.
@@ -59,6 +61,7 @@ class TrainingStep:
     weights: Sequence[float] = ()
     aside: Sequence[int] = ()
     stored_at: Sequence[int | None] = ()
+    formed: Sequence[bool] = ()
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -80,6 +83,7 @@ class TrainingStep:
             ("weights", values, "value", 0.0),
             ("aside", values, "value", 0),
             ("stored_at", values, "value", None),
+            ("formed", values, "value", False),
         ):
             got = getattr(self, name)
             if not got and name not in ("makes", "seconds"):
@@ -94,9 +98,13 @@ class TrainingStep:
         object.__setattr__(self, "forms", forms_of(self.forms))
         if not math.isfinite(sum(self.seconds)):
             raise ValueError("seconds must have a finite sum; use a larger unit")
-        for i, repeatable in enumerate(self.repeatable):
-            if not isinstance(repeatable, bool):
-                raise TypeError(f"repeatable[{i}] must be a bool, got {repeatable!r}")
+        for name in ("repeatable", "formed"):
+            for i, entry in enumerate(getattr(self, name)):
+                if not isinstance(entry, bool):
+                    raise TypeError(f"{name}[{i}] must be a bool, got {entry!r}")
+        for value, formed in enumerate(self.formed):
+            if formed and not self.forms[value]:
+                raise ValueError(f"formed[{value}] must be False, since the value has no forms")
         for name in ("reads", "makes", "backward"):
             object.__setattr__(
                 self, name, tuple(_values(f"{name}[{i}]", row, values) for i, row in enumerate(getattr(self, name)))
@@ -190,6 +198,7 @@ class TrainingStep:
             [float(weight) for weight in self.weights],
             list(self.aside),
             [-1 if op is None else op for op in self.stored_at],
+            list(self.formed),
         )
 
 
@@ -255,7 +264,8 @@ def simulate(
         kept: of each value, whether it is kept.
         held: of each value that is not kept, whether a segment that makes it again holds it for backward. ``None``: all
             are, and no operator is repeated twice.
-        forms: of each value, the number of the form in which it waits, from 0, or -1: as it is. ``None``: all do so.
+        forms: of each value, the number of the form in which it waits, from 0, or -1: as it is, as far as
+            ``formed`` lets it. ``None``: all do so.
 
     Raises:
         TypeError: ``step`` is no ``TrainingStep``, ``kept`` or ``held`` no sequence of bools, or ``forms`` none of ints.
