@@ -158,7 +158,7 @@ print(made.choice, made.graph.fingerprint, len(made.front))
 
 def test_the_table_says_what_is_done(made):
     text = str(made.within(0.6))
-    for words in ("activation peak", "segment", "made again", "less", "plans, from"):
+    for words in ("activation peak", "recomputed", "kept", "makes again what", "less", "plans, from"):
         assert words in text
     assert "captured on real tensors" not in text
     whole = made.within(1.0)

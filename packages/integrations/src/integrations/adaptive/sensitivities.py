@@ -46,7 +46,7 @@ def sensitivities(
     probe = Probe(_IMITATED, _STORED.seed, 0)
     try:
         OneStep(model, args, kwargs, loss).gradients(_probed(probe))
-    except Unmeasured:
+    except (RuntimeError, MemoryError):  # such as for want of memory, which the step itself may have
         found = None
     else:
         found = probe.measurement

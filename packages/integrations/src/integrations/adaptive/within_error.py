@@ -69,6 +69,8 @@ def _measured(plan: Plan, measure: Measure) -> tuple[float, str]:
         return measure(plan), ""
     except Unmeasured as error:
         return math.nan, str(error)
+    except (RuntimeError, MemoryError) as error:  # such as for want of memory, which the step itself may have
+        return math.nan, f"{type(error).__name__}: {error}"
 
 
 def _reweighted(plan: Plan, factor: float) -> Plan:
@@ -77,7 +79,7 @@ def _reweighted(plan: Plan, factor: float) -> Plan:
         plan.graph, _times(plan.menus, factor), plan.rounded, _times(plan.rounded_menus, factor), plan.level
     )
     made = solved(plan.model, captures, plan.error, plan.objective, plan.capture_seconds)
-    made = replace(made, loss=plan.loss, search_seconds=plan.search_seconds + made.search_seconds)
+    made = replace(made, loss=plan.loss, stores=plan.stores, search_seconds=plan.search_seconds + made.search_seconds)
     return made.within(*plan.asked) if plan.is_bounded else made
 
 

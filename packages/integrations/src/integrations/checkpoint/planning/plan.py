@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast
 
 from actcore import simulate
+from integrations.bounds import AGAIN
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
@@ -66,6 +67,8 @@ class Plan:
         level: the level as which everything is stored that the choice has no store for; ``None``: it is kept as it is.
         time: the most time that was asked for, in plain steps.
         error: the most relative error of the gradient that was asked for; 0: that plan makes gradients as they are.
+        stores: the ways of ``bounds.WAYS`` in which values may wait, as they were asked for.
+        also: the plans of the same call for other inputs, none of which are within these or one another.
         measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
             ``choice.error`` is what there is.
         unmeasured: why not, if somebody tried.
@@ -88,6 +91,8 @@ class Plan:
     level: Level | None = None
     time: float | None = None
     error: float = 0.0
+    stores: tuple[str, ...] = AGAIN
+    also: tuple[Plan, ...] = field(default=(), repr=False)
     measured: float | None = None
     unmeasured: str = ""
     _others: dict[Any, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graphs
@@ -334,6 +339,20 @@ class Plan:
         from integrations.checkpoint.planning.plot import plot_front
 
         plot_front(self, path)
+
+    def page(self, path: str | PathLike[str]) -> None:
+        """Writes the plan as one page of HTML, with its front and what happens to each module's values. It needs no
+        other file and no network.
+
+        Args:
+            path: the file to write, such as ``"plan.html"``.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from integrations.checkpoint.planning.page import write_page
+
+        write_page(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled with a model: all but a function of the user's, and what can be found again."""

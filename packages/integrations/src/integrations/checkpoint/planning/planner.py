@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.capturing.loss import Loss, require_loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.budget import Budget
@@ -78,8 +78,7 @@ def plan(
         Exception: what the model raises with these inputs.
     """
     model = plannable(model)
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
+    require_loss(loss)
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be 'peak' or 'paper', got {objective!r}")
     if objective == "paper" and budget is not None:

@@ -70,7 +70,7 @@ class Plans:
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
         self.last = self.followed = self._first = plan
         self._shapes = shapes
-        self._plans = {plan.graph.inputs: plan}
+        self._plans = {one.graph.inputs: one for one in (plan, *plan.also)}
         self._astray: dict[Signature, _Astray] = {}
         self._attempts = Attempts()
         self._excess: set[tuple[Signature, str]] = set()  # inputs and states that were told of as over the budget

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from integrations.bounds import AGAIN, WAYS
 from integrations.report import format_bytes
 
 if TYPE_CHECKING:
@@ -18,17 +20,18 @@ def out_of_memory(plan: Plan, asked: Asked) -> str:
         share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
     found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
     if plan.compressed:
+        name, least_of_all = ("checkpoint", ", with checkpoint='optimal',") if plan.stores == AGAIN else ("memory", "")
         return (
-            f"checkpoint must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
-            "integrations.restore_model(model) and compress_model with such a budget, with checkpoint='optimal', "
-            "or at a level of fewer bits"
+            f"{name} must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
+            f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
+            "fewer bits"
         )
     proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
     if plan.menus is None:
         name, way_out = "budget", "compress what is kept, or take a smaller batch"
     else:
         name = f"memory with error={plan.error:g}"
-        way_out = "allow a larger error, or take a smaller batch"
+        way_out = _allow(plan)
     other = plan.accumulating
     if isinstance(budget, float) and other is not plan and other.peak <= budget * other._uncompressed_peak:
         way_out = (
@@ -41,9 +44,18 @@ def out_of_memory(plan: Plan, asked: Asked) -> str:
 
 def out_of_time(plan: Plan, asked: Asked) -> str:
     """Why no plan that is within the memory is as fast."""
-    assert asked.memory is not None  # without a bound, that which keeps everything is as fast as any
-    fastest = plan.within(asked.memory)
-    return (
-        f"time must be at least {1 + fastest.overhead:.3f}, that of the fastest plan within memory={asked.memory!r} "
-        f"and error={plan.error:g}, got {asked.time!r}; allow more memory or a larger error, or take a smaller batch"
-    )
+    fastest = plan._choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
+    ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met
+    within = "of all plans" if asked.memory is None else f"of all plans within memory={asked.memory!r}"
+    way_out = _allow(plan, "more memory") if asked.memory is not None else _allow(plan)
+    return f"time must be at least {ratio}, the least {within}, got {asked.time!r}; {way_out}"
+
+
+def _allow(plan: Plan, *first: str) -> str:
+    """What would lower the least that there is."""
+    found = list(first)
+    if not plan.compressed and plan.menus is not None:
+        found.append(f"a larger error than {plan.error:g}")
+        missing = [repr(way) for way in WAYS if way not in plan.stores]
+        found += [f"{', '.join(missing)} among stores"] if missing else []
+    return f"allow {' or '.join(found)}, or take a smaller batch" if found else "take a smaller batch"

@@ -20,7 +20,7 @@ FORMAT = 3
 """In format 2 nothing was said of stores; what a level stored was in sizes of a search that is gone."""
 _WRITER = "Plan.to_json"
 _PLAIN = (
-    *("model", "peak_bound", "exact", "memory", "objective", "time", "error", "measured", "unmeasured"),
+    *("model", "peak_bound", "exact", "memory", "objective", "time", "error", "stores", "measured", "unmeasured"),
     *("capture_seconds", "search_seconds"),
 )
 """Fields that are JSON as they are."""
@@ -28,19 +28,22 @@ _PLAIN = (
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON."""
-    return json.dumps(
-        {
-            "format": FORMAT,
-            **{name: getattr(plan, name) for name in _PLAIN},
-            "choice": plan.choice.content(),
-            "front": [choice.content() for choice in plan.front],
-            "level": None if plan.level is None else asdict(plan.level),
-            "graph": plan.graph.content(),
-            "menus": None if plan.menus is None else plan.menus.content(),
-            "rounded": None if plan.rounded is None else plan.rounded.content(),
-            "rounded_menus": None if plan.rounded_menus is None else plan.rounded_menus.content(),
-        }
-    )
+    return json.dumps(_content(plan))
+
+
+def _content(plan: Plan) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        **{name: getattr(plan, name) for name in _PLAIN},
+        "choice": plan.choice.content(),
+        "front": [choice.content() for choice in plan.front],
+        "level": None if plan.level is None else asdict(plan.level),
+        "graph": plan.graph.content(),
+        "menus": None if plan.menus is None else plan.menus.content(),
+        "rounded": None if plan.rounded is None else plan.rounded.content(),
+        "rounded_menus": None if plan.rounded_menus is None else plan.rounded_menus.content(),
+        "also": [_content(other) for other in plan.also],
+    }
 
 
 def of_json(kind: type[Plan], text: str) -> Any:
@@ -49,7 +52,12 @@ def of_json(kind: type[Plan], text: str) -> Any:
     Raises:
         ValueError: it is no such text, or of another version, or its numbers contradict each other.
     """
-    content = _of_this_format(loaded(text, _WRITER))
+    return _of_content(kind, loaded(text, _WRITER))
+
+
+def _of_content(kind: type[Plan], given: Any) -> Plan:
+    content = _of_this_format(given)
+    also = content.pop("also", None)
     graph = Graph.from_content(content.pop("graph", None))
     rounded = content.pop("rounded", None)
     rounded = None if rounded is None else Graph.from_content(rounded)
@@ -63,6 +71,7 @@ def of_json(kind: type[Plan], text: str) -> Any:
             choice=Choice.from_content(content.pop("choice")),
             front=tuple(map(Choice.from_content, list(content.pop("front")))),
             level=None if level is None else entry_of(Level, level),
+            also=tuple(_of_content(kind, other) for other in also or ()),
             **fields_of(kind, content),
         )
         if plan.memory is not None:
