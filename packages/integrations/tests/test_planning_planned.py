@@ -1,15 +1,12 @@
 """Plans of stores: what is chosen within memory, time and error, and what a file has of it."""
 
-import copy
 import json
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-import integrations
 from actcore import simulate
 from integrations import checkpoint
 from integrations.checkpoint.planning.choice import Choice, mask_of
@@ -51,7 +48,9 @@ def test_every_choice_is_what_the_simulation_says(plan):
             forms = [-1] * len(graph.values)
             for value, store in choice.stores:
                 forms[value] = menus.options[value].index(menus.option(value, store))
-            kept, held = ([bool(mask >> value & 1) for value in range(len(forms))] for mask in (choice.mask, choice.held or 0))
+            kept, held = (
+                [bool(mask >> value & 1) for value in range(len(forms))] for mask in (choice.mask, choice.held or 0)
+            )
             usage = simulate(training_step(graph, menus), kept, None if choice.held is None else held, forms)
             assert usage.peak - graph.gradients == choice.peak
             assert usage.variance == pytest.approx(choice.variance)
@@ -127,9 +126,11 @@ def test_a_smaller_error_is_another_search(plan, exact):
 
 
 def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
-    with pytest.raises(ValueError, match=rf"memory with error=0.1 must be at least {plan.front[0].peak} bytes .* larger error"):
+    with pytest.raises(
+        ValueError, match=rf"memory with error=0.1 must be at least {plan.front[0].peak} bytes .* larger error"
+    ):
         plan.within(1)
-    with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, that of the fastest plan within memory="):
+    with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, "):
         plan.within(exact.front[0].peak, 1.0)
     with pytest.raises(ValueError, match="time must be from 1, the plain step's, got 0.9"):
         plan.within(time=0.9)

@@ -11,7 +11,7 @@ from torch import nn
 
 from actcore import current_rank
 from integrations.adaptive.measurement import Measurement
-from integrations.adaptive.one_step import OneStep, Unmeasured
+from integrations.adaptive.one_step import OneStep
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.ranks import agreed
 from integrations.checkpoint.capturing.loss import Loss
