@@ -1,15 +1,12 @@
 """Forwards that follow a plan in which each value has its own fate: kept, recomputed, or in a store."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 
 import integrations
-from integrations.stores import Store
 
-from .nets import gradients, normal
 from .planned_values import EXACT, ROUNDED, drawn, follow, graph_of
 from .recompute_nets import NETS, net, random_net
 from .recompute_reference import outcome

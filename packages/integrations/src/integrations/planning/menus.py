@@ -156,9 +156,9 @@ class _Value:
         if parts and not any(part.keeps for part in parts):
             found.append(self._option(ruled, parts, serves=False))
         if not any(part.keeps for part in (*parts, read)):
-            found.append(self._option(ruled, [*parts, read], serves=True))
-            if found[0].held > _ALIKE * found[-1].held:
-                return found[-1:]
+            found.insert(0, self._option(ruled, [*parts, read], serves=True))
+            if found[-1].held > _ALIKE * found[0].held:
+                return found[:1]
         return found
 
     def _option(self, ruled: _Ruled, parts: Sequence[Part], serves: bool) -> Option:
