@@ -17,7 +17,7 @@ from integrations.adaptive.saves import Save
 from integrations.adaptive.sensitivities import sensitivities
 from integrations.adaptive.weights import measured_weights, usual_weights
 from integrations.adaptive.within_error import within_error
-from integrations.bounds import Bounds
+from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.costs.calibrating import agreed, calibrated
 from integrations.checkpoint.costs.rates import constant
@@ -92,14 +92,14 @@ def front_of(
         level,
         args,
         kwargs,
-        error=bounds.error or 0.0,
+        error=(bounds.error or 0.0) if level.off else 0.0,
         real=real,
         loss=loss,
         holds_outputs=holds_outputs,
         allows=bounds.allows,
         recompute=bounds.recomputes,
         weights=usual_weights if weights is None else weights,
-        rating=constant if bounds.error is None else rating,
+        rating=constant if bounds.stores == AGAIN else rating,
         bits=bits,
     )
     return replace(made, stores=bounds.stores)
