@@ -268,7 +268,8 @@ def simulate(
             ``formed`` lets it. ``None``: all do so.
 
     Raises:
-        TypeError: ``step`` is no ``TrainingStep``, ``kept`` or ``held`` no sequence of bools, or ``forms`` none of ints.
+        TypeError: ``step`` is no ``TrainingStep``, ``kept`` or ``held`` no sequence of bools, or ``forms`` no
+            sequence of ints.
         ValueError: ``kept``, ``held`` or ``forms`` has not one entry for each value, or a value has no such form.
     """
     _require_step(step)
