@@ -40,8 +40,9 @@ from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans, mos
 from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
 from actcore.segments import CheckpointSegments, checkpoint_segments
+from actcore.simulation import StepUsage, simulate
 from actcore.steps import LevelFit, StepFit, fit_levels, fit_steps
-from actcore.training_step import StepUsage, TrainingStep, simulate
+from actcore.training_step import TrainingStep
 
 __all__ = [
     "FLOATS",
