@@ -38,8 +38,8 @@ class TrainingStep:
             last: what backward decides by. Empty: none.
         stored_at: of each value, the operator after which it is stored, or ``None``: when an operator that is repeated
             first reads it, and else with the operator that makes it. Empty: ``None``.
-        formed: of each value, whether it waits in its first form where it would wait as it is, as far as that serves.
-            Empty: none.
+        formed: of each value, whether it waits in its first form where it would wait as it is, as far as that form
+            serves. Empty: none.
 
     Raises:
         TypeError: an attribute is no sequence of what it must hold.
@@ -268,7 +268,8 @@ def simulate(
             ``formed`` lets it. ``None``: all do so.
 
     Raises:
-        TypeError: ``step`` is no ``TrainingStep``, ``kept`` or ``held`` no sequence of bools, or ``forms`` none of ints.
+        TypeError: ``step`` is no ``TrainingStep``, ``kept`` or ``held`` no sequence of bools, or ``forms`` no
+            sequence of ints.
         ValueError: ``kept``, ``held`` or ``forms`` has not one entry for each value, or a value has no such form.
     """
     _require_step(step)
