@@ -132,7 +132,7 @@ def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
         plan.within(1)
     with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, "):
         plan.within(exact.front[0].peak, 1.0)
-    with pytest.raises(ValueError, match="time must be from 1, the plain step's, got 0.9"):
+    with pytest.raises(ValueError, match=r"time must be from 1, the plain step's, got 0.9"):
         plan.within(time=0.9)
     with pytest.raises(ValueError, match="error must be from 0"):
         plan.within(error=1.5)
