@@ -24,7 +24,9 @@ def planned(stores):
     graph = graph_of(model, (x,), rounded=not all(store is None or store.exact for store in stores))
     named = [number for number, op in enumerate(graph.ops) if op.name == "aten.mm.default"][:2]
     values = [graph.ops[number].makes[0] for number in named]
-    others = {value for op in graph.ops if op.name not in ("aten.silu.default", "aten.mul.Tensor") for value in op.makes}
+    others = {
+        value for op in graph.ops if op.name not in ("aten.silu.default", "aten.mul.Tensor") for value in op.makes
+    }
     chosen = {value: store for value, store in zip(values, stores, strict=True) if store is not None}
     return follow(model, graph, others, chosen), x
 
