@@ -102,6 +102,15 @@ def test_a_step_aside_makes_a_steps_gradients_and_leaves_everything_as_it_was():
     assert all(torch.equal(one, other.grad) for one, other in zip(found, plain.parameters(), strict=True))
 
 
+def test_under_autocast_backward_is_outside_of_it_as_in_training():
+    model, x, seen = blocks(1), normal(32, 64), []
+    model[0].up.register_full_backward_pre_hook(lambda module, given: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu", torch.bfloat16):
+        OneStep(model, (x,)).gradients()
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [False]
+
+
 def test_without_a_loss_backward_starts_from_the_same_numbers_each_time():
     model, x = blocks(1), normal(32, 64)
     one, other = (OneStep(model, (x,)).gradients() for _ in range(2))
