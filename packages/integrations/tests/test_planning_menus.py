@@ -1,6 +1,7 @@
 """Menus: which stores the values of a graph have, and what these hold."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,16 +119,16 @@ def test_nothing_is_aside_where_nothing_is_rounded():
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_menus_hold_what_a_session_stores(bits):
-    """Byte for byte, of a net whose every saved value is stored."""
+    """Byte for byte, of a net whose every saved value is stored, in groups that are rows."""
     model = nn.Sequential(
         *(part for _ in range(3) for part in (nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64))), nn.Linear(64, 1)
     )
     x = normal(128, 64)
-    graph, found = menus(copy.deepcopy(model), x)
+    graph, found = menus(copy.deepcopy(model), x, base=replace(BASE, group_size=64))
     saved = [number for number, value in enumerate(graph.values) if value.saved >= 0 and value.nbytes >= BASE.min_bytes]
     stored = [found.option(number, Store(bits)).held for number in saved]
     widths = dict.fromkeys(("bits", "product_bits", "norm_bits", "pointwise_bits", "attention_bits"), bits)
-    integrations.compress_model(model, "L1", **widths)
+    integrations.compress_model(model, "L1", group_size=64, **widths)
     gradients(model, x)
     report = integrations.compression(model).report()
     rows = [row for row in report.rows if not row.owner and row.codec != "kept"]

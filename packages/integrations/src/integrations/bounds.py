@@ -64,7 +64,7 @@ class Bounds:
         if memory is None and time is None and error is None and stores is None:
             return None
         found = cls(memory, time, ERROR if error is None else error, WAYS if stores is None else stores)
-        if level not in LEVELS or LEVELS[level].off:
+        if level is None or level not in LEVELS or LEVELS[level].off:
             return found
         if error is not None:
             raise ValueError(

@@ -21,7 +21,7 @@ from integrations.checkpoint.graphs.sharding import hooks_unseen, units_of
 from integrations.checkpoint.planning.plans import Followed, Plans
 from integrations.levels import Level
 from integrations.saved.regions import View
-from integrations.saved.ways import Fate, Way, exactly, kept, way_of
+from integrations.saved.ways import Fate, Way, exactly, in_eight_bits, kept, way_of
 from integrations.stores import Store
 
 if TYPE_CHECKING:
@@ -46,10 +46,14 @@ class Following:
         self._contexts = ExitStack()
 
     def way(self, base: Level) -> Way | None:
-        """How a session stores what the plan does not speak of: where nothing is to be rounded, in exact forms;
-        ``None`` for how its level does."""
-        exact = self._level is None and not self._followed.schedule.graph.rounded
-        return exactly(base) if exact else None
+        """How a session stores what the plan does not speak of, as where the forward is another than was planned for:
+        in exact forms, where nothing is to be rounded; else as its level does, and where that is off, in 8 bits, which
+        keep to any bound that is worth a plan. ``None`` for how its level does."""
+        if self._level is not None:
+            return None
+        if not self._followed.schedule.graph.rounded:
+            return exactly(base)
+        return in_eight_bits(base) if base.off else None
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""

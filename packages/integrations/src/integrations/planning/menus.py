@@ -82,7 +82,9 @@ def menus_of(
         free = free and value.nbytes >= base.min_bytes
         options.append(seen_of.options(policies) if free else ())
         aside.append(seen_of.aside(exact) if graph.rounded else 0)
-    return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), _stored_at(graph))
+    kinds = {(outline.device.type, outline.dtype) for outline in seen.outlines}
+    repeating = max((rating(*kind).host.repeat for kind in kinds), default=0.0)
+    return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), _stored_at(graph), repeating)
 
 
 def _policies(base: Level, seen: Seen, allows: Allows, bits: Allotted | None) -> list[_Ruled]:
@@ -154,9 +156,9 @@ class _Value:
         if parts and not any(part.keeps for part in parts):
             found.append(self._option(ruled, parts, serves=False))
         if not any(part.keeps for part in (*parts, read)):
-            found.append(self._option(ruled, [*parts, read], serves=True))
-            if found[0].held > _ALIKE * found[-1].held:
-                return found[-1:]
+            found.insert(0, self._option(ruled, [*parts, read], serves=True))
+            if found[-1].held > _ALIKE * found[0].held:
+                return found[:1]
         return found
 
     def _option(self, ruled: _Ruled, parts: Sequence[Part], serves: bool) -> Option:

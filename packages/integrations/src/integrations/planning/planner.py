@@ -12,6 +12,7 @@ from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.weights import usual_weights
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.costs.modelled import by
 from integrations.checkpoint.costs.rates import Rating, constant
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
@@ -60,14 +61,15 @@ def planned(
         allows: whether a store may be used.
         recompute: whether values may be made again.
         weights: of the values, for the error.
-        rating: of what stores cost.
+        rating: of what operators and stores take.
         bits: that an adaptive level gives its tensors, once it has measured them.
     """
     started = perf_counter()
 
     def captured(recomputes: bool) -> tuple[Graph, Seen]:
         seen = Seen(recomputes, named=bits is not None)
-        return capture(model, args, kwargs, real=real, hooks=seen.hooks, loss=loss, holds_outputs=holds_outputs), seen
+        options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+        return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
     def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
         graph = graph.as_rounded if rounded else graph

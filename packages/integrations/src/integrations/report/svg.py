@@ -114,8 +114,10 @@ def front(points: Sequence[tuple[int, float]], chosen: tuple[int, float]) -> str
     for tick in _ticks(top):
         parts.append(f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick in _ticks(right / size):
-        parts.append(f'<text x="{x(tick * size):.1f}" y="{y(0) + 16:.1f}" text-anchor="middle">{tick:g}</text>')
+    parts += [
+        f'<text x="{x(tick * size):.1f}" y="{y(0) + 16:.1f}" text-anchor="middle">{tick:g}</text>'
+        for tick in _ticks(right / size)
+    ]
     moves = "L".join(f"{x(count):.1f},{y(time):.1f}" for count, time in points)
     parts.append(f'<path d="M{moves}" fill="none" stroke="var(--after)" stroke-width="1.5"/>')
     parts += [f'<circle class="after" cx="{x(count):.1f}" cy="{y(time):.1f}" r="3"/>' for count, time in points]

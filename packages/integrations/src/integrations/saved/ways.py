@@ -12,7 +12,7 @@ from torch import Tensor
 from actcore import Raw, SavedTensor
 from integrations.levels import Level
 from integrations.saved.forms import Packed
-from integrations.saved.policy import Decision, ExactForms, Policy, policy_of
+from integrations.saved.policy import Decision, ExactForms, FixedBits, Policy, policy_of
 from integrations.saved.storing import StoredLater
 from integrations.stores import Store
 
@@ -78,6 +78,13 @@ def exactly(base: Level) -> Way:
     """How that is stored of which no plan speaks, where nothing is to be rounded."""
     level = _unrounded(replace(base, offload=False))
     return Way(ExactForms(level), level)
+
+
+@lru_cache(maxsize=16)
+def in_eight_bits(base: Level) -> Way:
+    """How that is stored of which no plan speaks, where it may be rounded and the level says nothing."""
+    level = Store(8).level(base)
+    return Way(FixedBits(level), level)
 
 
 @lru_cache(maxsize=16)

@@ -150,17 +150,22 @@ def _values_of(plan: Plan) -> Iterator[Line]:
             if value in schedule.recomputed:
                 how = INNER if value in schedule.inner else AGAIN
                 why = _origin(plan, planned.inner if value in schedule.inner else planned.segment)
-                how = how if store is None else f"{how}, then {store}"
+                how = how if store is None else f"{how}, then {named(store)}"
                 aside, spent = menus.aside[value], again + seconds
                 yield Line(op.module, (), (op.name,), how, why, 1, nbytes, aside, spent, 0.0, variance)
                 again = 0.0  # counted once for all that the operator makes
             elif store is not None and option is not None:
                 why = _why_stored(option, store, value in repeated)
-                yield Line(op.module, (), (op.name,), str(store), why, 1, nbytes, option.held, seconds, 0.0, variance)
+                yield Line(op.module, (), (op.name,), named(store), why, 1, nbytes, option.held, seconds, 0.0, variance)
             else:
                 why = "a segment starts from it" if value in repeated else ""
                 why = why if op.repeatable else "cannot be computed again"
                 yield Line(op.module, (), (op.name,), KEPT, why, 1, nbytes, nbytes, 0.0, op.seconds / len(shown), 0.0)
+
+
+def named(store: Store) -> str:
+    """A store's name, where there is no need to say that what is not rounded is exact."""
+    return str(store).removeprefix("exact, ") if store.slope_bits else str(store)
 
 
 def _reads(plan: Plan, makes: Sequence[int]) -> tuple[int, ...]:

@@ -44,13 +44,15 @@ class Menus:
         weights: the square of the gradient's relative error if the noise is 1 in what backward reads.
         aside: bytes that the forward stores of a value that is made again from what is rounded: what backward decides
             by, such as signs.
-        stored_at: the operator before which the value is stored, by when autograd has saved it; -1 where it never does.
+        stored_at: the operator after which autograd has saved the value, so that it is stored; -1 where it never does.
+        repeating: seconds that an operator takes beside its own where it is repeated.
     """
 
     options: tuple[tuple[Option, ...], ...]
     weights: tuple[float, ...]
     aside: tuple[int, ...]
     stored_at: tuple[int, ...]
+    repeating: float = 0.0
 
     @classmethod
     def none(cls, values: int) -> Menus:
@@ -86,6 +88,7 @@ class Menus:
             "weights": list(self.weights),
             "aside": list(self.aside),
             "stored_at": list(self.stored_at),
+            "repeating": self.repeating,
         }
 
     @classmethod
@@ -101,7 +104,7 @@ class Menus:
         if not all(0 <= place < len(rows) for place in places):
             raise ValueError("row must name rows")
         found = cls(options=tuple(rows[place] for place in places), **fields_of(cls, given))
-        if any(len(entries) != values for entries in vars(found).values()):
+        if any(len(entries) != values for entries in (found.options, found.weights, found.aside, found.stored_at)):
             raise ValueError(f"menus must have an entry for each of {values} values")
         return found
 

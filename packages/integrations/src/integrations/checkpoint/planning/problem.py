@@ -33,10 +33,12 @@ def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
         return step
     return replace(
         step,
+        seconds=[seconds + menus.repeating for seconds in step.seconds],
         forms=[tuple(map(_form, row)) for row in menus.options],
         weights=menus.weights,
         aside=menus.aside,
         stored_at=[_or_none(event) for event in menus.stored_at],
+        formed=[any(option.store is None for option in row) for row in menus.options],
     )
 
 
