@@ -225,6 +225,8 @@ def test_both_bounds_leave_the_least_error():
     loose = integrations.plan(model, args, memory=least, error=0.2, measure=False)
     tight = integrations.plan(model, args, memory=least, time=1 + 2 * loose.overhead, error=0.2, measure=False)
     assert tight.choice.error <= loose.choice.error
+    assert tight.error == 0.2
+    assert tight.stores == WAYS
     assert tight.measured is None
 
 
@@ -267,6 +269,8 @@ def test_one_plan_for_several_inputs(tmp_path):
     allowed = 0.7 * alone[0].plain_peak  # of the larger step, which is the wide one's
     assert max(plan.peak, *(other.peak for other in plan.also)) <= allowed
     assert plan.also[0].seconds <= alone[1].seconds  # has more memory than by itself
+    less = plan.within(0.6)
+    assert max(less.peak, *(other.peak for other in less.also)) <= 0.6 * plan.plain_peak
     path = tmp_path / "plan.json"
     plan.save(path)
     loaded = integrations.checkpoint.Plan.load(path)

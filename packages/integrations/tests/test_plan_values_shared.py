@@ -64,14 +64,15 @@ def test_a_repetition_reads_what_autograd_saved():
     loss.backward()
 
 
-def test_a_repetition_and_backward_restore_it_once():
-    """Backward repeats silu(gate) * up first: gate is restored for it, and up. What comes next reads up, which is
-    there, and silu(gate), which was made; then gate is restored for the slope of silu."""
+def test_what_a_repetition_restores_does_not_stay():
+    """Backward repeats silu(gate) * up first, with gate restored and then up. What comes next reads up and silu(gate),
+    which was made, and then gate for the slope of silu: none finds what the repetition restored, which would have been
+    there while others were made."""
     model, x = planned([Store(8), Store(8)])
     loss = model(x)
     with Restored() as restored:
         loss.backward()
-    assert restored.count == 3
+    assert restored.count == 4
 
 
 def test_what_is_kept_as_it_is_takes_no_copy():
