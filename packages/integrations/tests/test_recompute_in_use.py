@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import bounded, recomputing
+from integrations import bounded
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
 from integrations.checkpoint.planning import plans
 
