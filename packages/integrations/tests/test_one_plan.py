@@ -232,10 +232,11 @@ def test_both_bounds_leave_the_least_error():
 
 def test_a_level_is_the_only_store_that_rounds():
     model, args = deep()
-    integrations.compress_model(model, level="L1", memory=0.9, min_bytes=0)
+    integrations.compress_model(model, level="L1", memory=0.25, min_bytes=0)
     gradients(model, *args)
     found = integrations.compression(model)
     assert found.recomputing.plan.level == found.level
+    assert "as the level says" in str(found.recomputing.plan)
     assert {row.codec.split("(")[0] for row in found.report().rows} <= {"GroupAffine", "recomputed", "kept", "Raw", "-"}
     integrations.restore_model(model)
     integrations.compress_model(model, level="L1", memory="1KiB")
