@@ -244,6 +244,14 @@ def test_a_plan_that_rounds_far_too_much_rounds_nothing_in_the_end(plan):
     assert (found.choice.variance, found.measured) == (0, None)
 
 
+def test_a_plan_that_cannot_be_better_is_not_measured_again(plan, monkeypatch):
+    monkeypatch.setattr("integrations.adaptive.within_error._reweighted", lambda plan, variance: plan)
+    held_back = replace(plan, choice=replace(plan.choice, variance=0.1**2))
+    asked = []
+    assert within_error(held_back, lambda one: asked.append(one) or 0.01).measured == 0.01
+    assert len(asked) == 1
+
+
 def test_what_stays_above_the_bound_is_said(plan):
     with pytest.warns(UserWarning, match="measures 0.12, above error=0.1, after 2 plans"):
         found = within_error(plan, lambda one: 0.12)

@@ -20,6 +20,7 @@ _MOST = 2  # plans that are solved anew
 _ABOVE = 1.1  # times the error that was found, what the next plan is predicted to have
 _USUAL = 1.9  # times the variance that is predicted, what rounding in bits has at most, as far as it was seen
 _NOTICED = 0.05  # of the variance, the part of derivatives in few bits that may be to blame
+_HELD = 0.85  # of the bound; a plan that is predicted to be above that was held back by it
 _LOW = 0.6  # of the bound; below that, a plan that was held back by the bound may be made smaller or faster
 
 
@@ -50,14 +51,17 @@ def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False) -> 
             return good or replace(plan, unmeasured=why or "another rank could not measure it")
         if found <= plan.error:
             good = plan = replace(plan, measured=found)
-            held_back = plan.choice.error > _LOW * plan.error
+            held_back = plan.choice.error > _HELD * plan.error
             if not left or found > _LOW * plan.error or not held_back:
                 return plan
         elif good is not None:
             return good
         elif not left:
             break
-        plan = _reweighted(plan, (_ABOVE * max(found, plan.error / 100)) ** 2)
+        other = _reweighted(plan, (_ABOVE * max(found, plan.error / 100)) ** 2)
+        if good is not None and _waits_alike(other, good):
+            return good
+        plan = other
     warn(
         f"the gradient's relative error under the plan of {plan.model} measures {found:.3g}, above error={plan.error}, "
         f"after {_MOST} plans that were to lower it; ask for a lower error, or for error=0"
@@ -98,6 +102,13 @@ def _reweighted(plan: Plan, variance: float) -> Plan:
     return made.within(*plan.asked) if plan.is_bounded else made
 
 
+def _waits_alike(one: Plan, other: Plan) -> bool:
+    """Whether all values wait in the same way."""
+    return replace(one.choice, variance=0.0, seconds_bound=0.0) == replace(
+        other.choice, variance=0.0, seconds_bound=0.0
+    )
+
+
 def _variance_of_slopes(plan: Plan) -> float:
     """That of values of which derivatives wait in few bits."""
     menus = plan.menus_of(plan.choice)
@@ -114,7 +125,8 @@ def _times(menus: Menus | None, factor: float, slopes: float) -> Menus | None:
         return found
 
     def noisier(option: Option) -> Option:
-        return option if option.store.slope_bits is None else replace(option, noise=option.noise * slopes / factor)
+        rounds = option.store is None or option.store.slope_bits is None
+        return option if rounds else replace(option, noise=option.noise * slopes / factor)
 
     rows = {row: tuple(map(noisier, row)) for row in dict.fromkeys(menus.options)}
     return replace(found, options=tuple(rows[row] for row in menus.options))
