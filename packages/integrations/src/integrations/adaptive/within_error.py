@@ -112,7 +112,7 @@ def _waits_alike(one: Plan, other: Plan) -> bool:
 def _variance_of_slopes(plan: Plan) -> float:
     """That of values of which derivatives wait in few bits."""
     menus = plan.menus_of(plan.choice)
-    found = [(value, store) for value, store in plan.choice.stores if store.slope_bits is not None]
+    found = [(value, store) for value, store in plan.choice.stores if store is not None and store.slope_bits]
     return sum(menus.weights[value] * menus.option(value, store).noise for value, store in found)
 
 
