@@ -93,8 +93,8 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
     held, as it is in ``simulate``. They take less memory where what is kept is most of the peak.
 
     Where values have forms, a search of twice as many steps follows on that, whose plans are at least as good. For a
-    price of a second, and one of a unit of variance that is found by bisection, each value that waits takes the form that
-    costs least, with the noise of all that is made again of it; what is made again is chosen anew at what keeping
+    price of a second, and one of a unit of variance that is found by bisection, each value that waits takes the form
+    that costs least, with the noise of all that is made again of it; what is made again is chosen anew at what keeping
     costs then; at each of 20 budgets the price is the one that just fits; and local search changes forms and what is
     kept, together and one by one.
 
