@@ -13,8 +13,8 @@ constexpr size_t kMostPlaces = 160;
 
 }  // namespace
 
-GroupCuts::GroupCuts(PlanPool& pool, const std::vector<uint8_t>& kept) : pool_(pool), plan_(kept) {
-  pool.measure(kept);
+GroupCuts::GroupCuts(PlanPool& pool, const Assignment& plan) : pool_(pool), plan_(plan) {
+  pool.measure(plan);
   find_choices();
   find_places();
   find_costs();
@@ -24,10 +24,10 @@ GroupCuts::GroupCuts(PlanPool& pool, const std::vector<uint8_t>& kept) : pool_(p
 void GroupCuts::find_choices() {
   std::vector<int32_t> index(pool_.step.values(), -1);
   for (const int32_t value : pool_.choices) {
-    const size_t producer = at(pool_.simulator.producers()[at(value)]);
+    const size_t producer = at(pool_.facts.producers()[at(value)]);
     index[at(value)] = static_cast<int32_t>(choices_.size());
-    choices_.push_back({value, producer, producer, plan_[at(value)] != 0});
-    if (plan_[at(value)]) kept_bytes_ += pool_.step.nbytes[at(value)];
+    choices_.push_back({value, producer, producer, plan_.ranks[at(value)] == 0});
+    if (plan_.ranks[at(value)] == 0) kept_bytes_ += pool_.step.nbytes[at(value)];
   }
   for (size_t op = 0; op < pool_.step.ops(); ++op) {
     const auto& makes = pool_.step.makes[op];
@@ -79,10 +79,11 @@ void GroupCuts::find_places() {
 void GroupCuts::find_costs() {
   const TrainingStep& step = pool_.step;
   const Simulator& simulator = pool_.simulator;
+  const StepFacts& facts = pool_.facts;
   std::vector<int64_t> alive(step.events() + 1, 0);
   for (const int32_t value : pool_.choices) {
-    if (!simulator.keeps(at(value)) || simulator.ends()[at(value)] <= simulator.forward_ends()[at(value)]) continue;
-    alive[at(simulator.producers()[at(value)])] += step.nbytes[at(value)];
+    if (!simulator.keeps(at(value)) || simulator.ends()[at(value)] <= facts.forward_ends()[at(value)]) continue;
+    alive[at(facts.producers()[at(value)])] += step.nbytes[at(value)];
     alive[at(simulator.ends()[at(value)]) + 1] -= step.nbytes[at(value)];
   }
   for (size_t event = 1; event < step.events(); ++event) alive[event] += alive[event - 1];
@@ -91,8 +92,7 @@ void GroupCuts::find_costs() {
   for (size_t i = 0; i < step.backward.size(); ++i) {
     if (!step.backward[i].empty()) {
       size_t latest = 0;
-      for (const int32_t value : step.backward[i])
-        latest = std::max(latest, places_[at(simulator.producers()[at(value)])]);
+      for (const int32_t value : step.backward[i]) latest = std::max(latest, places_[at(facts.producers()[at(value)])]);
       place = std::min(place, latest);
     }
     const size_t event = step.ops() + i;
@@ -100,7 +100,7 @@ void GroupCuts::find_costs() {
   }
   for (size_t op = 0; op < step.ops(); ++op) {
     // Shares, so that nothing overflows whatever the unit of seconds is.
-    if (simulator.repeated()[op] && pool_.total_seconds > 0) {
+    if (simulator.outer()[op] >= 0 && pool_.total_seconds > 0) {
       seconds_[places_[op]] += step.seconds[op] / pool_.total_seconds;
     }
   }
@@ -170,7 +170,7 @@ std::vector<uint8_t> GroupCuts::ranks(const std::vector<size_t>& groups) const {
     if (place == groups[group]) ++group;
   }
   std::vector<uint8_t> ranks(pool_.step.values(), 0);
-  for (const int32_t value : pool_.choices) ranks[at(value)] = plan_[at(value)] ? 1 : 2;
+  for (const int32_t value : pool_.choices) ranks[at(value)] = plan_.ranks[at(value)] == 0 ? 1 : 2;
   std::vector<uint8_t> nested(groups.size(), 0);
   for (const Choice& choice : choices_) {
     const size_t group = group_of[choice.made];
@@ -181,7 +181,7 @@ std::vector<uint8_t> GroupCuts::ranks(const std::vector<size_t>& groups) const {
     }
   }
   for (const int32_t value : pool_.choices) {
-    const size_t group = group_of[places_[at(pool_.simulator.producers()[at(value)])]];
+    const size_t group = group_of[places_[at(pool_.facts.producers()[at(value)])]];
     if (!nested[group]) ranks[at(value)] = std::min<uint8_t>(ranks[at(value)], 1);
   }
   return ranks;

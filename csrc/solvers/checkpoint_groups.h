@@ -14,7 +14,7 @@ namespace actcore {
 class GroupCuts {
  public:
   // Simulates the plan.
-  GroupCuts(PlanPool& pool, const std::vector<uint8_t>& kept);
+  GroupCuts(PlanPool& pool, const Assignment& plan);
 
   // Groups by their last place. `peak`: about what each group may have alive while backward goes through it. What is
   // kept is least, where what nesting repeats costs `price` bytes for the seconds of all operators. Empty: there are no
@@ -41,7 +41,7 @@ class GroupCuts {
   void find_costs();
 
   const PlanPool& pool_;
-  const std::vector<uint8_t>& plan_;
+  const Assignment& plan_;
   int64_t kept_bytes_ = 0;
   std::vector<Choice> choices_;
   std::vector<size_t> places_;                 // of operators: a place in the row; a group ends with one

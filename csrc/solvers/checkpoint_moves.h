@@ -27,11 +27,11 @@ class LocalSearch {
   enum class Move { kFlip, kBefore, kBehind, kLargest };
   static constexpr Move kMoves[] = {Move::kFlip, Move::kBefore, Move::kBehind, Move::kLargest};
 
-  bool make(Move move, int32_t op, std::vector<uint8_t>& kept) const;
-  void descend(std::vector<uint8_t> kept, int64_t stop);
+  bool make(Move move, int32_t op, Assignment& plan) const;
+  void descend(Assignment plan, int64_t stop);
   std::vector<int32_t> around(int32_t event) const;
-  void keep_more(int64_t budget, std::vector<uint8_t>& kept, int64_t stop);
-  bool drop_more(int64_t budget, std::vector<uint8_t>& kept, int64_t stop);
+  void keep_more(int64_t budget, Assignment& plan, int64_t stop);
+  bool drop_more(int64_t budget, Assignment& plan, int64_t stop);
 
   PlanPool& pool_;
 };

@@ -45,7 +45,7 @@ void NestedSearch::hold_what_is_read_at_once(std::vector<uint8_t>& ranks) const 
     if (inner < 0 || outer < 0 || simulator_.outer_events()[at(outer)] != simulator_.inner_events()[at(inner)])
       continue;
     for (const int32_t value : step.makes[op]) {
-      if (simulator_.rank(at(value)) == 2 && pool_.simulator.wanted()[at(value)]) ranks[at(value)] = 1;
+      if (simulator_.rank(at(value)) == 2 && pool_.facts.wanted()[at(value)]) ranks[at(value)] = 1;
     }
   }
 }
@@ -83,8 +83,8 @@ std::vector<int32_t> NestedSearch::around(int32_t event) const {
     bool counts = (outer >= 0 && simulator_.outer_events()[at(outer)] == event) ||
                   (inner >= 0 && simulator_.inner_events()[at(inner)] == event);
     for (const int32_t value : pool_.chosen[at(op)]) {
-      counts = counts || simulator_.read_inside(at(value)) ||
-               (op <= event && pool_.simulator.last_reads()[at(value)] >= event);
+      counts =
+          counts || simulator_.read_inside(at(value)) || (op <= event && pool_.facts.last_reads()[at(value)] >= event);
     }
     if (counts) candidates.push_back(op);
   }
@@ -143,28 +143,29 @@ void NestedSearch::repeat_less(Nested plan, int64_t budget, int64_t stop) {
 }
 
 // Of the front, plans that keep more than the least peak allows: what they keep is what nesting saves.
-std::vector<std::vector<uint8_t>> NestedSearch::starts() const {
-  std::vector<std::vector<uint8_t>> starts;
+std::vector<Assignment> NestedSearch::starts() const {
+  std::vector<Assignment> starts;
   const auto ratio = static_cast<double>(pool_.front.back().usage.peak) /
                      std::max(1.0, static_cast<double>(pool_.front.front().usage.peak));
   double next = 0;
   for (size_t i = 0; i + 1 < pool_.front.size(); ++i) {
     const auto peak = static_cast<double>(pool_.front[i].usage.peak);
     if (peak < next) continue;
-    starts.push_back(pool_.front[i].kept);
+    starts.push_back(pool_.front[i].chosen);
     next = peak * std::pow(ratio, 1.0 / static_cast<double>(kStarts));
   }
   return starts;
 }
 
-void NestedSearch::run(const std::vector<std::vector<uint8_t>>& more, int64_t steps) {
+void NestedSearch::run(const std::vector<Assignment>& more, int64_t steps) {
   const int64_t stop = pool_.left - steps;
-  std::vector<std::vector<uint8_t>> plans = starts();
+  std::vector<Assignment> plans = starts();
   plans.insert(plans.end(), more.begin(), more.end());
   std::vector<std::pair<int64_t, size_t>> order;  // by about the least peak that groups of a plan's segments have
   for (size_t i = 0; i < plans.size() && pool_.left > stop; ++i) {
     const auto own = plans.begin() + static_cast<int64_t>(i);
-    if (std::find(plans.begin(), own, plans[i]) != own) continue;
+    const auto same = [&](const Assignment& plan) { return plan.ranks == plans[i].ranks; };
+    if (std::any_of(plans.begin(), own, same)) continue;
     const GroupCuts cuts(pool_, plans[i]);
     if (cuts.kept_bytes() > 0) order.emplace_back(cuts.least_peak(), i);
   }
@@ -191,20 +192,7 @@ void NestedSearch::run(const std::vector<std::vector<uint8_t>>& more, int64_t st
 }
 
 void NestedSearch::enter() {
-  for (const Nested& plan : front_) {
-    simulator_.run(plan.ranks);
-    CheckpointPlan entry{plan.ranks, plan.ranks, plan.usage};
-    bool nested = false;
-    for (size_t value = 0; value < plan.ranks.size(); ++value) {
-      const size_t op = at(pool_.simulator.producers()[value]);
-      const bool repeated = simulator_.outer()[op] >= 0 || simulator_.inner()[op] >= 0;
-      entry.kept[value] = simulator_.rank(value) == 0 || !repeated;
-      entry.held[value] = simulator_.rank(value) == 1 && repeated;
-      nested = nested || simulator_.inner()[op] >= 0;
-    }
-    if (!nested) entry.held.clear();
-    pool_.enter(std::move(entry));
-  }
+  for (const Nested& plan : front_) pool_.enter({{plan.ranks, {}}, plan.usage});
 }
 
 }  // namespace actcore

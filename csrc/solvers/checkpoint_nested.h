@@ -1,4 +1,4 @@
-// Plans with nested checkpoints (checkpoint_ranks.h), made of those without: groups of their segments, then local
+// Plans with nested checkpoints (checkpoint_simulator.h), made of those without: groups of their segments, then local
 // search. They take less memory than any other where what is kept is most of the peak, for operators that are repeated
 // twice.
 #pragma once
@@ -8,17 +8,17 @@
 
 #include "solvers/checkpoint_groups.h"
 #include "solvers/checkpoint_pool.h"
-#include "solvers/checkpoint_ranks.h"
+#include "solvers/checkpoint_simulator.h"
 
 namespace actcore {
 
 class NestedSearch {
  public:
-  explicit NestedSearch(PlanPool& pool) : pool_(pool), simulator_(pool.simulator) {}
+  explicit NestedSearch(PlanPool& pool) : pool_(pool), simulator_(pool.facts) {}
 
   // Enters plans in the pool's front, whose own plans are without nesting before. `more`: plans without nesting to start
   // from, beside those of the front.
-  void run(const std::vector<std::vector<uint8_t>>& more, int64_t steps);
+  void run(const std::vector<Assignment>& more, int64_t steps);
 
  private:
   struct Nested {
@@ -26,7 +26,7 @@ class NestedSearch {
     Usage usage;
   };
 
-  std::vector<std::vector<uint8_t>> starts() const;
+  std::vector<Assignment> starts() const;
   Usage try_ranks(const std::vector<uint8_t>& ranks);
   // Groups whose peak is about this, or somewhat more for fewer seconds.
   void group(const GroupCuts& cuts, int64_t peak);
@@ -38,7 +38,7 @@ class NestedSearch {
   void enter();
 
   PlanPool& pool_;
-  RankSimulator simulator_;
+  Simulator simulator_;
   std::vector<Nested> front_;  // the peak rises, the seconds fall
 };
 

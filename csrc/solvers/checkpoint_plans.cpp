@@ -1,7 +1,9 @@
 #include "solvers/checkpoint_plans.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "solvers/checkpoint_form_search.h"
 #include "solvers/checkpoint_moves.h"
 #include "solvers/checkpoint_nested.h"
 #include "solvers/checkpoint_pool.h"
@@ -12,22 +14,15 @@ namespace actcore {
 namespace {
 
 constexpr int64_t kBudgets = 20;
-constexpr int64_t kNestedShare = 4;  // one part in so many of the steps
-constexpr size_t kMostChoices = 19;  // of which all sets may be tried
-
-std::vector<int64_t> budgets_between(int64_t least, int64_t most) {
-  std::vector<int64_t> budgets;
-  for (int64_t i = 0; i < kBudgets; ++i) {
-    // Closer together where little is left.
-    const double share = static_cast<double>(i) / static_cast<double>(kBudgets);
-    budgets.push_back(least + static_cast<int64_t>(static_cast<double>(most - least) * share * (0.5 + 0.5 * share)));
-  }
-  return budgets;
-}
+constexpr int64_t kNestedShare = 4;      // one part in so many of the steps
+constexpr int64_t kUnformedShare = 3;    // where values have forms: for plans in which all wait as they are
+constexpr int64_t kMostPlans = 1 << 20;  // fewer may all be tried
 
 void search(PlanPool& pool) {
   RowCuts row(pool);
   LocalSearch moves(pool);
+  const int64_t formed = pool.has_forms ? pool.left - pool.left / kUnformedShare : 0;
+  pool.left -= formed;
   const int64_t nested = pool.left / kNestedShare;
   pool.left -= nested;
   const int64_t total = pool.left;
@@ -35,7 +30,7 @@ void search(PlanPool& pool) {
   row.cut_for_bounds(total / 4);
   row.cut_below(total / 12);
   moves.lower_peak(total / 8);
-  const auto budgets = budgets_between(pool.front.front().usage.peak, pool.front.back().usage.peak);
+  const auto budgets = pool.budgets(kBudgets);
   row.cut_for_budgets(budgets, total / 6);
   moves.lower_peak(total / 16);
   int64_t rounds = kBudgets;
@@ -43,17 +38,19 @@ void search(PlanPool& pool) {
   moves.change_at_random();
   pool.left += nested;
   NestedSearch(pool).run(row.found(), nested);
+  pool.left += formed;
+  if (pool.has_forms) FormSearch(pool, row, moves).run(pool.left);
 }
 
 }  // namespace
 
-Plans find_plans(const TrainingStep& step, int64_t max_steps) {
-  PlanPool pool(step, max_steps);
-  pool.try_plan(std::vector<uint8_t>(step.values(), 1));
+Plans find_plans(const TrainingStep& step, int64_t max_steps, double variance) {
+  PlanPool pool(step, max_steps, variance);
+  pool.try_plan(pool.everything());
   Plans plans;
-  plans.exact = pool.choices.empty();
-  if (!plans.exact && pool.choices.size() <= kMostChoices &&
-      (int64_t{1} << pool.choices.size()) * pool.visit_cost <= pool.left) {
+  const int64_t all = pool.count_all(kMostPlans);
+  plans.exact = all == 1;
+  if (!plans.exact && all < kMostPlans && all * pool.visit_cost <= pool.left) {
     pool.try_all();
     plans.exact = true;
   }

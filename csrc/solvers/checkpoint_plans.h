@@ -19,25 +19,34 @@
 
 namespace actcore {
 
+// What is chosen of each value.
+struct Assignment {
+  std::vector<uint8_t> ranks;  // see checkpoint_simulator.h
+  std::vector<int8_t> forms;   // or -1; empty: all wait as they are
+};
+
 struct CheckpointPlan {
-  std::vector<uint8_t> kept;  // of values; those that nothing makes again count as kept
-  std::vector<uint8_t> held;  // of values, where checkpoints are nested: those of rank 1; else empty
+  Assignment chosen;  // as the simulation has it: what nothing makes again is kept
   Usage usage;
+  bool nested = false;
 };
 
 struct Plans {
-  std::vector<CheckpointPlan> front;  // the peak rises, the seconds fall; the last one repeats nothing
+  std::vector<CheckpointPlan> front;  // the peak rises, the seconds fall
   bool exact = false;                 // all choices without nesting were tried
   int64_t steps = 0;                  // simulated events, and states of `CutSolver`
 };
 
-Plans find_plans(const TrainingStep& step, int64_t max_steps);
+// No plan has a larger variance than this.
+Plans find_plans(const TrainingStep& step, int64_t max_steps, double variance);
 
-// No choice of values has a lower peak, nested or not: what backward reads is there as it does.
-int64_t least_peak_bound(const TrainingStep& step);
+// No choice has a lower peak, nested or not: what backward reads is there as it does. `variance`: where it is 0, only
+// forms without noise count.
+int64_t least_peak_bound(const TrainingStep& step, double variance);
 
-// For each budget: no choice of values that fits it takes fewer seconds, nested or not: what is not there was repeated
-// once at least.
-std::vector<double> least_seconds_bounds(const TrainingStep& step, const std::vector<int64_t>& budgets);
+// For each budget: no choice that fits it takes fewer seconds, nested or not: what is not there was repeated once at
+// least, and what waits in a form was stored and restored.
+std::vector<double> least_seconds_bounds(const TrainingStep& step, const std::vector<int64_t>& budgets,
+                                         double variance);
 
 }  // namespace actcore

@@ -37,7 +37,7 @@ void RowCuts::build_row() {
     for (const int32_t value : pool_.step.makes[op]) {
       if (!pool_.useful[at(value)]) continue;
       counts[op] = 1;
-      alone = alone && !pool_.simulator.wanted()[at(value)];
+      alone = alone && !pool_.facts.wanted()[at(value)];
       for (const int32_t other : readers[at(value)]) {
         if (!counts[at(other)]) continue;
         alone = alone && (reader < 0 || reader == other);
@@ -63,7 +63,7 @@ void RowCuts::build_row() {
     row_.ops[at(vertex)].push_back(static_cast<int32_t>(op));
     row_.seconds[at(vertex)] += pool_.step.seconds[op];
     for (const int32_t value : pool_.step.reads[op]) {
-      const int32_t other = vertices[at(joins[at(pool_.simulator.producers()[at(value)])])];
+      const int32_t other = vertices[at(joins[at(pool_.facts.producers()[at(value)])])];
       if (other >= 0 && other != vertex) {
         auto& before = row_.graph.before[at(std::max(other, vertex))];
         before.push_back(std::min(other, vertex));
@@ -73,12 +73,12 @@ void RowCuts::build_row() {
     for (const int32_t value : pool_.step.makes[op]) {
       if (!pool_.useful[at(value)]) continue;
       const bool own = joins[op] == static_cast<int32_t>(op);
-      if (pool_.simulator.wanted()[at(value)]) {
+      if (pool_.facts.wanted()[at(value)]) {
         numbers.weight += pool_.step.nbytes[at(value)];
-        row_.events[at(vertex)] = std::max(row_.events[at(vertex)], pool_.simulator.last_reads()[at(value)]);
+        row_.events[at(vertex)] = std::max(row_.events[at(vertex)], pool_.facts.last_reads()[at(value)]);
       }
       if (!own) continue;
-      if (pool_.simulator.optional()[at(value)]) {
+      if (pool_.facts.optional()[at(value)]) {
         numbers.may_keep = true;
         numbers.keep += pool_.step.nbytes[at(value)];
       } else if (pool_.simulator.keeps(at(value))) {
@@ -95,17 +95,17 @@ void RowCuts::build_row() {
   total_seconds_ = std::accumulate(row_.seconds.begin(), row_.seconds.end(), 0.0);
 }
 
-std::vector<uint8_t> RowCuts::kept_by(const Cut& cut) const {
-  std::vector<uint8_t> kept(pool_.step.values(), 1);
+Assignment RowCuts::plan_of(const Cut& cut) const {
+  Assignment plan = pool_.everything();
   for (size_t vertex = 0; vertex < row_.ops.size(); ++vertex) {
     for (const int32_t op : row_.ops[vertex]) {
       const bool last = op == row_.ops[vertex].back();
       for (const int32_t value : pool_.step.makes[at(op)]) {
-        if (pool_.useful[at(value)]) kept[at(value)] = last && cut.kept[vertex];
+        if (pool_.useful[at(value)]) pool_.set_value(value, last && cut.kept[vertex], plan);
       }
     }
   }
-  return kept;
+  return plan;
 }
 
 void RowCuts::price(double of_seconds) {
@@ -132,26 +132,51 @@ void RowCuts::cut_for_bounds(int64_t steps) {
     for (int32_t i = 0; i < kBounds && pool_.left > stop; ++i, bound *= 0.75) {
       const Cut found = cut(solver, std::vector<int64_t>(row_.ops.size(), static_cast<int64_t>(bound)));
       if (!found.found) break;
-      found_.push_back(kept_by(found));
+      found_.push_back(plan_of(found));
       pool_.try_plan(found_.back());
     }
   }
 }
 
+std::vector<Assignment> RowCuts::cut_at(double bytes_a_second, const std::vector<double>& costs, int64_t stop) {
+  const CutGraph as_they_are = row_.graph;
+  const auto most = static_cast<double>(kNoBound / (4 * static_cast<int64_t>(row_.ops.size()) + 4));
+  const auto rounded = [&](double cost) { return static_cast<int64_t>(std::min(most, cost)); };
+  for (size_t vertex = 0; vertex < row_.ops.size(); ++vertex) {
+    CutVertex& numbers = row_.graph.vertices[vertex];
+    double cost = 0;
+    for (const int32_t value : pool_.step.makes[at(row_.ops[vertex].back())]) {
+      if (pool_.useful[at(value)] && pool_.facts.optional()[at(value)]) cost += costs[at(value)];
+    }
+    numbers.keep = rounded(cost);
+    numbers.drop = rounded(bytes_a_second * row_.seconds[vertex]);
+  }
+  std::vector<Assignment> plans;
+  const CutSolver solver(row_.graph);
+  double bound = static_cast<double>(total_bytes_);
+  for (int32_t i = 0; i < kBounds && pool_.left > stop; i += 2, bound *= 0.75 * 0.75) {
+    const Cut found = cut(solver, std::vector<int64_t>(row_.ops.size(), static_cast<int64_t>(bound)));
+    if (!found.found) break;
+    plans.push_back(plan_of(found));
+  }
+  row_.graph = as_they_are;
+  return plans;
+}
+
 // What a segment may take when backward repeats it, if what comes before it keeps as much as it does in a known plan.
-std::vector<int64_t> RowCuts::bounds_within(int64_t budget, const std::vector<uint8_t>& kept) {
-  pool_.measure(kept);
+std::vector<int64_t> RowCuts::bounds_within(int64_t budget, const Assignment& plan) {
+  pool_.measure(plan);
   std::vector<int64_t> bounds(row_.ops.size());
   int64_t before = 0;
   for (size_t value = 0; value < pool_.step.values(); ++value) {
-    if (pool_.simulator.keeps(value) && !pool_.simulator.optional()[value]) before += pool_.step.nbytes[value];
+    if (pool_.simulator.keeps(value) && !pool_.facts.optional()[value]) before += pool_.step.nbytes[value];
   }
   int64_t least = kNoBound;
   for (size_t vertex = 0; vertex < row_.ops.size(); ++vertex) {
     for (const int32_t op : row_.ops[vertex]) {
       for (const int32_t value : pool_.step.makes[at(op)]) {
-        if (pool_.simulator.optional()[at(value)] && pool_.simulator.keeps(at(value)) &&
-            pool_.simulator.ends()[at(value)] > pool_.simulator.forward_ends()[at(value)]) {
+        if (pool_.facts.optional()[at(value)] && pool_.simulator.keeps(at(value)) &&
+            pool_.simulator.ends()[at(value)] > pool_.facts.forward_ends()[at(value)]) {
           before += pool_.step.nbytes[at(value)];
         }
       }
@@ -172,8 +197,8 @@ void RowCuts::cut_for_budgets(const std::vector<int64_t>& budgets, int64_t steps
         if (pool_.left < stop) return;
         const CheckpointPlan* known = pool_.best_within(budget);
         if (known == nullptr) continue;
-        const Cut found = cut(solver, bounds_within(budget, known->kept));
-        if (found.found) pool_.try_plan(kept_by(found));
+        const Cut found = cut(solver, bounds_within(budget, known->chosen));
+        if (found.found) pool_.try_plan(plan_of(found));
       }
     }
   }
@@ -185,14 +210,14 @@ void RowCuts::cut_below(int64_t steps) {
   for (const double of_seconds : {0.0, 0.1, 0.3}) {
     price(of_seconds);
     const CutSolver solver(row_.graph);
-    std::vector<uint8_t> kept = pool_.front.front().kept;
+    Assignment plan = pool_.front.front().chosen;
     for (double share = 1.02; share > 0.6; share -= 0.03) {
       if (pool_.left < stop) return;
       const auto budget = static_cast<int64_t>(share * static_cast<double>(pool_.front.front().usage.peak));
-      const Cut found = cut(solver, bounds_within(budget, kept));
+      const Cut found = cut(solver, bounds_within(budget, plan));
       if (!found.found) break;
-      kept = kept_by(found);
-      pool_.try_plan(kept);
+      plan = plan_of(found);
+      pool_.try_plan(plan);
     }
   }
 }

@@ -25,22 +25,24 @@ class RowCuts {
 
   void cut_for_bounds(int64_t steps);
   // What that found, on the front or not.
-  const std::vector<std::vector<uint8_t>>& found() const { return found_; }
+  const std::vector<Assignment>& found() const { return found_; }
   // A segment may take what a budget leaves it.
   void cut_for_budgets(const std::vector<int64_t>& budgets, int64_t steps);
+  // For what each value costs in bytes where it is kept, and a price of a second: plans, of which nothing is tried.
+  std::vector<Assignment> cut_at(double bytes_a_second, const std::vector<double>& costs, int64_t stop);
   // The same for budgets that no known plan fits: what comes of it may still have a lower peak than all.
   void cut_below(int64_t steps);
 
  private:
   void build_row();
-  std::vector<uint8_t> kept_by(const Cut& cut) const;
+  Assignment plan_of(const Cut& cut) const;
   void price(double of_seconds);
   Cut cut(const CutSolver& solver, const std::vector<int64_t>& bounds);
-  std::vector<int64_t> bounds_within(int64_t budget, const std::vector<uint8_t>& kept);
+  std::vector<int64_t> bounds_within(int64_t budget, const Assignment& plan);
 
   PlanPool& pool_;
   Row row_;
-  std::vector<std::vector<uint8_t>> found_;
+  std::vector<Assignment> found_;
   int64_t total_bytes_ = 0;
   double total_seconds_ = 0;
 };

@@ -1,10 +1,7 @@
 // A training step in numbers: operators of the forward pass, the values that they make, and the steps of backward that
-// read some of them; and what a choice of values to keep takes in bytes at each moment, and in seconds.
+// read some of them; and what follows from that whatever waits for backward.
 //
-// Events are the operators, in order, and then the steps of backward. What is not kept and still needed is made again
-// from what is kept. The operators that do so fall into segments, connected by the values that they hand to each other;
-// a segment is repeated as a whole when backward first reads one of its values. Its values that backward reads live
-// until their last reader, the others until their last reader in the segment.
+// Events are the operators, in order, and then the steps of backward.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +9,17 @@
 #include <vector>
 
 namespace actcore {
+
+// A way for a value to wait for backward other than as it is: quantised, as a mask, on the host.
+struct Form {
+  int64_t held;      // bytes while it waits
+  int64_t restored;  // bytes of what is made of it where it is read
+  int64_t passing;   // bytes that storing takes beside
+  double store_seconds;
+  double restore_seconds;  // each time
+  double noise;            // variance of its rounding, relative to the value's mean square
+  bool serves;             // whether an operator that is repeated may read it
+};
 
 struct TrainingStep {
   // Of values.
@@ -27,6 +35,12 @@ struct TrainingStep {
   // Of the steps of backward.
   std::vector<std::vector<int32_t>> backward;  // values that each reads
   std::vector<int64_t> other;                  // of events: bytes of what is no value, whatever is kept
+  // Of values.
+  std::vector<std::vector<Form>> forms;  // at most 127 each
+  std::vector<double> weights;           // square of the gradient's relative error for a noise of 1
+  std::vector<int64_t> aside;            // bytes that the forward stores of it if it is made again
+  std::vector<int32_t> stored_at;        // the operator after which its form is stored, or -1
+  std::vector<uint8_t> formed;           // whether it waits in its first form where it is to wait as it is
 
   size_t ops() const { return reads.size(); }
   size_t values() const { return nbytes.size(); }
@@ -37,53 +51,33 @@ struct Usage {
   int64_t peak = 0;
   int32_t event = 0;  // the first at which the peak is reached
   double seconds = 0;
+  double variance = 0;  // square of the gradient's relative error
 };
 
-// Simulates one step again and again, with memory of its own.
-class Simulator {
+// What a step says about its values before anything is chosen.
+class StepFacts {
  public:
-  explicit Simulator(const TrainingStep& step);
+  explicit StepFacts(const TrainingStep& step);
 
   const TrainingStep& step() const { return step_; }
-  // Of values: whether there is a choice. One that cannot be made again is kept, one that is overwritten is not.
+  // Of values: whether it may be kept and may be made again. One that cannot be made again is kept, one that is
+  // overwritten is not.
   const std::vector<uint8_t>& optional() const { return optional_; }
-  // The rank (see checkpoint_ranks.h) of a value that is to have this one.
+  // The rank (see checkpoint_simulator.h) of a value that is to have this one.
   uint8_t rank_of(size_t value, uint8_t rank) const { return optional_[value] ? rank : forced_[value] ? 0 : 2; }
   const std::vector<uint8_t>& wanted() const { return wanted_; }  // read by backward
   const std::vector<int32_t>& producers() const { return producers_; }
+  // The last event at which forward or the caller has it.
   const std::vector<int32_t>& forward_ends() const { return forward_ends_; }
-  const std::vector<int32_t>& last_reads() const {
-    return last_reads_;
-  }  // the last event of backward that reads it, or -1
-
-  // `kept`: of each value; where there is no choice, the entry does not count.
-  Usage run(const std::vector<uint8_t>& kept);
-
-  // Of the last run.
-  bool keeps(size_t value) const { return keeps_[value]; }
-  const std::vector<int64_t>& bytes() const { return bytes_; }        // the most during each event
-  const std::vector<uint8_t>& repeated() const { return repeated_; }  // of operators
-  const std::vector<int32_t>& segments() const {
-    return segments_;
-  }  // of operators that are repeated: the segment's first
-  const std::vector<int32_t>& replayed_at() const { return replayed_at_; }  // of a segment's first operator: the event
-  const std::vector<int32_t>& ends() const { return ends_; }  // of values: the last event of life, but for replays
+  // The last event of backward that reads it, or -1.
+  const std::vector<int32_t>& last_reads() const { return last_reads_; }
 
  private:
   void find_choices();
-  void find_repeated();
-  void find_lives();
-  void add_replays(int32_t event);
-  int64_t replay(int32_t first, int64_t& left_over);
-  int32_t segment_of(int32_t op);
 
   const TrainingStep& step_;
   std::vector<int32_t> producers_, forward_ends_, last_reads_;
   std::vector<uint8_t> optional_, wanted_, forced_;
-
-  std::vector<uint8_t> keeps_, needed_, repeated_;
-  std::vector<int32_t> segments_, replayed_at_, ends_, next_, last_, last_in_segment_, fresh_;
-  std::vector<int64_t> bytes_;
 };
 
 }  // namespace actcore

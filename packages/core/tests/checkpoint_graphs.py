@@ -2,8 +2,9 @@
 
 import itertools
 import random
+from dataclasses import replace
 
-from actcore import TrainingStep
+from actcore import Form, TrainingStep
 
 
 class Graph:
@@ -226,4 +227,33 @@ def random_step(seed, most_ops=6):
         scratch=[draw.choice((0, draw.randint(0, 20))) for _ in range(ops)],
         reuses=reuses,
         until=until,
+    )
+
+
+def random_form(draw, size):
+    """Mostly smaller than the value, and sometimes without noise, with nothing restored, or of no use to repetitions."""
+    return Form(
+        held=draw.randint(0, max(1, size * 2 // 3)),
+        restored=draw.choice((0, size, size, draw.randint(0, size))),
+        passing=draw.choice((0, draw.randint(0, 30))),
+        store_seconds=draw.choice((0.0, 2 * draw.random())),
+        restore_seconds=draw.choice((0.0, 2 * draw.random())),
+        noise=draw.choice((0.0, 0.01, 0.01 * draw.random())),
+        serves=draw.random() < 0.75,
+    )
+
+
+def with_forms(step, seed, most=3, formed=0.0):
+    """The step, with forms, weights, bytes aside, and times of storing at random."""
+    draw = random.Random(seed)
+    ops = len(step.reads)
+    made_by = {value: op for op, made in enumerate(step.makes) for value in made}
+    forms = [[random_form(draw, size) for _ in range(draw.randint(0, most))] for size in step.nbytes]
+    return replace(
+        step,
+        forms=forms,
+        formed=[bool(menu) and draw.random() < formed for menu in forms],
+        weights=[draw.choice((0.0, 1.0, 3 * draw.random())) for _ in step.nbytes],
+        aside=[draw.choice((0, 0, draw.randint(0, 9))) for _ in step.nbytes],
+        stored_at=[draw.choice((None, draw.randrange(made_by[value], ops))) for value in range(len(step.nbytes))],
     )

@@ -1,6 +1,7 @@
 """What the checkpoint solvers must give, written out from the definitions: slow, and without a thought of speed."""
 
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 
@@ -37,6 +38,7 @@ class Usage(NamedTuple):
     seconds: float
     segments: tuple[tuple[int, ...], ...]
     inner: tuple[tuple[int, ...], ...]
+    variance: float
 
 
 class Oracle:
@@ -98,8 +100,8 @@ class Oracle:
         links = [(self.producer[v], op) for op in ops for v in self.step.reads[op] if ranks[v] >= rank]
         return pieces([op not in ops for op in range(self.ops)], links)
 
-    def alive_outside(self, value, event, keep, replays):
-        """Not counting values that were made again."""
+    def alive_outside(self, value, event, waits_until, stored):
+        """As it is, and not counting values that were made again. `stored`: when a form takes its place."""
         step = self.step
         if self.producer[value] > event:
             return False
@@ -109,20 +111,12 @@ class Oracle:
             return False
         if event < self.ops and any(value in row for row in step.reads[event:]):
             return True
-        if not keep[value]:
-            return False
-        return self.read_by_backward(value, max(event - self.ops, 0)) or any(
-            value in step.reads[op] for (_, piece), at in replays.items() if at >= event for op in piece
-        )
+        return event <= (waits_until[value] if stored is None else stored)
 
-    def __call__(self, kept, held=None):
-        step = self.step
-        ranks = self.ranks(kept, held)
-        keep = [rank == 0 for rank in ranks]
-        repeated = self.repeated(ranks)
-        outer, inner = self.segments(repeated[0], ranks, 1), self.segments(repeated[1], ranks, 2)
+    def replays(self, ranks, outer, inner):
+        """Each (rank, segment) with the event at which it is repeated, in their order."""
+        step, replays = self.step, {}
         segment_of = [{op: piece for piece in outer for op in piece}, {op: piece for piece in inner for op in piece}]
-        replays = {}  # with the events at which they are, in their order
         for i, row in enumerate(step.backward):
             for value in row:
                 if ranks[value] == 2:
@@ -134,39 +128,135 @@ class Oracle:
                     replays[2, piece] = self.ops + i
                 elif ranks[value] == 1:
                     replays.setdefault((1, segment_of[0][self.producer[value]]), self.ops + i)
+        return replays
 
-        def read_inside(value, since=0):
-            return ranks[value] == 1 and any(
-                value in step.reads[op]
+    def __call__(self, kept, held=None, forms=None):
+        step = self.step
+        values = range(len(kept))
+        ranks = self.ranks(kept, held)
+        repeated = self.repeated(ranks)
+        outer, inner = self.segments(repeated[0], ranks, 1), self.segments(repeated[1], ranks, 2)
+        replays = self.replays(ranks, outer, inner)
+        # What waits: the operators that read it when they are repeated, with the events, and the event of its last use.
+        readers = {
+            value: [
+                (op, at)
                 for (rank, piece), at in replays.items()
-                if rank == 2 and at >= since
                 for op in piece
-            )
+                if ranks[value] < rank and value in step.reads[op]
+            ]
+            for value in values
+        }
+        last = {
+            value: max([self.ops + i for i, row in enumerate(step.backward) if value in row], default=-1)
+            for value in values
+        }
+        waits_until = {value: max([last[value], *(at for _, at in readers[value])]) for value in values}
+        made_at = {
+            value: [
+                at for (rank, piece), at in replays.items() if rank == ranks[value] and self.producer[value] in piece
+            ]
+            for value in values
+        }
+        form = {}
+        for value in values:
+            number = -1 if forms is None else forms[value]
+            number = 0 if number < 0 and step.formed[value] else number
+            chosen = None if number < 0 else step.forms[value][number]
+            if chosen is not None and ranks[value] > 0:
+                chosen = replace(chosen, held=max(0, chosen.held - step.aside[value]))
+            if chosen is not None and waits_until[value] >= 0 and (chosen.serves or not readers[value]):
+                form[value] = chosen
 
-        size = lambda values: sum(step.nbytes[value] for value in values)  # noqa: E731
+        def stored_at(value):
+            first = min([op for op, _ in readers[value]], default=self.producer[value])
+            if ranks[value] > 0:
+                first = self.producer[value]
+            return first if step.stored_at[value] is None else step.stored_at[value]
+
+        def size(of):
+            """Of what is there as it is."""
+            return sum(step.nbytes[value] for value in of)
+
+        def waiting(of):
+            return sum(form[value].held if value in form else step.nbytes[value] for value in of)
+
+        seconds = sum(step.seconds[op] for ops in repeated for op in sorted(ops))
+        seconds += sum(form[value].store_seconds * (len(made_at[value]) if ranks[value] else 1) for value in form)
+        seconds += sum(form[value].restore_seconds * len(readers[value]) for value in form)
+
+        # What backward restores, at each event that of values that were there before and that of what it repeated; and
+        # what one step lends to a later one.
+        restored = [[0, 0] for _ in range(self.events)]
+        reading = [(self.ops + i, value) for i, row in enumerate(step.backward) for value in row if value in form]
+        made = [(at, value) for at, value in reading if form[value].restored]
+        lent_until = {}
+        for at, value in reading:
+            fresh = ranks[value] > 0 and at in made_at[value]
+            restored[at][fresh] += form[value].restored
+            lent = False
+            if form[value].restored:
+                place = made.index((at, value))
+                lent = place > 0 and made[place - 1][1] == value
+                if last[value] > at:
+                    lent_until[at, value] = made[place + 1][0] - 1
+            seconds += 0 if lent else form[value].restore_seconds
+
         nbytes, again = [], set()
         for event in range(self.events):
-            outside = size(v for v in range(len(kept)) if self.alive_outside(v, event, keep, replays))
+            outside = 0
+            for value in values:
+                chosen = form.get(value) if ranks[value] == 0 else None
+                until = {**waits_until, **{v: -1 for v in values if ranks[v]}}
+                if self.alive_outside(value, event, until, None if chosen is None else stored_at(value)):
+                    outside += step.nbytes[value]
+                if chosen is not None and stored_at(value) <= event <= waits_until[value]:
+                    outside += chosen.held + (chosen.passing if stored_at(value) == event else 0)
+                if ranks[value] and stored_at(value) <= event <= last[value]:
+                    outside += step.aside[value]
+            outside += sum(form[v].restored for (at, v), until in lent_until.items() if at < event <= until)
             most = 0
             if event >= self.ops:
-                again = {v for v in again if self.read_by_backward(v, event - self.ops) or read_inside(v, event)}
+                again = {value for value in again if waits_until[value] >= event}
                 between = step.other[event] if event == self.ops else min(step.other[event - 1 : event + 1])
                 for rank, piece in [key for key, at in replays.items() if at == event]:
-                    made = set()
+                    live, stored = set(), set()
                     for i, op in enumerate(piece):
-                        made = (made | set(step.makes[op])) - {step.reuses[value] for value in step.makes[op]}
-                        most = max(most, outside + size(again) + size(made) + step.scratch[op] + between)
-                        made = {
-                            value
-                            for value in made
-                            if (ranks[value] == rank and (self.read_by_backward(value) or read_inside(value)))
-                            or (ranks[value] >= rank and any(value in step.reads[o] for o in piece[i + 1 :]))
-                        }
-                    again |= made
+                        live = (live | set(step.makes[op])) - {step.reuses[value] for value in step.makes[op]}
+                        later = {value for o in piece[i + 1 :] for value in step.reads[o]}
+                        stays = {v for v in live if ranks[v] == rank and waits_until[v] >= 0}
+                        now = {v for v in stays if v in form and v not in later}
+                        bytes_now = outside + restored[event][0] + waiting(again) + size(live) + waiting(stored | now)
+                        bytes_now += sum(form[v].passing for v in now) + step.scratch[op] + between
+                        bytes_now += sum(form[v].restored for v in step.reads[op] if v in form and ranks[v] < rank)
+                        most = max(most, bytes_now)
+                        stored |= now
+                        live = {v for v in live if ranks[v] >= rank and (v in later or (v in stays and v not in now))}
+                    again |= live | stored
             scratch = step.scratch[event] if event < self.ops else 0
-            nbytes.append(max(most, outside + size(again) + scratch + step.other[event]))
-        seconds = sum(step.seconds[op] for ops in repeated for op in sorted(ops))
-        return Usage(tuple(nbytes), seconds, tuple(outer), tuple(inner))
+            there = outside + waiting(again) + sum(restored[event])
+            nbytes.append(max(most, there + scratch + step.other[event]))
+        return Usage(tuple(nbytes), seconds, tuple(outer), tuple(inner), self.variance(ranks, form))
+
+    def variance(self, ranks, form):
+        def own(value):
+            return form[value].noise if value in form else 0.0
+
+        def made(value, rank):
+            """The noise of a value as a segment of that rank makes it."""
+            total = 0.0
+            for read in self.step.reads[self.producer[value]]:
+                if ranks[read] >= rank:
+                    total += made(read, rank)
+                else:
+                    total += own(read) + (made(read, ranks[read]) if ranks[read] else 0.0)
+            return total
+
+        return sum(
+            weight * (own(value) + (made(value, ranks[value]) if ranks[value] else 0.0))
+            for value, weight in enumerate(self.step.weights)
+            if self.read_by_backward(value)
+        )
 
     def front(self):
         """The peaks and seconds that no other choice beats."""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from actcore import TrainingStep, checkpoint_plans, checkpoint_segments, simulate
+from actcore import Form, TrainingStep, checkpoint_plans, checkpoint_segments, simulate
 
 STEP = {
     "nbytes": [4, 5, 6],
@@ -56,6 +56,21 @@ BAD_STEPS = [
         "reuses[1] must be a value that operator 1 is the last to read, got 0",
         {"reuses": [None, 0, None]},
     ),
+    (ValueError, "forms must have one entry for each value, 3, got 1", {"forms": [[]]}),
+    (TypeError, "forms[1] must be a sequence of Forms, got [3]", {"forms": [[], [3], []]}),
+    (ValueError, "forms[0] must have at most 127 entries, got 128", {"forms": [[Form(1, 1)] * 128, [], []]}),
+    (
+        ValueError,
+        f"the largest held of each value's forms must add up to less than 2**55, got {2**55 + 1}; use a larger unit",
+        {"forms": [[Form(2**55, 1)], [Form(1, 1), Form(0, 1)], []]},
+    ),
+    (ValueError, "weights[2] must be finite and not negative, got -1.0", {"weights": [0.0, 1.0, -1.0]}),
+    (ValueError, "aside[0] must not be negative, got -4; it is a number of bytes", {"aside": [-4, 0, 0]}),
+    (
+        ValueError,
+        "stored_at[1] must be an operator from 1, which makes the value, to 2, or None, got 0",
+        {"stored_at": [None, 0, None]},
+    ),
 ]
 
 
@@ -63,6 +78,22 @@ BAD_STEPS = [
 def test_bad_steps(error, text, change):
     with pytest.raises(error) as raised:
         TrainingStep(**{**STEP, **change})
+    assert str(raised.value) == text
+
+
+BAD_FORMS = [
+    (TypeError, "held must be an int, got 1.5", {"held": 1.5}),
+    (ValueError, "restored must not be negative, got -1; it is a number of bytes", {"restored": -1}),
+    (ValueError, "noise must be finite and not negative, got inf", {"noise": math.inf}),
+    (TypeError, "store_seconds must be an int or a float, got None", {"store_seconds": None}),
+    (TypeError, "serves must be a bool, got 1", {"serves": 1}),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "change"), BAD_FORMS, ids=[text for _, text, _ in BAD_FORMS])
+def test_bad_forms(error, text, change):
+    with pytest.raises(error) as raised:
+        Form(**{"held": 1, "restored": 1, **change})
     assert str(raised.value) == text
 
 
@@ -110,5 +141,13 @@ def test_a_bad_choice():
         simulate(3, [True])
     with pytest.raises(TypeError, match="step must be a TrainingStep, got None"):
         checkpoint_plans(None)
+    with pytest.raises(TypeError, match="forms must be a sequence of ints, got 3"):
+        simulate(step, [True] * 3, forms=3)
+    with pytest.raises(ValueError, match="forms must have one entry for each value, 3, got 1"):
+        simulate(step, [True] * 3, forms=[-1])
+    with pytest.raises(ValueError, match="forms\\[1\\] must be from -1 to -1, got 0"):
+        simulate(step, [True] * 3, forms=[-1, 0, -1])
     with pytest.raises(ValueError, match="max_steps must be from 0"):
         checkpoint_plans(step, max_steps=-1)
+    with pytest.raises(ValueError, match="variance must be finite and not negative, got -1"):
+        checkpoint_plans(step, variance=-1)

@@ -8,6 +8,8 @@ import dataclasses
 import os
 import sys
 import warnings
+from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 from integrations.checkpoint import apply, plan
+from integrations.checkpoint.costs import calibrating
+from integrations.checkpoint.costs.rates import constant
 
 OPTIONS = {
     "plain": {},
@@ -108,6 +112,19 @@ def wrapped(case, rank, planned):
     return outer
 
 
+def rates(rank):
+    """Those that the ranks agree on, where each has measured others; and how often each has measured."""
+    asked = []
+
+    def measured(device, dtype):
+        asked.append(dtype)
+        return replace(constant(device, dtype), product=float(1 + rank))
+
+    with patch.object(calibrating, "calibrated", measured):
+        found = [calibrating.agreed("cpu", dtype).product for dtype in (torch.float32, torch.int64, torch.bfloat16)]
+    return found, len(asked)
+
+
 def main(rank):
     found = {}
     for case in OPTIONS:
@@ -122,6 +139,7 @@ def main(rank):
         ours, plain = (trained(model, inputs(rank)) for model in (with_plan(collective(kind), rank), collective(kind)))
         found[kind] = equal(ours, plain)
     made = plan(Model(False).train(), inputs(rank), budget=0.7)
+    found["rates"] = rates(rank)
     found["plan"] = [f"{made.choice.mask:x}", made.peak, made.graph.fingerprint]
     return found
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import actcore
+from actcore import simulate
 from integrations import checkpoint
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.dispatch.decisions import Decides, decides
@@ -20,7 +21,7 @@ from integrations.checkpoint.execution.following import run
 from integrations.checkpoint.execution.repeating import here
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.planning.choice import mask_of
-from integrations.checkpoint.planning.compressed_peak import CompressedPeak, StoredBytes
+from integrations.checkpoint.planning.problem import training_step
 from integrations.levels import resolve_level
 from integrations.planning import planned
 
@@ -269,18 +270,22 @@ def test_where_rounded_asks_for_no_more_than_is_needed():
     assert Schedule.of(graph, kept).where_rounded.recomputed == frozenset()
 
 
+def randomly_kept(graph):
+    """Values, or none at all, or all."""
+    return [*(random_kept(graph, 0.5, seed) for seed in range(20)), range(len(graph.values))]
+
+
 def test_a_plan_counts_the_signs():
     """A bit an element of each ReLU whose result is made again."""
     model, args = small_resnet()
     plan = planned(model, resolve_level("L1.1", {"min_bytes": 0}), args, {})
-    sizes = [value.nbytes for value in plan.graph.values]
     relus = [op.makes[0] for op in plan.graph.ops if op.name.startswith("aten.relu")]
     assert relus
-    quarter, bits = ({value: size // part for value, size in enumerate(sizes)} for part in (4, 32))
-    signs = {value: bits[value] for value in relus}
-    stored = StoredBytes(quarter, quarter, {}), StoredBytes(quarter, quarter, {}, signs)
-    kept = [random_kept(plan.graph, 0.5, seed) for seed in range(20)]
-    without, counted = ([CompressedPeak(plan.graph, one).of(some)[0] for some in kept] for one in stored)
+    signs = {value: -(-plan.graph.values[value].nbytes // 32) for value in relus}
+    assert {value: size for value, size in enumerate(plan.menus.aside) if size} == signs
+    step = training_step(plan.graph, plan.menus)
+    kept = [[value in some for value in range(len(plan.graph.values))] for some in randomly_kept(plan.graph)]
+    without, counted = ([simulate(one, some).peak for some in kept] for one in (replace(step, aside=()), step))
     more = [one - other for one, other in zip(counted, without, strict=True)]
     assert 0 == min(more) < max(more) <= sum(signs.values())
 

@@ -37,3 +37,8 @@ def test_what_a_collective_writes_in_the_forward_is_kept(ranks, kind):
 
 def test_ranks_make_the_same_plan(ranks):
     assert ranks[0]["plan"] == ranks[1]["plan"]
+
+
+def test_ranks_agree_on_rank_0s_rates(ranks):
+    """And ask each other once for each dtype; integers have those of float32."""
+    assert [rank["rates"] for rank in ranks] == [[[1.0] * 3, 2], [[1.0] * 3, 0]]

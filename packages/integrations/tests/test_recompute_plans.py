@@ -120,17 +120,17 @@ def test_a_file_that_holds_no_plan_is_named(content, tmp_path):
     ("change", "message"),
     [
         (lambda content: "{", "it is no JSON"),
-        (lambda content: "[]", "of format 2; got format None"),
+        (lambda content: "[]", "of format 3; got format None"),
         (lambda content: json.dumps({**content, "format": 7}), "got format 7"),
-        (lambda content: json.dumps({**content, "format": 1}), "Plan.to_json returned, of format 2; got format 1"),
-        (lambda content: json.dumps({k: v for k, v in content.items() if k != "stored"}), "lacks or adds .*'stored'"),
-        (lambda content: json.dumps({**content, "front": []}), "choices keep values that the graph lacks"),
+        (lambda content: json.dumps({**content, "format": 1}), "Plan.to_json returned, of format 3; got format 1"),
+        (lambda content: json.dumps({k: v for k, v in content.items() if k != "menus"}), "lacks or adds .*'menus'"),
+        (lambda content: json.dumps({**content, "front": []}), "choices name values that the graph lacks"),
         (lambda content: json.dumps({k: v for k, v in content.items() if k != "choice"}), "lacks or adds .*'choice'"),
         (lambda content: json.dumps({**content, "more": 1}), "lacks or adds"),
         (lambda content: json.dumps({**content, "choice": "keep"}), "lacks or adds"),
         (lambda content: json.dumps({**content, "choice": {**content["choice"], "peak": "1"}}), "peak must be int"),
         (lambda content: json.dumps({**content, "choice": {**content["choice"], "peak": 1 << 50}}), "front ends below"),
-        (lambda content: json.dumps({**content, "budget": 2.5}), "budget must be in"),
+        (lambda content: json.dumps({**content, "memory": 2.5}), "budget must be in"),
         (lambda content: json.dumps({**content, "objective": "time"}), "objective must be"),
         (lambda content: json.dumps({**content, "peak_bound": None}), "peak_bound must be int, got None"),
     ],
@@ -158,7 +158,7 @@ print(made.choice, made.graph.fingerprint, len(made.front))
 
 def test_the_table_says_what_is_done(made):
     text = str(made.within(0.6))
-    for words in ("activation peak", "segment", "made again", "less", "plans, from"):
+    for words in ("activation peak", "recomputed", "kept", "makes again what", "less", "plans, from"):
         assert words in text
     assert "captured on real tensors" not in text
     whole = made.within(1.0)

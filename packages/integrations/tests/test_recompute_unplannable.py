@@ -64,7 +64,7 @@ def test_a_capture_that_fails_warns_once_and_the_forward_runs(way, monkeypatch):
         raise RuntimeError("operators that no capture knows")
 
     monkeypatch.setattr(plans, "capture", capture)
-    monkeypatch.setattr("integrations.planning.capture", capture)
+    monkeypatch.setattr("integrations.planning.planner.capture", capture)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = gradients(model, LARGER)

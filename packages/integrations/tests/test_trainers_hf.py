@@ -286,7 +286,8 @@ def test_a_folder_for_a_report(tmp_path):
         ({"level": "L1.1"}, r"is compressed already, at L1\.1, and the callback's level is L1: give"),
         ({"strict": True}, r"is compressed already, with strict=True, and the callback's is False: give"),
         ({"activations": 2}, "with another choice of activations, linear and layers than the callback's: give"),
-        ({"checkpoint": "optimal"}, r"with another checkpoint than the callback's None: give"),
+        ({"checkpoint": "optimal"}, "with another plan than the callback's: none: give"),
+        ({"memory": 0.5, "error": 0}, "at L0, and the callback's level is L1: give"),
     ],
 )
 def test_a_model_that_is_compressed_otherwise(tmp_path, arguments, message):
@@ -296,10 +297,26 @@ def test_a_model_that_is_compressed_otherwise(tmp_path, arguments, message):
     assert integrations.compression(model).step == 0
 
 
-def test_a_plan_and_the_trainers_own_checkpoints(tmp_path):
-    trainer = trainer_of(tmp_path, CompressionCallback(checkpoint="optimal"), gradient_checkpointing=True)
-    with pytest.raises(ValueError, match="checkpoint must be None in a BertForSequenceClassification"):
+@pytest.mark.parametrize("arguments", [{"checkpoint": "optimal"}, {"memory": 0.5}])
+def test_a_plan_and_the_trainers_own_checkpoints(tmp_path, arguments):
+    trainer = trainer_of(tmp_path, CompressionCallback(**arguments), gradient_checkpointing=True)
+    [name] = arguments
+    with pytest.raises(ValueError, match=f"{name} must be None in a BertForSequenceClassification"):
         trainer.train()
+
+
+def test_a_run_within_a_memory_is_the_plain_one_and_goes_on(tmp_path):
+    """With no error allowed, bit for bit."""
+    plain = trained(tmp_path / "a", None)
+    callback = CompressionCallback(memory=0.6, error=0)
+    assert equal(plain, trained(tmp_path / "b", callback))
+    assert callback.handle.recomputing.plan.segments
+    resumed = CompressionCallback(memory=0.6, error=0)
+    assert equal(plain, trained(tmp_path / "c", resumed, tmp_path / "b" / "checkpoint-2"))
+    with pytest.raises(
+        ValueError, match=r"of a run with plan\(memory=0.6, error=0\), .* plan\(memory=0.5, error=0\): give"
+    ):
+        trained(tmp_path / "d", CompressionCallback(memory=0.5, error=0), tmp_path / "b" / "checkpoint-2")
 
 
 def test_two_callbacks(tmp_path):

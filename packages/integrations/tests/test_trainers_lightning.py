@@ -272,6 +272,8 @@ def test_a_checkpoint_of_another_level(tmp_path):
         ({"module": 3}, TypeError, "module must be the path of a submodule, such as 'net', or None, got 3"),
         ({"module": ""}, ValueError, "None is all of it"),
         ({"checkpoint": "optimal"}, ValueError, "checkpoint must be None where module is"),
+        ({"memory": 0.5}, ValueError, "memory must be None where module is"),
+        ({"memory": 1.5, "module": "net"}, ValueError, r"memory must be in \(0, 1\]"),
         ({"report": "report"}, ValueError, r"ends in \.json or \.html, got 'report'"),
     ],
 )

@@ -19,6 +19,7 @@ from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow
 from actcore.compressed import Compressed
 from actcore.device_streams import in_cuda_graph, replayable
 from actcore.dtypes import FLOATS, INTEGERS
+from actcore.forms import Form
 from actcore.functional import (
     dropout,
     in_memory_order,
@@ -53,6 +54,7 @@ __all__ = [
     "Codec",
     "Compressed",
     "Float8",
+    "Form",
     "GroupAffine",
     "GroupAffineRows",
     "Kept",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import actcore._native as _native
-from actcore.training_step import TrainingStep, _require_int, _require_step
+from actcore.forms import require_amount, require_int
+from actcore.training_step import TrainingStep, _require_step, simulate
 
 _SIMULATIONS = 10_000
 
@@ -22,6 +23,8 @@ class CheckpointPlan:
             repeats operators of fewer seconds. Equal to ``seconds`` where the plan is proven optimal.
         held: of each value that is not kept, whether a segment that makes it again holds it, as in ``simulate``.
             ``None`` where checkpoints are not nested.
+        forms: of each value, the form in which it waits, or -1, as in ``simulate``. ``None`` where all are as they are.
+        variance: the square of the gradient's relative error.
     """
 
     kept: tuple[bool, ...]
@@ -29,6 +32,8 @@ class CheckpointPlan:
     seconds: float
     seconds_bound: float
     held: tuple[bool, ...] | None = None
+    forms: tuple[int, ...] | None = None
+    variance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class CheckpointPlans:
             no others. The bounds are of plans without nesting then, and else of all.
         peak_bound: no choice has a lower peak. Equals the first plan's peak where ``exact``.
         steps: events that were simulated and partial solutions that were looked at.
+        variance: what was asked for: no plan's is larger.
     """
 
     step: TrainingStep = field(repr=False)
@@ -49,6 +55,7 @@ class CheckpointPlans:
     exact: bool
     peak_bound: int
     steps: int
+    variance: float = 0.0
 
     def within(self, budget: int) -> CheckpointPlan:
         """The plan that repeats the least within a peak of ``budget`` bytes. More budget never takes more seconds.
@@ -57,7 +64,7 @@ class CheckpointPlans:
             TypeError: ``budget`` is not an int.
             ValueError: no known plan fits. The message names the least budget that one does.
         """
-        _require_int("budget", budget)
+        require_int("budget", budget)
         fitting = [plan for plan in self.front if plan.peak <= budget]
         if not fitting:
             least = self.front[0].peak
@@ -68,11 +75,11 @@ class CheckpointPlans:
             return plan
         # A larger budget than the plan's before any is used does not fit in int64.
         asked = min(budget, self.front[-1].peak)
-        (bound,) = _native.least_seconds_bounds(self.step._native(), [asked])
+        (bound,) = _native.least_seconds_bounds(self.step._native(), [asked], self.variance)
         return replace(plan, seconds_bound=min(bound, plan.seconds))
 
 
-def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None) -> CheckpointPlans:
+def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, variance: float = 0.0) -> CheckpointPlans:
     """Finds out what keeping fewer values of a training step can save in bytes, and what it costs in seconds.
 
     Every plan is measured by the simulation that ``simulate`` is. With few values all choices are tried. Otherwise
@@ -92,29 +99,53 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None) -> Che
         step: the numbers.
         max_steps: bounds the time (15 to 50 ns a step). ``None``: as many as 10,000 simulations take.
 
+        variance: no plan's may be larger. 0: only forms without noise.
+
     Raises:
-        TypeError: ``step`` is no ``TrainingStep``, or ``max_steps`` no int.
-        ValueError: ``max_steps`` is out of range.
+        TypeError: ``step`` is no ``TrainingStep``, ``max_steps`` no int, or ``variance`` no number.
+        ValueError: ``max_steps`` is out of range, or ``variance`` negative or not finite.
     """
     _require_step(step)
     if max_steps is None:
-        max_steps = _SIMULATIONS * (2 * len(step.reads) + len(step.backward) + len(step.nbytes))
+        max_steps = (
+            (3 if any(step.forms) else 1) * _SIMULATIONS * (2 * len(step.reads) + len(step.backward) + len(step.nbytes))
+        )
     require_steps(max_steps)
+    require_amount("variance", variance)
+    if any(step.formed):
+        least = simulate(step, [True] * len(step.nbytes)).variance
+        if least > variance:
+            raise ValueError(f"variance must be at least {least}, which keeping everything has, got {variance}")
     native = step._native()
-    found, exact, steps = _native.find_plans(native, max_steps)
-    peaks = [peak for _, _, peak, _ in found]
-    bounds = [seconds for *_, seconds in found] if exact else _native.least_seconds_bounds(native, peaks)
+    found, exact, steps = _native.find_plans(native, max_steps, float(variance))
+    peaks = [peak for *_, peak, _, _ in found]
+    bounds = (
+        [seconds for *_, seconds, _ in found] if exact else _native.least_seconds_bounds(native, peaks, float(variance))
+    )
     front = tuple(
         CheckpointPlan(
-            tuple(map(bool, kept)), peak, seconds, min(bound, seconds), tuple(map(bool, held)) if held else None
+            tuple(rank == 0 for rank in ranks),
+            peak,
+            seconds,
+            min(bound, seconds),
+            tuple(rank == 1 for rank in ranks) if nested else None,
+            tuple(forms) if forms else None,
+            noise,
         )
-        for (kept, held, peak, seconds), bound in zip(found, bounds, strict=True)
+        for (ranks, forms, nested, peak, seconds, noise), bound in zip(found, bounds, strict=True)
     )
-    return CheckpointPlans(step, front, exact, peaks[0] if exact else _native.least_peak_bound(native), steps)
+    return CheckpointPlans(
+        step,
+        front,
+        exact,
+        peaks[0] if exact else _native.least_peak_bound(native, float(variance)),
+        steps,
+        float(variance),
+    )
 
 
 def require_steps(max_steps: int) -> None:
     """``max_steps`` is an int in range."""
-    _require_int("max_steps", max_steps)
+    require_int("max_steps", max_steps)
     if not 0 <= max_steps < 1 << 40:
         raise ValueError(f"max_steps must be from 0 to 2**40 - 1, got {max_steps}; None is the default")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import actcore._native as _native
 from actcore.plans import require_steps
-from actcore.training_step import _require_int, require_bytes
+from actcore.forms import require_bytes, require_int
 
 _STEPS = 2_000_000
 _STEPS_A_TENSOR = 4_000
@@ -80,7 +80,7 @@ def checkpoint_segments(
         if not isinstance(edge, Sequence) or len(edge) != 2:
             raise ValueError(f"edges[{i}] must be a pair of tensors, got {edge!r}")
         for tensor in edge:
-            _require_int(f"each end of edges[{i}]", tensor)
+            require_int(f"each end of edges[{i}]", tensor)
             if not 0 <= tensor < len(nbytes):
                 raise ValueError(f"edges[{i}] must join tensors from 0 to {len(nbytes) - 1}, got {tensor}")
         if edge[0] == edge[1]:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import actcore._native as _native
-
-MOST_BYTES = 1 << 55
-"""Sizes add up to less, so that prices in bytes do not overflow."""
+from actcore.forms import Form, forms_of, require_amount, require_bytes, require_int
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,15 @@ class TrainingStep:
             An overwritten value is not kept. Empty: none.
         until: of each value, the event up to which it is alive whatever is kept, or ``None``. What is alive up to
             the last event, such as a result that the caller holds, is kept. Empty: none.
+        forms: of each value, those in which it may wait instead of as it is. Empty: none.
+        weights: of each value, the square of the gradient's relative error where what backward reads of it has a noise
+            of 1. Empty: 0.
+        aside: of each value, bytes that the forward stores of it even if it is made again, until backward reads it
+            last: what backward decides by. Empty: none.
+        stored_at: of each value, the operator after which it is stored, or ``None``: when an operator that is repeated
+            first reads it, and else with the operator that makes it. Empty: ``None``.
+        formed: of each value, whether it waits in its first form where it would wait as it is, as far as that serves.
+            Empty: none.
 
     Raises:
         TypeError: an attribute is no sequence of what it must hold.
@@ -50,6 +57,11 @@ class TrainingStep:
     scratch: Sequence[int] = ()
     reuses: Sequence[int | None] = ()
     until: Sequence[int | None] = ()
+    forms: Sequence[Sequence[Form]] = ()
+    weights: Sequence[float] = ()
+    aside: Sequence[int] = ()
+    stored_at: Sequence[int | None] = ()
+    formed: Sequence[bool] = ()
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -67,24 +79,32 @@ class TrainingStep:
             ("scratch", ops, "operator", 0),
             ("reuses", values, "value", None),
             ("until", values, "value", None),
+            ("forms", values, "value", ()),
+            ("weights", values, "value", 0.0),
+            ("aside", values, "value", 0),
+            ("stored_at", values, "value", None),
+            ("formed", values, "value", False),
         ):
             got = getattr(self, name)
             if not got and name not in ("makes", "seconds"):
                 object.__setattr__(self, name, (default,) * length)
             elif len(got) != length:
                 raise ValueError(f"{name} must have one entry for each {of}, {length}, got {len(got)}")
-        for name in ("nbytes", "other", "scratch"):
+        for name in ("nbytes", "other", "scratch", "aside"):
             require_bytes(name, getattr(self, name))
-        for i, seconds in enumerate(self.seconds):
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-                raise TypeError(f"seconds[{i}] must be an int or a float, got {seconds!r}")
-            if not 0 <= seconds < math.inf:
-                raise ValueError(f"seconds[{i}] must be finite and not negative, got {seconds}")
+        for name in ("seconds", "weights"):
+            for i, amount in enumerate(getattr(self, name)):
+                require_amount(f"{name}[{i}]", amount)
+        object.__setattr__(self, "forms", forms_of(self.forms))
         if not math.isfinite(sum(self.seconds)):
             raise ValueError("seconds must have a finite sum; use a larger unit")
-        for i, repeatable in enumerate(self.repeatable):
-            if not isinstance(repeatable, bool):
-                raise TypeError(f"repeatable[{i}] must be a bool, got {repeatable!r}")
+        for name in ("repeatable", "formed"):
+            for i, entry in enumerate(getattr(self, name)):
+                if not isinstance(entry, bool):
+                    raise TypeError(f"{name}[{i}] must be a bool, got {entry!r}")
+        for value, formed in enumerate(self.formed):
+            if formed and not self.forms[value]:
+                raise ValueError(f"formed[{value}] must be False, since the value has no forms")
         for name in ("reads", "makes", "backward"):
             object.__setattr__(
                 self, name, tuple(_values(f"{name}[{i}]", row, values) for i, row in enumerate(getattr(self, name)))
@@ -116,9 +136,18 @@ class TrainingStep:
         for value, event in enumerate(self.until):
             if event is None:
                 continue
-            _require_int(f"until[{value}]", event)
+            require_int(f"until[{value}]", event)
             if not 0 <= event < events:
                 raise ValueError(f"until[{value}] must be an event, from 0 to {events - 1}, or None, got {event}")
+        for value, op in enumerate(self.stored_at):
+            if op is None:
+                continue
+            require_int(f"stored_at[{value}]", op)
+            if not producers[value] <= op < len(self.reads):
+                raise ValueError(
+                    f"stored_at[{value}] must be an operator from {producers[value]}, which makes the value, to "
+                    f"{len(self.reads) - 1}, or None, got {op}"
+                )
         last_use = list(producers)
         for event, row in enumerate((*self.reads, *self.backward)):
             for value in row:
@@ -127,7 +156,7 @@ class TrainingStep:
         for value, old in enumerate(self.reuses):
             if old is None:
                 continue
-            _require_int(f"reuses[{value}]", old)
+            require_int(f"reuses[{value}]", old)
             if not 0 <= old < len(self.nbytes) or producers[old] >= producers[value] or old in overwritten:
                 raise ValueError(
                     f"reuses[{value}] must be a value of an earlier operator that nothing else overwrites, or None, "
@@ -151,6 +180,25 @@ class TrainingStep:
             list(self.scratch),
             [list(row) for row in self.backward],
             list(self.other),
+            [
+                [
+                    (
+                        form.held,
+                        form.restored,
+                        form.passing,
+                        float(form.store_seconds),
+                        float(form.restore_seconds),
+                        float(form.noise),
+                        form.serves,
+                    )
+                    for form in row
+                ]
+                for row in self.forms
+            ],
+            [float(weight) for weight in self.weights],
+            list(self.aside),
+            [-1 if op is None else op for op in self.stored_at],
+            list(self.formed),
         )
 
 
@@ -161,10 +209,11 @@ class StepUsage:
     Attributes:
         peak: the most bytes at once.
         event: the first event that reaches it.
-        seconds: of the operators that are repeated, twice of those that are so twice.
+        seconds: of the operators that are repeated, twice of those that are so twice, and of storing and restoring.
         nbytes: the most bytes during each event.
         segments: the operators that are repeated, those together that are repeated at once, in their order.
         inner: those that make what is not held once more, in the same way.
+        variance: the square of the gradient's relative error.
     """
 
     peak: int
@@ -173,10 +222,16 @@ class StepUsage:
     nbytes: tuple[int, ...]
     segments: tuple[tuple[int, ...], ...]
     inner: tuple[tuple[int, ...], ...] = ()
+    variance: float = 0.0
 
 
-def simulate(step: TrainingStep, kept: Sequence[bool], held: Sequence[bool] | None = None) -> StepUsage:
-    """Runs through forward and backward in numbers: bytes at each event, and the seconds of what is computed again.
+def simulate(
+    step: TrainingStep,
+    kept: Sequence[bool],
+    held: Sequence[bool] | None = None,
+    forms: Sequence[int] | None = None,
+) -> StepUsage:
+    """Runs through forward and backward in numbers: bytes at each event, and the seconds of what a plan does besides.
 
     A value lives from the operator that makes it to the last one that reads it, and if it is kept, to the last step of
     backward that needs it. What is not kept and still needed is made again from what is kept. The operators that do so
@@ -191,22 +246,42 @@ def simulate(step: TrainingStep, kept: Sequence[bool], held: Sequence[bool] | No
 
     Between two steps of backward, where a segment is repeated, ``other`` is the smaller of the two.
 
+    What waits does so in a form where ``forms`` says so. A kept value is there as it is until the forward and the
+    caller have had it last and it has been stored; its form is there from ``stored_at`` on, and ``passing`` at that
+    event. One that is made again is there as it is until its segment has read it last, and is stored then. Either is
+    restored at each step of backward that reads it. What was restored last stays for the next step of backward that
+    reads the same value; it is let go as soon as backward restores another one, and where there is no such step.
+    Within a step, what it repeats comes before what is restored of that, and after what is restored of the rest. An
+    operator that is repeated restores what it reads for itself. A form in which nothing waits, or that does not serve
+    an operator that reads the value when it is repeated, is none.
+
+    Noise adds up. What is made again has that of all that its operator reads, where it is repeated: of what waits in a
+    form, that of the form, too; and to backward it has that of its own form besides. ``variance`` is the sum over the
+    values that backward reads, each noise times its weight.
+
     Args:
         step: the numbers.
         kept: of each value, whether it is kept.
         held: of each value that is not kept, whether a segment that makes it again holds it for backward. ``None``: all
             are, and no operator is repeated twice.
+        forms: of each value, the number of the form in which it waits, from 0, or -1: as it is, as far as
+            ``formed`` lets it. ``None``: all do so.
 
     Raises:
-        TypeError: ``step`` is no ``TrainingStep``, or ``kept`` or ``held`` no sequence of bools.
-        ValueError: ``kept`` or ``held`` has not one entry for each value.
+        TypeError: ``step`` is no ``TrainingStep``, ``kept`` or ``held`` no sequence of bools, or ``forms`` none of ints.
+        ValueError: ``kept``, ``held`` or ``forms`` has not one entry for each value, or a value has no such form.
     """
     _require_step(step)
     _require_bools("kept", kept, len(step.nbytes))
     if held is not None:
         _require_bools("held", held, len(step.nbytes))
-    peak, event, seconds, nbytes, outer, inner = _native.simulate(step._native(), ranks_of(kept, held))
-    return StepUsage(peak, event, seconds, tuple(nbytes), _segments(outer), _segments(inner))
+    if forms is not None:
+        _require_forms(forms, step)
+    native = step._native()
+    peak, event, seconds, variance, nbytes, outer, inner = _native.simulate(
+        native, ranks_of(kept, held), list(forms or ())
+    )
+    return StepUsage(peak, event, seconds, tuple(nbytes), _segments(outer), _segments(inner), variance)
 
 
 def ranks_of(kept: Sequence[bool], held: Sequence[bool] | None) -> list[int]:
@@ -225,16 +300,6 @@ def _segments(first: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, segments.values()))
 
 
-def require_bytes(name: str, sizes: Sequence[int]) -> None:
-    """Each is an int that is not negative, and together they are below ``MOST_BYTES``."""
-    for i, size in enumerate(sizes):
-        _require_int(f"{name}[{i}]", size)
-        if size < 0:
-            raise ValueError(f"{name}[{i}] must not be negative, got {size}; it is a number of bytes")
-    if sum(sizes) >= MOST_BYTES:
-        raise ValueError(f"{name} must add up to less than 2**55, got {sum(sizes)}; use a larger unit")
-
-
 def _require_step(step: object) -> None:
     if not isinstance(step, TrainingStep):
         raise TypeError(f"step must be a TrainingStep, got {step!r}")
@@ -247,16 +312,22 @@ def _require_bools(name: str, entries: object, values: int) -> None:
         raise ValueError(f"{name} must have one entry for each value, {values}, got {len(entries)}")
 
 
-def _require_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
+def _require_forms(forms: object, step: TrainingStep) -> None:
+    if not isinstance(forms, Sequence) or isinstance(forms, str | bytes):
+        raise TypeError(f"forms must be a sequence of ints, got {forms!r}")
+    if len(forms) != len(step.nbytes):
+        raise ValueError(f"forms must have one entry for each value, {len(step.nbytes)}, got {len(forms)}")
+    for value, form in enumerate(forms):
+        require_int(f"forms[{value}]", form)
+        if not -1 <= form < len(step.forms[value]):
+            raise ValueError(f"forms[{value}] must be from -1 to {len(step.forms[value]) - 1}, got {form}")
 
 
 def _values(name: str, row: object, values: int) -> tuple[int, ...]:
     if not isinstance(row, Sequence) or isinstance(row, str | bytes):
         raise TypeError(f"{name} must be a sequence of values, got {row!r}")
     for value in row:
-        _require_int(f"each value of {name}", value)
+        require_int(f"each value of {name}", value)
         if not 0 <= value < values:
             raise ValueError(f"{name} must hold values from 0 to {values - 1}, got {value}")
     return tuple(dict.fromkeys(row))

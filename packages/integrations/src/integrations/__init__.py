@@ -1,8 +1,8 @@
-"""integrations: compressed training for any PyTorch model, the training loop unchanged.
+"""integrations: training in less memory for any PyTorch model, the training loop unchanged.
 
 import integrations
 
-integrations.compress_model(model, level="L1")
+integrations.compress_model(model, memory="8GiB")  # or a level: level="L1"
 ...train as before...
 print(integrations.compression(model).report())
 
@@ -16,6 +16,7 @@ from integrations.attach import compress, compress_model, compression, restore_m
 from integrations.compression import Compression
 from integrations.forecast import forecast
 from integrations.levels import LEVELS, Level
+from integrations.one_plan import apply, plan
 from integrations.report import Report, Row
 
 __all__ = [
@@ -28,9 +29,11 @@ __all__ = [
     "Report",
     "Row",
     "__version__",
+    "apply",
     "compress",
     "compress_model",
     "compression",
     "forecast",
+    "plan",
     "restore_model",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +14,9 @@ from torch import nn
 from integrations import blocks, fewbit, outcome, qmodules
 from integrations.adaptive.surroundings import undo_after_trial
 from integrations.blocks import BlockCompression, entered, in_block
+from integrations.bounds import Bounds
 from integrations.checkpoint.applied import CheckpointedForward
+from integrations.checkpoint.planning.budget import Budget
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.ecosystem import require_one_checkpointing
@@ -23,7 +25,7 @@ from integrations.forward import CompressedForward
 from integrations.keeping import require_paths
 from integrations.levels import resolve_level
 from integrations.qmodules import QLevel
-from integrations.recomputing import Asked, recomputing_for
+from integrations.recomputing import Asked, level_with, recomputing_for, require_one
 from integrations.stand_in import ForwardStandIn
 from integrations.unused import await_forward, await_no_longer
 
@@ -39,8 +41,12 @@ _lock = threading.Lock()
 
 def compress_model(
     model: Model,
-    level: str = "L1",
+    level: str | None = None,
     *,
+    memory: Budget | None = None,
+    time: float | None = None,
+    error: float | None = None,
+    stores: Iterable[str] | None = None,
     activations: str | int | Mapping[str, Any] | None = None,
     linear: str | float | Mapping[str, Any] | None = None,
     layers: str | QLevel | Mapping[str, Any] | None = None,
@@ -48,27 +54,52 @@ def compress_model(
     strict: bool = False,
     **options: Any,
 ) -> Model:
-    """Stores what autograd saves in the model's forward in fewer bits, from now on and in place.
+    """Trains a model in less memory, from now on and in place: what autograd saves in its forward waits for backward in
+    other ways than as it is.
+
+    ::
+
+        compress_model(model, memory="8GiB")  # the fastest training that fits
+        compress_model(model, memory=0.2, error=0)  # in a fifth of the plain step's, gradients bit for bit
+        compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
+
+    With ``memory``, ``time``, ``error`` or ``stores``, the first training forward is planned for: of each value the
+    plan says whether it is kept, rounded, stored exactly in fewer bits, computed again, or sent to host memory. Of
+    memory, time and error, what is not bounded is made the least: the time
+    within ``memory``, the memory within ``time``, the error where both are given, the memory where none is.
 
     The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
     ``restore_model`` undoes it. ``eval()``, ``no_grad`` and ``inference_mode`` are not affected.
 
     Args:
         model: any module.
-        level: one of ``integrations.LEVELS``: ``"L0"`` off, ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits;
-            ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on average, each tensor its own; ``"L3"`` those of L2 in
-            host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"`` tensors as they are there.
+        memory: the most that forward and backward may have allocated at once, beyond what is still allocated after
+            them: ``torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()`` right after backward, peak
+            statistics reset before the step. Bytes as an int, a string such as ``"8GiB"``, or a fraction of the plain
+            step's as a float in (0, 1].
+        time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
+        error: the most that the whole gradient may be off, relative to it, in [0, 1); 0 makes gradients bit for bit
+            those of the model. Where one of the others is given, 0.1 by default.
+        stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
+            the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
+            ``"host"``; forms such as ``"8 bits"`` by their names. All by default.
+        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not made again
+            is stored as the level says, whatever the error, and the plan says what is made again. ``"L0"`` off,
+            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
+            average, each tensor its own; ``"L3"`` those of L2 in host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"``
+            tensors as they are there.
         activations: exchanges activations for few-bit ones, before what is left is stored as the level says:
             ``"fewbit"`` for 3 bits, a number of bits from 1 to 8, or ``fewbit.convert``'s arguments.
         linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
             of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
         layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
             on average, another of ``qmodules.LEVELS``, or ``QModule``'s arguments.
-        checkpoint: lets backward make again some of what it needs, besides storing it: ``"optimal"`` as much as gives
-            the least peak; a budget of activation peak (bytes, ``"4GiB"``, or a fraction of the plain step's) as little
-            as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what it says, which may have a ``loss`` of its
-            own. The first training forward is planned for, on tensors without elements. What is kept for that is stored
-            in ``checkpoint_bits``, and what is made again as the level says, until backward reads it.
+        checkpoint: without the bounds above, lets backward make again some of what it needs, whatever the level does to
+            the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak (bytes, ``"4GiB"``, or
+            a fraction of the plain step's) as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
+            it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
+            elements. What is kept for that is stored in ``checkpoint_bits``, and what is made again as the level says,
+            until backward reads it.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
@@ -81,18 +112,22 @@ def compress_model(
     Raises:
         TypeError: ``model`` is not a module, or an argument has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
-            already, or follows a plan; an option applies to no layer of it; with ``checkpoint``, if the level is off or
-            adaptive, or a part of the model is compressed. The model is as it was then.
+            already, or follows a plan; an option applies to no layer of it; with a plan, if the level is adaptive, or
+            a part of the model is compressed. The model is as it was then. In the first training forward: no plan
+            keeps to the bounds; the message names the least that can be had.
     """
     inner = compiled_module(model)
+    bounds = Bounds.asked(memory, time, error, stores, level)
     exchanges = Exchanges.asked(activations, linear, layers)
+    level = level_with(level, bounds)
     handle = _new_handle(Compression, inner, level, strict, options)
     require_paths(inner, handle.level.keep)
-    if checkpoint is not None:
+    asked = require_one(bounds, checkpoint)
+    if asked is not None:
         exchanges.require_repeatable()
-        require_one_checkpointing(inner)
-        ForwardStandIn.require_none(inner, "give checkpoint to the whole model's compress_model")
-        handle.recomputing = recomputing_for(inner, handle.level, checkpoint)
+        require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint")
+        ForwardStandIn.require_none(inner, "give it to the whole model's compress_model")
+        handle.recomputing = recomputing_for(inner, handle.level, asked)
     if exchanges:
         exchanges.apply(inner, handle.level)
     # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
@@ -173,11 +208,12 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
     """
     model = compiled_module(model)
-    if "checkpoint" in options:
-        raise ValueError(
-            "checkpoint must be left out of a block, whose forward follows no plan of what backward makes again; "
-            "integrations.compress_model(model, level, checkpoint=...) has the model follow one"
-        )
+    for name in ("checkpoint", "memory", "time", "error", "stores"):
+        if name in options:
+            raise ValueError(
+                f"{name} must be left out of a block, whose forward follows no plan of what backward makes again; "
+                f"integrations.compress_model(model, {name}=...) has the model follow one"
+            )
     handle = _new_handle(BlockCompression, model, level, strict, options)
     require_paths(model, handle.level.keep)
     handle.leave_step = partial(_steps.__setitem__, model)

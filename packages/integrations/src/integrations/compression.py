@@ -98,14 +98,26 @@ class Compression(InModel):
     @property
     def name(self) -> str:
         """What warnings and errors call it: the model's class and the level."""
-        return f"{type(self.model).__name__} at {self.level.title(self.level_name)}"
+        return f"{type(self.model).__name__} at {self.title}"
+
+    @property
+    def title(self) -> str:
+        """The level with what was changed of it, or the plan where that alone decides how values wait."""
+        if self.recomputing is not None and self.level.off:
+            return self.recomputing.title()
+        return self.level.title(self.level_name)
+
+    @property
+    def off(self) -> bool:
+        """Whether a forward saves what it would save by itself: the level is off, and there is no plan."""
+        return self.level.off and self.recomputing is None
 
     # ---- a forward ----
 
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
-        off = (self.level.off and not self._looks) or self.closed or self._paused
+        off = (self.off and not self._looks) or self.closed or self._paused
         return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -243,7 +255,8 @@ class Compression(InModel):
         Args:
             closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
                 two gradients are compared. The state of training is as before afterwards, as far as ``adapt`` puts it
-                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so.
+                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so;
+                of a plan within a bound on the error, what was measured when it was made.
 
         Raises:
             TypeError: the closure cannot be called.
@@ -252,6 +265,10 @@ class Compression(InModel):
         """
         if closure is not None:
             return measure_error(self, closure)
+        followed = None if self.recomputing is None else self.recomputing.plan
+        if followed is not None and self.level.off:
+            known = followed.measured
+            return GradientError(followed.choice.error if known is None else known, measured=known is not None)
         if self.plan is None:
             raise ValueError(
                 "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
@@ -330,12 +347,12 @@ class Compression(InModel):
         rows = [Row.of(record, seconds.get(place)) for place, record in enumerate(records)]
         plan = self._adapter.in_words(self.level)
         monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
-        level, title = self.level, self.level.title(self.level_name)
+        level, title = self.level, self.title
         recomputed = "" if self.recomputing is None else self.recomputing.in_words()
         model = type(self.model).__name__
         exchanges = Exchanges.of(self.model)
         exchanged = "" if exchanges is None else exchanges.in_words(self.model)
-        return Report(title, rows, level.off, level.offload, plan, monitor, recomputed, model, exchanged=exchanged)
+        return Report(title, rows, self.off, level.offload, plan, monitor, recomputed, model, exchanged=exchanged)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have: plain values only."""

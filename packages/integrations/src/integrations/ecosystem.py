@@ -54,8 +54,12 @@ CHECKPOINTS = {
 """Attributes of modules that checkpoint their blocks themselves, and the calls that end it."""
 
 
-def require_one_checkpointing(model: nn.Module) -> None:
+def require_one_checkpointing(model: nn.Module, name: str = "checkpoint") -> None:
     """Refuses a model that checkpoints its blocks itself, for a plan of what backward makes again.
+
+    Args:
+        model: that is to be planned for.
+        name: of the argument that asks for it.
 
     Raises:
         ValueError: it does.
@@ -63,8 +67,8 @@ def require_one_checkpointing(model: nn.Module) -> None:
     for attribute, way_out in CHECKPOINTS.items():
         if checkpoints_itself(model, attribute):
             raise ValueError(
-                f"checkpoint must be None in a {type(model).__name__} that checkpoints its own blocks already: both "
-                f"would make the same tensors again; call {way_out} first, or leave checkpoint out"
+                f"{name} must be None in a {type(model).__name__} that checkpoints its own blocks already: both "
+                f"would make the same tensors again; call {way_out} first, or leave {name} out"
             )
 
 

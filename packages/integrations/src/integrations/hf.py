@@ -2,7 +2,7 @@
 
     from integrations.hf import compress_model
 
-    model = compress_model(AutoModelForCausalLM.from_pretrained(name), level="L1")
+    model = compress_model(AutoModelForCausalLM.from_pretrained(name), memory="8GiB")
 
 Eager attention and sdpa, tied weights and ``gradient_checkpointing_enable()`` need no preparation. ``generate()`` and
 all that runs in ``eval()`` are as they were.
@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 __all__ = ["CompressionCallback", "compress_model", "compression", "restore_model"]
 
 
-def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
+def compress_model(model: Model, level: str | None = None, **options: Any) -> Model:
     """``integrations.compress_model`` for a model of transformers, or one that contains such, as PEFT's do: the same
     arguments.
 

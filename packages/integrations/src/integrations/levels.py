@@ -121,7 +121,17 @@ give each tensor bits of its own, 4, 3 and 2 on average. L3 is L2 with the store
 with it there, and swap takes tensors there as they are."""
 
 
-_OTHERS = ("activations", "linear", "layers", "checkpoint", "strict")  # which are no fields of a level
+_OTHERS = (
+    "memory",
+    "time",
+    "error",
+    "stores",
+    "activations",
+    "linear",
+    "layers",
+    "checkpoint",
+    "strict",
+)  # which are no fields of a level
 
 
 def resolve_level(name: str, options: Mapping[str, Any]) -> Level:

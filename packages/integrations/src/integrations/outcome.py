@@ -40,6 +40,8 @@ def judge(handle: Compression, session: Session) -> None:
     # In compiled code the records do not tell what layers that were exchanged keep less.
     compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
     why = "" if compiled else why_not_smaller(records)
+    if handle.level.off and handle.recomputing is not None:
+        return  # a plan that has room may keep everything
     if not why:
         _effective.add(handle.model)
     elif _may_pass(handle, session):

@@ -15,11 +15,14 @@ from integrations.checkpoint.dispatch.memory import Geometry
 from integrations.checkpoint.dispatch.versions import unseen
 from integrations.checkpoint.execution.keeping import Exactly, Packed
 from integrations.checkpoint.execution.repeating import aside
-from integrations.checkpoint.execution.tape import Tape
-from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.execution.tape import UNPLANNED, Tape
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import hooks_unseen, units_of
 from integrations.checkpoint.planning.plans import Followed, Plans
+from integrations.levels import Level
+from integrations.saved.regions import View
+from integrations.saved.ways import Fate, Way, exactly, in_eight_bits, kept, way_of
+from integrations.stores import Store
 
 if TYPE_CHECKING:
     from integrations.saved.session import Session
@@ -34,27 +37,41 @@ class Following:
         model: of the forward.
         plans: that the plan is one of.
         followed: by the forward.
-        rounds: whether what is kept for repetitions is rounded.
+        level: as which everything waits that the plan has no store for, what it makes again included; ``None``: it
+            waits as it is.
     """
 
-    def __init__(self, model: nn.Module, plans: Plans, followed: Followed, rounds: bool) -> None:
-        self._model, self._plans, self._followed, self._rounds = model, plans, followed, rounds
+    def __init__(self, model: nn.Module, plans: Plans, followed: Followed, level: Level | None = None) -> None:
+        self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._contexts = ExitStack()
+
+    def way(self, base: Level) -> Way | None:
+        """How a session stores what the plan does not speak of, as where the forward is another than was planned for:
+        in exact forms, where nothing is to be rounded; else as its level does, and where that is off, in 8 bits, which
+        keep to any bound that is worth a plan. ``None`` for how its level does."""
+        if self._level is not None:
+            return None
+        if not self._followed.schedule.graph.rounded:
+            return exactly(base)
+        return in_eight_bits(base) if base.off else None
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""
         units = units_of(self._model)
         plan, schedule, _ = self._followed
-        if self._rounds:
+        rounds = schedule.graph.rounded if self._level is None else self._level.rounds_checkpoints
+        own_attention = schedule.graph.rounded if self._level is None else plan.compressed
+        if rounds:
             schedule = schedule.where_rounded
-        tape = Tape(schedule.within(units), _AsLevel(session, plan.graph, schedule))
-        session.make_again, session.aside = tape.handle, unseen
+        schedule = schedule.within(units)
+        by_level = self._level is not None
+        tape = Tape(schedule, _Read(session, schedule, by_level))
+        session.fates, session.aside = _Planned(session, tape, schedule, rounds, by_level), unseen
         tracker = session.tracker
         look = tracker.look
         if look is not None:
             tracker.look = partial(_unfollowed, look)
-        if not plan.compressed:  # nor made for a forward at a level, with the attention that a level has
-            tracker.pack = None
+        tracker.pack = session.hook if own_attention else None
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
             if units:
@@ -66,7 +83,7 @@ class Following:
     def end(self, session: Session, complete: bool) -> None:
         """The session is about to be left."""
         self._contexts.close()
-        session.make_again = None
+        session.fates = None
         if complete:
             self._tape.finish()
             if self._tape.astray:
@@ -78,23 +95,70 @@ def _unfollowed(look: Callable[[], None]) -> None:
         look()
 
 
-class _AsLevel(Exactly):
-    """Keeps what a repetition reads as a level keeps the inputs of a checkpoint."""
+class _Planned:
+    """What a plan says of the tensors that autograd saves in one forward.
 
-    def __init__(self, session: Session, graph: Graph, schedule: Schedule) -> None:
-        self._session, self._graph, self._schedule = session, graph, schedule
+    Args:
+        session: that stores them.
+        tape: that follows the forward.
+        schedule: that is followed.
+        rounds: whether what a repetition reads may be rounded.
+        by_level: whether what has no store waits as the session has it; otherwise as it is.
+    """
+
+    def __init__(self, session: Session, tape: Tape, schedule: Schedule, rounds: bool, by_level: bool) -> None:
+        self._session, self._tape, self._schedule = session, tape, schedule
+        self._rounds, self._by_level = rounds, by_level
+        self._unplanned = Fate(session.way)
+        self._fates: dict[tuple[Store | None, bool], Fate] = {}
+
+    def of(self, tensor: Tensor) -> Fate:
+        """What becomes of one."""
+        value = self._tape.value_of(tensor)
+        if value == UNPLANNED:
+            return self._unplanned
+        schedule = self._schedule
+        value = schedule.final(value)
+        key = schedule.stores.get(value), value in schedule.recomputed
+        fate = self._fates.get(key)
+        if fate is None:
+            fate = self._fates[key] = self._fate(*key)
+        return fate
+
+    def _fate(self, store: Store | None, again: bool) -> Fate:
+        session = self._session
+        if store is not None:
+            way = way_of(store, session.level)
+        elif self._by_level:
+            way = session.way
+        else:  # of what is made again, and then waits as it is, signs and the like may have to be stored now
+            way = exactly(session.level) if again else kept(session.level)
+        waits = store is not None or self._by_level
+        return Fate(way, self._tape.handle, waits, self._rounds) if again else Fate(way)
+
+
+class _Read(Exactly):
+    """What repetitions of one forward read, which they get in the form in which autograd has it, too."""
+
+    def __init__(self, session: Session, schedule: Schedule, by_level: bool) -> None:
+        self._session, self._schedule, self._by_level = session, schedule, by_level
         self._known: dict[tuple[int, Geometry, bool], Packed] = {}
 
     def read(self, tensor: Tensor, value: int) -> Packed:
-        """Its stored form, which autograd may share."""
+        """Its stored form."""
         key = value, Geometry.of(tensor), tensor.requires_grad
         found = self._known.get(key)
         if found is None:
+            final, values = self._schedule.final(value), self._schedule.graph.values
+            decided = values[value].exact and self._may_be_rounded(final)
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                decided = _DECIDED if self._graph.values[value].exact else ""
-                found = self._known[key] = self._session.pack_held(tensor, decided)
-            while value in self._schedule.becomes:
-                value = self._schedule.becomes[value]
-            if self._graph.values[value].saved < 0:  # autograd alone would not keep it
+                found = self._known[key] = self._session.pack_held(tensor, _DECIDED if decided else "")
+            if values[final].saved < 0:  # autograd alone would not keep it
                 self._session.records[-1].original_bytes = 0
+        elif isinstance(found, View):  # one more reader, who may find it restored
+            return found.again()
         return found
+
+    def _may_be_rounded(self, value: int) -> bool:
+        store = self._schedule.stores.get(value)
+        return self._by_level if store is None else not store.exact

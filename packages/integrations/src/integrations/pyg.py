@@ -2,7 +2,7 @@
 
     from integrations.pyg import compress_model
 
-    model = compress_model(GCN(...), level="L1")
+    model = compress_model(GCN(...), memory="8GiB")
 
 Message passing needs no preparation: linear layers, gathers and scatters are called through torch, where they are seen.
 """
@@ -24,15 +24,15 @@ Model = TypeVar("Model", bound=nn.Module)
 __all__ = ["compress_model", "compression", "restore_model"]
 
 
-def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
+def compress_model(model: Model, level: str | None = None, **options: Any) -> Model:
     """``integrations.compress_model`` for a model with layers of PyTorch Geometric: the same arguments.
 
     ::
 
         model = compress_model(model, level="L1")
 
-    ``linear`` takes PyG's own linear layers, too. A ``checkpoint`` is planned for each shape of input that comes by:
-    with sampled batches, each of another shape, leave it out.
+    ``linear`` takes PyG's own linear layers, too. A plan (``memory``, ``checkpoint``) is made for each shape of input
+    that comes by: with sampled batches, each of another shape, leave it out.
 
     Raises:
         TypeError, ValueError: as ``integrations.compress_model`` does, or the model has nothing of PyG.

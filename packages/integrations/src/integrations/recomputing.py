@@ -1,4 +1,4 @@
-"""``Recomputing``: a compressed model's plan of what backward makes again, as it was asked for."""
+"""``Recomputing``: a compressed model's plan of how values wait for backward, as it was asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from integrations.adaptive.ranks import distributed
+from integrations.bounded import Weights, chosen, front_of, with_error_measured
+from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.graphs.fingerprint import fingerprint
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.graphs.signature import Signature
@@ -17,44 +20,75 @@ from integrations.checkpoint.planning.plans import Plans
 from integrations.levels import Level
 from integrations.locking import OwnLock
 from integrations.plan_forward import Following
-from integrations.planning import planned
 
-Asked = str | int | float | Plan
+Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
 NOT_COMPILED = (
-    "a forward that torch compiles follows no plan of what backward makes again, and is compressed alone; leave out "
-    "checkpoint, or do not compile the model"
+    "a forward that torch compiles follows no plan of what backward makes again, and is stored as the level says; "
+    "leave out checkpoint, memory, time and error, or do not compile the model"
 )
 
 
+def level_with(level: str | None, bounds: Bounds | None) -> str:
+    """The name of a model's level, where it may have been left out: with bounds, one at which a plan decides all."""
+    if level is None:
+        return "L1" if bounds is None else "L0"
+    return level
+
+
+def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None:
+    """What ``compress_model`` was asked to plan; ``None`` where it was nothing.
+
+    Raises:
+        TypeError: ``checkpoint`` has the wrong type.
+        ValueError: it is no budget, or was asked for beside bounds.
+    """
+    if checkpoint is None:
+        return bounds
+    if bounds is not None:
+        raise ValueError(
+            "checkpoint must be None beside memory, time, error and stores, whose plan has backward compute again what "
+            f"is worth it, got {checkpoint!r}; memory takes the same budgets"
+        )
+    require_asked(checkpoint)
+    return checkpoint
+
+
+def planning_for(asked: Asked) -> str:
+    """What was asked for, in words that name the arguments."""
+    if isinstance(asked, Bounds):
+        return f"plan({asked})"
+    return "a plan of its own" if isinstance(asked, Plan) else f"checkpoint={asked!r}"
+
+
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
-    """What backward makes again in a model at a level.
+    """What a model at a level is asked to plan.
 
     Raises:
         TypeError: ``asked`` has the wrong type.
         ValueError: it is no budget, or a plan of another model; or the level is one that nothing can be made again at.
     """
-    require_asked(asked)
-    require_fixed(level)
+    if not isinstance(asked, Bounds):
+        require_asked(asked)
+    require_fixed(level, "memory" if isinstance(asked, Bounds) else "checkpoint")
     if isinstance(asked, Plan):
         require_of(asked, model)
     return Recomputing(asked, level)
 
 
-def require_fixed(level: Level) -> None:
+def require_fixed(level: Level, name: str = "checkpoint") -> None:
     """Refuses levels at which nothing can be made again.
+
+    Args:
+        level: of the model.
+        name: of the argument that asks for a plan.
 
     Raises:
         ValueError: it is one.
     """
-    if level.off:
-        raise ValueError(
-            "checkpoint must be None at a level that is off, which stores nothing in another way; "
-            "integrations.checkpoint.apply(model, plan) makes tensors again without compression"
-        )
     if level.adaptive and level.bits is not None:
         raise ValueError(
-            "checkpoint must be None at an adaptive level, which measures each tensor as the forward stores it, and "
+            f"{name} must be None at an adaptive level, which measures each tensor as the forward stores it, and "
             "what backward makes again is stored by nobody then; take a level of fixed bits, such as 'L1'"
         )
 
@@ -80,10 +114,10 @@ def require_asked(asked: object) -> None:
 
 
 class Recomputing:
-    """What backward makes again in a compressed model, as it was asked for.
+    """How a model's values wait for backward where a plan says so, as it was asked for.
 
     Attributes:
-        asked: ``"optimal"``, a budget, or a plan.
+        asked: bounds, a plan; or, of what is made again beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
     """
 
@@ -93,7 +127,8 @@ class Recomputing:
         self._attempts = Attempts()
         self._lock = OwnLock()
         if isinstance(asked, Plan):
-            self.plans = _LevelPlans(asked, level) if asked.compressed else Plans(asked, "replan")
+            stores = asked.compressed or asked.menus is not None
+            self.plans = _Fronts(asked, level) if stores else Plans(asked, "replan")
 
     @property
     def plan(self) -> Plan | None:
@@ -106,19 +141,36 @@ class Recomputing:
         """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
 
         Raises:
-            ValueError: the budget cannot be met; the message names the least that can.
+            ValueError: no plan keeps to what was asked for; the message names the least that can be had.
         """
         self._attempts.start()
         with self._lock:  # of two threads one plans
             if self.plans is None:
                 assert not isinstance(self.asked, Plan)
                 inputs = Signature.of(args, kwargs)
-                plan = self._attempts.plan(model, inputs, lambda: planned(model, level, args, kwargs))
+                bounds = self._bounds
+                weights = Weights(model, args, kwargs, among_ranks=distributed()) if bounds.error else None
+                plan = self._attempts.plan(
+                    model,
+                    inputs,
+                    lambda: front_of(model, level, bounds, args, kwargs, weights=weights, in_step=True),
+                )
                 if plan is None:
                     return None
-                self.plans = _LevelPlans(plan if self.asked == OPTIMAL else plan.within(self.asked), level)
+                self.plans = _Fronts(chosen(plan, bounds, model, args, kwargs, in_step=True), level, weights)
         followed = self.plans.plan_for(model, args, kwargs)
-        return None if followed is None else Following(model, self.plans, followed, level.rounds_checkpoints)
+        if followed is None:
+            return None
+        by_value = followed.plan.menus is not None and followed.plan.level is None
+        return Following(model, self.plans, followed, None if by_value else level)
+
+    @property
+    def _bounds(self) -> Bounds:
+        """What was asked for; of a plan of what is made again beside a level, in the same words."""
+        if isinstance(self.asked, Bounds):
+            return self.asked
+        assert not isinstance(self.asked, Plan)
+        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=AGAIN)
 
     def note_returned(self) -> None:
         """The forward that ``following`` was asked for in this thread has returned."""
@@ -132,13 +184,22 @@ class Recomputing:
         if plan is None:
             return "No plan yet of what backward makes again"
         count = len(plan.segments)
+        if not count and plan.choice.stores:
+            return "By a plan that makes nothing again"
         return f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made"
+
+    def title(self) -> str:
+        """What was asked for, for a report."""
+        return planning_for(self.asked)
 
     def state(self) -> dict[str, Any]:
         """Plain values only."""
-        given = isinstance(self.asked, Plan)
+        asked: Any = None if isinstance(self.asked, Plan) else self.asked
         plan = None if self.plans is None else self.plans.last
-        return {"asked": None if given else self.asked, "plan": None if plan is None else plan.to_json()}
+        return {
+            "asked": asked.content() if isinstance(asked, Bounds) else asked,
+            "plan": None if plan is None else plan.to_json(),
+        }
 
     @staticmethod
     def of(state: Mapping[str, Any], model: nn.Module, level: Level) -> Recomputing:
@@ -153,9 +214,11 @@ class Recomputing:
         if plan is not None:
             require_of(plan, model)
         asked: Any = plan if state["asked"] is None else state["asked"]
+        if isinstance(asked, Mapping):
+            asked = Bounds.of(asked)
         found = recomputing_for(model, level, asked)
         if plan is not None and found.plans is None:
-            found.plans = _LevelPlans(plan, level)
+            found.plans = _Fronts(plan, level)
         return found
 
 
@@ -172,13 +235,33 @@ def require_of(plan: Plan, model: nn.Module) -> None:
         )
 
 
-class _LevelPlans(Plans):
-    """Plans that know how what is kept is stored."""
+class _Fronts(Plans):
+    """Plans whose values may wait in stores, or are stored as a level says."""
 
-    def __init__(self, plan: Plan, level: Level) -> None:
+    def __init__(self, plan: Plan, level: Level, weights: Weights | None = None) -> None:
         super().__init__(plan, "replan")
-        self._level = level
+        self._level, self._weights = level, weights
+
+    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        return with_error_measured(super()._made(model, args, kwargs, real), model, args, kwargs)
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
-        return planned(model, self._level, args, kwargs, real, first.loss, first.graph.holds_outputs)
+        bounds = Bounds(error=None if first.compressed else first.error, stores=first.stores)
+        if self._weights is None and bounds.error:
+            self._weights = Weights(model, args, kwargs, first.loss)
+        return front_of(
+            model,
+            self._level,
+            bounds,
+            args,
+            kwargs,
+            real=real,
+            loss=first.loss,
+            holds_outputs=first.graph.holds_outputs,
+            weights=self._weights,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without a measurement, which is of the model itself."""
+        return {**self.__dict__, "_weights": None}

@@ -15,20 +15,25 @@ from integrations.adaptive.unmeasured import judge_measurement
 from integrations.checkpoint.execution.repeating import require_no_plan
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
-from integrations.saved.policy import FixedBits
+from integrations.saved.policy import FixedBits, Policy
 from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
 from integrations.saved.timed import TimedSession
+from integrations.saved.ways import Way
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
     from integrations.plan_forward import Following
 
 
-def recipes_under(handle: Compression, plan: Plan | None) -> Recipes:
-    """The handle's recipes, with a plan's bits where there is one."""
-    fixed = FixedBits(handle.stores_at)
-    handle._recipes = handle._recipes.under(fixed if plan is None else PlannedBits(fixed, plan))
+def recipes_under(handle: Compression, plan: Plan | None, way: Way | None = None) -> Recipes:
+    """The handle's recipes, with a plan's bits where there is one; as a way has it, where that is given."""
+    if way is not None:
+        policy: Policy = way.policy
+    else:
+        fixed = FixedBits(handle.stores_at)
+        policy = fixed if plan is None else PlannedBits(fixed, plan)
+    handle._recipes = handle._recipes.under(policy)
     return handle._recipes
 
 
@@ -46,11 +51,12 @@ class RunningSession:
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
         kind = Session if handle.timed is None else TimedSession
+        way = None if following is None else following.way(handle.stores_at)
         self._session = kind(
             handle.model,
             handle._paths,
-            recipes_under(handle, plan),
-            handle.stores_at,
+            recipes_under(handle, plan, way),
+            handle.stores_at if way is None else way.level,
             step,
             current_rank(),
             observer=probe,

@@ -17,7 +17,7 @@ def measure_times(handle: Compression, closure: Callable[[], Any]) -> TimedSessi
     """Runs a closure twice, to warm up and to measure; the session of its last forward. See ``Compression.report``."""
     require_closure(closure)
     require_compressed(handle, "report")
-    if handle.level.off:
+    if handle.off:
         raise ValueError(f"the level must compress to take time, got {handle.level_name}; try level='L1'")
     with handle.trial_run(), trial(handle.model) as met:
         closure()

@@ -2,7 +2,7 @@
 
     from integrations.timm import compress_model
 
-    model = compress_model(timm.create_model("resnet50"), level="L1")
+    model = compress_model(timm.create_model("resnet50"), memory="8GiB")
 
 timm's own activations, fused attention or not, and ``set_grad_checkpointing`` (``checkpoint_seq``) need no preparation.
 """
@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound=nn.Module)
 __all__ = ["compress_model", "compression", "restore_model"]
 
 
-def compress_model(model: Model, level: str = "L1", **options: Any) -> Model:
+def compress_model(model: Model, level: str | None = None, **options: Any) -> Model:
     """``integrations.compress_model`` for a model of timm, or one that contains such: the same arguments.
 
     ::

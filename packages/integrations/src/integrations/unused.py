@@ -61,7 +61,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     }
     for handle in list(_waiting):
         model = handle._model.alive  # a shallow copy of one that is gone has its handle
-        if model is None or handle.level.off:
+        if model is None or handle.off:
             continue
         if any(id(parameter) in stepped for parameter in model.parameters()):
             _tell(handle, type(optimizer).__name__)

@@ -42,7 +42,7 @@ def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientEr
     """Runs a closure exactly and compressed, and compares the gradients. See ``Compression.gradient_error``."""
     require_closure(closure)
     require_compressed(handle, "gradient_error")
-    if handle.level.off:
+    if handle.off:
         raise ValueError(f"the level must compress to have an error, got {handle.level_name}; try level='L1'")
     parameters = list(handle.model.parameters())
     with handle.trial_run(), trial(handle.model) as met:

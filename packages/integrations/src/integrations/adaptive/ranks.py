@@ -4,6 +4,7 @@ of the gradient: the largest."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -48,6 +49,15 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
                 "every rank run the same modules in the step that is measured, or choose a level of fixed bits"
             )
     return first
+
+
+def first_of(value: Any) -> Any:
+    """Rank 0's value; others' do not count. Every rank calls this at the same time."""
+    if not distributed():
+        return value
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found[0]
 
 
 def largest(value: float) -> float:

@@ -2,6 +2,7 @@
 
 from integrations.fewbit import functional
 from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
+from integrations.fewbit.codebook import Codebook
 from integrations.fewbit.conversion import Summary
 from integrations.fewbit.convert import convert, is_converted, restore_model, summary
 from integrations.fewbit.fit import approximate, estimate_error
@@ -42,6 +43,7 @@ from integrations.fewbit.modules import (
     Tanhshrink,
     Threshold,
 )
+from integrations.fewbit.noise import slope_error, slope_noise
 from integrations.fewbit.steps import LevelTable, StepTable
 from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.tables import level_table, table
@@ -57,6 +59,7 @@ __all__ = [
     "GLU",
     "SELU",
     "Activation",
+    "Codebook",
     "FewBitFunction",
     "Hardshrink",
     "Hardsigmoid",
@@ -100,6 +103,8 @@ __all__ = [
     "level_table",
     "map_module",
     "restore_model",
+    "slope_error",
+    "slope_noise",
     "summary",
     "table",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 from os import PathLike
@@ -33,35 +33,72 @@ def write_page(report: Report, path: str | PathLike[str]) -> None:
 
 def page_of(report: Report) -> str:
     """The page."""
-    template = Template(files("integrations.report").joinpath("page.html").read_text(encoding="utf-8"))
     timed = any(row.seconds is not None for row in report.rows)
-    name = f"{report.model} at {report.level}" if report.model else f"Level {report.level}"
-    return template.substitute(
-        title=escape(report.title),
-        heading=escape(name),
+    return filled(
+        title=report.title,
+        heading=f"{report.model} at {report.level}" if report.model else f"Level {report.level}",
         subheading="What autograd keeps from forward to backward, and what is kept instead",
-        figures="".join(_figures(report)),
-        lines=escape(report.caption),
+        figures=_figures(report),
+        lines=report.caption,
         charts=_charts(report),
-        headings="".join(_headings(timed)),
-        rows="".join(_rows_of(tree_of(report.rows), 0, "", report.original_bytes, timed, iter(range(1 << 30)))),
+        listing="Every tensor",
+        filtered="module, operator, codec",
+        headings=_headings(timed),
+        rows=_rows_of(tree_of(report.rows), 0, "", report.original_bytes, timed, iter(range(1 << 30))),
+    )
+
+
+def filled(
+    *,
+    title: str,
+    heading: str,
+    subheading: str,
+    figures: Iterable[str],
+    lines: str,
+    charts: str,
+    listing: str,
+    filtered: str,
+    headings: Iterable[str],
+    rows: Iterable[str],
+) -> str:
+    """A page of this look.
+
+    Args:
+        title, heading, subheading, lines: text; the last may have several lines.
+        figures, charts, headings, rows: HTML.
+        listing: what the table lists.
+        filtered: by what its rows are found.
+    """
+    template = Template(files("integrations.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(title),
+        heading=escape(heading),
+        subheading=escape(subheading),
+        figures="".join(figures),
+        lines=escape(lines),
+        charts=charts,
+        listing=escape(listing),
+        filtered=escape(filtered),
+        headings="".join(headings),
+        rows="".join(rows),
     )
 
 
 def _figures(report: Report) -> Iterator[str]:
     count = sum(not row.owner for row in report.rows)
-    yield _figure(format_bytes(report.original_bytes), "as autograd keeps it")
-    yield _figure(format_bytes(report.stored_bytes), "compressed", "main")
-    yield _figure(f"{report.ratio:.1f}×", "smaller", "main")
+    yield figure(format_bytes(report.original_bytes), "as autograd keeps it")
+    yield figure(format_bytes(report.stored_bytes), "compressed", "main")
+    yield figure(f"{report.ratio:.1f}×", "smaller", "main")
     if report.host_bytes:
-        yield _figure(format_bytes(report.host_bytes), "of that, in host memory")
-    yield _figure(f"{count:,}", "tensor" if count == 1 else "tensors")
+        yield figure(format_bytes(report.host_bytes), "of that, in host memory")
+    yield figure(f"{count:,}", "tensor" if count == 1 else "tensors")
     times = [row.seconds for row in report.rows if row.seconds is not None]
     if times:
-        yield _figure(format_seconds(sum(times)), "a step for compression")
+        yield figure(format_seconds(sum(times)), "a step for compression")
 
 
-def _figure(number: str, words: str, kind: str = "") -> str:
+def figure(number: str, words: str, kind: str = "") -> str:
+    """A number on a card."""
     return f'<div class="card {kind}"><b>{number}</b><span class="faint">{words}</span></div>'
 
 
@@ -97,7 +134,7 @@ def _rows_of(part: Part, level: int, within: str, whole: int, timed: bool, ids: 
     yield (
         f'<tr class="part opens" data-id="{key}" data-within="{within}" data-level="{level}" '
         f'data-text="{escape(part.path.lower())}">{name}<span class="mark">▸</span>{escape(part.name)}</td>'
-        f'<td colspan="4" class="faint">{escape(part.operators())}</td>{_numbers(numbers)}<td></td></tr>\n'
+        f'<td colspan="4" class="faint">{escape(part.operators())}</td>{cells(numbers)}<td></td></tr>\n'
     )
     for row in part.rows:
         yield _tr(level + 1, key, row, "<td></td>", whole, timed)
@@ -119,9 +156,10 @@ def _tr(level: int, within: str, row: Row, name: str, whole: int, timed: bool) -
     return (
         f'<tr data-within="{within}" data-level="{level}" data-text="{escape(text)}">{name}<td>{escape(operator)}</td>'
         f"<td>{format_shape(row.shape)}</td><td>{str(row.dtype).removeprefix('torch.')}</td>"
-        f'<td><code>{escape(codec)}</code></td>{_numbers(numbers)}<td class="why">{escape(row.why)}</td></tr>\n'
+        f'<td><code>{escape(codec)}</code></td>{cells(numbers)}<td class="why">{escape(row.why)}</td></tr>\n'
     )
 
 
-def _numbers(numbers: list[str]) -> str:
+def cells(numbers: Iterable[str]) -> str:
+    """The cells of a row that have numbers."""
     return "".join(f'<td class="number">{escape(number)}</td>' for number in numbers)

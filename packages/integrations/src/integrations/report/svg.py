@@ -94,6 +94,41 @@ def _keys(apart: bool) -> str:
     )
 
 
+def front(points: Sequence[tuple[int, float]], chosen: tuple[int, float]) -> str:
+    """Memory against time, of plans that none beats in both.
+
+    Args:
+        points: bytes, and the added time in per cent.
+        chosen: the plan that is marked.
+    """
+    size, unit = unit_of(max(1, max(count for count, _ in points)))
+    right, top = 1.05 * max(count for count, _ in points) or 1, 1.15 * max(time for _, time in points) or 1
+
+    def x(count: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT) * count / right
+
+    def y(time: float) -> float:
+        return (_HEIGHT - _BOTTOM) * (1 - max(0.0, time) / top)
+
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 14}" role="img" aria-label="memory against time">']
+    for tick in _ticks(top):
+        parts.append(f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    parts += [
+        f'<text x="{x(tick * size):.1f}" y="{y(0) + 16:.1f}" text-anchor="middle">{tick:g}</text>'
+        for tick in _ticks(right / size)
+    ]
+    moves = "L".join(f"{x(count):.1f},{y(time):.1f}" for count, time in points)
+    parts.append(f'<path d="M{moves}" fill="none" stroke="var(--after)" stroke-width="1.5"/>')
+    parts += [f'<circle class="after" cx="{x(count):.1f}" cy="{y(time):.1f}" r="3"/>' for count, time in points]
+    count, time = chosen
+    parts.append(f'<circle class="device" cx="{x(count):.1f}" cy="{y(time):.1f}" r="6"/>')
+    parts.append(f'<text x="{_WIDTH}" y="{y(0) + 32:.1f}" text-anchor="end">activation peak, {unit}</text></svg>')
+    keys = (("after", "added time of plans, %"), ("device", "this plan"))
+    listed = "".join(f'<span><i class="key {kind}"></i>{words}</span>' for kind, words in keys)
+    return f'{"".join(parts)}<div class="keys">{listed}</div>'
+
+
 def _ticks(top: float) -> list[float]:
     """About five round numbers from 0 to below ``top``."""
     wanted = top / 5

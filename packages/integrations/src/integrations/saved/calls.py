@@ -52,6 +52,12 @@ class Call:
         return operator_name(self.function)
 
     @property
+    def in_place(self) -> bool:
+        """Whether the function's name says that it overwrites its input."""
+        name = str(getattr(self.function, "__name__", "")).split(".")[0]
+        return name.endswith("_") and not name.endswith("__")
+
+    @property
     def given(self) -> Arguments:
         """All that was given to the function."""
         return Arguments(self._args, self._kwargs)

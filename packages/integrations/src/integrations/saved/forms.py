@@ -17,6 +17,13 @@ from integrations.saved.arguments import Arguments, two_valued
 from integrations.saved.regions import Exact, View, codec_name
 from integrations.saved.rules import Need
 
+SLOPE = "backward asks only for the derivative, of which these bits tell the nearest level"
+"""The reason in a row."""
+_NO_CURVATURE = (
+    "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would give "
+    "another number for it; store its input in bits (slope_bits=None) where gradients are differentiated"
+)
+
 
 class Form(Protocol):
     """What autograd holds in place of a tensor."""
@@ -93,6 +100,21 @@ class Sides(Held):
         eps = torch.finfo(values.dtype).eps
         inside = values.clamp(self.low + eps * abs(self.low), self.high - eps * abs(self.high))
         return values.where(beyond, inside)
+
+
+@dataclass(frozen=True, eq=False)
+class Slope(Held):
+    """The codes of a ``Codebook``, for the first derivative alone."""
+
+    def unpack(self) -> Tensor:
+        """Elements with the levels for slopes.
+
+        Raises:
+            RuntimeError: autograd asks with a graph of this backward to come, in which they would mean nothing.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(_NO_CURVATURE)
+        return super().unpack()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw
 from integrations.jumps import names
 from integrations.levels import Level
 from integrations.saved.rules import RULES, Need, Rule
+from integrations.saved.slopes import has_slope
+from integrations.stores import Store
 
 # They normalise the last dimensions; the others take statistics over many rows.
 _ROW_NORMS = ("layer_norm", "rms_norm")
@@ -24,6 +26,9 @@ _BITS = {
     Need.ATTENTION: "attention_bits",
     Need.RECOMPUTED: "checkpoint_bits",
 }
+# Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
+_JUMPING = ("hardswish",)
+_CHECKPOINT = "checkpoint"  # which is no operator: it holds what backward computes something again from
 UNKNOWN = "the operator that saves it is unknown"
 # Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
 # save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
@@ -48,6 +53,8 @@ class Decision:
             backward decides by it, by its signs above all, or asks for nothing but its shape, or nobody knows what it
             asks.
         normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
+        slope_bits: of the derivative, to store that in the place of an activation's tensor if the arguments of the call
+            allow it (``saved/slopes.py``); all else here is what holds where they do not.
     """
 
     codec: Codec | None
@@ -56,11 +63,12 @@ class Decision:
     indices: bool = False
     from_forward: bool = False
     normalised: bool = False
+    slope_bits: int | None = None
 
     @property
     def asks_call(self) -> bool:
         """Whether the arguments of the call are to be looked at."""
-        return self.indices or self.normalised or self.form is not None
+        return self.indices or self.normalised or self.form is not None or self.slope_bits is not None
 
 
 class Policy(Protocol):
@@ -133,6 +141,77 @@ class FixedBits:
         return None if bits is None or own is None else max(bits, own)
 
 
+@dataclass(frozen=True)
+class ExactForms:
+    """The policy of what is not to be rounded: what backward needs less of than the elements, such as signs, masks,
+    shapes and indices, is stored in as few bits as that takes, and all else is kept as it is.
+
+    Attributes:
+        level: says what is small, and what is kept; of its bits nothing.
+    """
+
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
+        if isinstance(decision.codec, GroupAffine):
+            return Decision(
+                Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward
+            )
+        return decision
+
+
+@dataclass(frozen=True)
+class Shared(FixedBits):
+    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
+    for those whose slope jumps where they are clamped. Nor does one have smaller groups than another, so that nothing
+    is stored a second time for the better: those of all suit rows that a normalisation may take."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = super().decide(saved)
+        codec = decision.codec
+        if not isinstance(codec, GroupAffine):
+            return decision
+        if codec.group_size == self.level.group_size or saved.operator == _CHECKPOINT:
+            decision = replace(decision, codec=replace(codec, group_size=_shared_group(saved, self.level.group_size)))
+        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
+            return replace(decision, form=None)
+        return decision
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """A policy that stores what an activation saves by its derivative, and all else as another one says.
+
+    Attributes:
+        policy: the other.
+        bits: of the derivative, 1 to 8.
+        level: says what is too small, and which modules are kept exactly.
+    """
+
+    policy: Policy
+    bits: int
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The other's decision, which holds where the call's arguments allow no codebook."""
+        decision = self.policy.decide(saved)
+        too_small = saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes
+        if too_small or saved.module in self.level.keep or not has_slope(saved):
+            return decision
+        return replace(decision, slope_bits=self.bits)
+
+
+def policy_of(store: Store, base: Level) -> Policy:
+    """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
+    ``Store.level``."""
+    level = store.level(base)
+    policy = ExactForms(level) if store.bits is None else Shared(level)
+    return policy if store.slope_bits is None else Slopes(policy, store.slope_bits, level)
+
+
 def _decides(saved: SavedTensor) -> bool:
     """Whether backward asks of a tensor on which side of a jump its elements are, or may: nobody knows what it asks
     where there is no rule. Whole numbers and truth values are never made again from rounded values."""
@@ -159,6 +238,13 @@ def _row_group(saved: SavedTensor, limit: int) -> int:
     if not contiguous:
         return 0
     return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
+
+
+def _shared_group(saved: SavedTensor, limit: int) -> int:
+    """A group that suits whoever reads the tensor: of one row where rows are what a normalisation may take, as those of
+    sequences are; images have rows, too, which are short and belong together."""
+    rows = _row_group(saved, limit)
+    return rows if rows and (len(saved.shape) <= 3 or 2 * rows >= limit) else limit
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,6 +1,6 @@
 """What is known of a saved tensor before its elements are looked at, kept from one forward to the next.
 
-A forward saves the same tensors as the one before, in most models. So each description is made once, and the policy,
+A forward saves the same tensors as the one before, in most models. So each description is made once, and its policy,
 which is a function of nothing else, asked once.
 """
 
@@ -40,23 +40,23 @@ class Recipe:
         saved: its description.
         identity: of its noise.
         extent: of its memory.
-        decision: how it is stored if autograd alone keeps it alive.
     """
 
     __slots__ = ("_kept", "_policy", "_taken", "extent", "identity", "saved")
 
-    def __init__(self, saved: SavedTensor, extent: Extent, policy: Policy) -> None:
+    def __init__(self, saved: SavedTensor, extent: Extent) -> None:
         self.saved = saved
         self.identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         self.extent = extent
-        self._policy = policy
+        self._policy: Policy | None = None  # that has decided last
         self._taken: Decision | None = None
         self._kept: Record | None = None
 
-    @property
-    def decision(self) -> Decision:
-        if self._taken is None:
-            self._taken = self._policy.decide(self.saved)
+    def decision(self, policy: Policy) -> Decision:
+        """How such a policy has it stored if autograd alone keeps it alive. A tensor has the same one from one forward
+        to the next, so it is asked once."""
+        if self._taken is None or self._policy is not policy:
+            self._policy, self._taken = policy, policy.decide(self.saved)
         return self._taken
 
     def kept_by(self, owner: str) -> Record:
@@ -95,6 +95,6 @@ class Recipes:
         if recipe is None or not recipe.fits(tensor):
             module, operator, role = place
             saved = SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
-            recipe = Recipe(saved, Extent.of(tensor), self.policy)
+            recipe = Recipe(saved, Extent.of(tensor))
             self._recipes[place, occurrence] = recipe
         return recipe

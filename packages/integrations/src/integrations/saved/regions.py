@@ -201,6 +201,10 @@ class View:
             self.region.waiting -= 1
         return self.view_of(self.region.elements(self.sign))
 
+    def again(self) -> View:
+        """The same for one more reader."""
+        return View(self.region, self.layout, self.offset, self.sign)
+
     def view_of(self, elements: Tensor) -> Tensor:
         """The tensor, of the region's elements."""
         region, layout = self.region, self.layout

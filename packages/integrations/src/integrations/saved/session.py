@@ -31,6 +31,7 @@ from integrations.saved.storage import Storages
 from integrations.saved.storing import StoredLater, Storing
 from integrations.saved.tensors import storage_of, storages_of
 from integrations.saved.watch import Observer
+from integrations.saved.ways import Fates, Way
 
 _innermost = threading.local()  # .session: the one entered last in this thread
 _NOTHING = nullcontext()
@@ -60,8 +61,9 @@ class Session:
         look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
 
     Attributes:
-        make_again: what autograd is to hold in the place of a tensor that backward makes again, to be stored as told
-            from then on; ``None`` for a tensor that is to be stored now, or where all are.
+        level: as given.
+        way: how a tensor is stored of which no plan speaks.
+        fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level has it.
         aside: a block in which the session's own operators on a tensor are not taken for the forward's.
     """
 
@@ -82,14 +84,14 @@ class Session:
         self._paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
-        self._recipes, self._level = recipes, level
+        self._recipes, self.level = recipes, level
         self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
         self._step, self._rank = step, rank
         self.storages = Storages()
-        self._storing = Storing(level, self.storages)
+        self.way = Way(recipes.policy, level)
         self.announced = Announced(self)
-        self.make_again: Callable[[Tensor, StoredLater], Packed | None] | None = None
+        self.fates: Fates | None = None
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] = _in_sight
         self._occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
@@ -99,11 +101,12 @@ class Session:
     def begin_as(self, recipes: Recipes, step: int, observer: Observer | None) -> None:
         """Goes on as another forward of the same level, before anything was saved."""
         self._recipes, self._step, self._observer = recipes, step, observer
+        self.way = Way(recipes.policy, self.level)
         self.tracker.watcher = None if observer is None else self._watch
 
     def __enter__(self) -> Self:
         with ExitStack() as contexts:
-            self._hook, unpack = contexts.enter_context(hooks_of(self, self._level))
+            self._hook, unpack = contexts.enter_context(hooks_of(self, self.level))
             contexts.enter_context(self.tracker)
             contexts.enter_context(listening(self.announced))
             try:
@@ -112,11 +115,11 @@ class Session:
                 _explain(error)
                 raise
             self._contexts = contexts.pop_all()
-        if self._level.bits is not None:
+        if self.level.bits is not None:
             self.tracker.pack = self._hook
         self._checkpoints = Checkpoints(self, self._hook, self.tracker.born)
         self.tracker.look = self._checkpoints.look
-        if self._level.rounds_checkpoints:
+        if self.level.rounds_checkpoints:
             self.tracker.over = self._checkpoints.over
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
         if self._observer is not None:
@@ -149,6 +152,11 @@ class Session:
         assert self._observer is not None
         here = getattr(_innermost, "session", None) is self  # another session at the same level has the same hooks
         self._observer.called(tensors, here and self.is_innermost())
+
+    @property
+    def hook(self) -> Callable[[Tensor], Packed] | None:
+        """What autograd gives to this session while it is entered."""
+        return self._hook
 
     def is_innermost(self) -> bool:
         """Whether autograd gives what it saves now to the hooks of this session's level."""
@@ -189,12 +197,11 @@ class Session:
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
         """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
         outer, self.tracker.call = self.tracker.call, Boundary()
-        again, self.make_again = self.make_again, None
         try:
             with self.aside(tensor):
                 return self._pack_one(tensor, self._paths.running() or "", obstacle)
         finally:
-            self.tracker.call, self.make_again = outer, again
+            self.tracker.call = outer
 
     def _pack_one(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
         call = self.tracker.call
@@ -220,23 +227,28 @@ class Session:
         if owner:
             noted(self.records, recipe.kept_by(owner), due)
             return Kept.of(tensor)
-        decision, extent = recipe.decision, recipe.extent
+        fate = None if self.fates is None else self.fates.of(tensor)
+        way = self.way if fate is None else fate.way
+        decision, extent = recipe.decision(way.policy), recipe.extent
         original_bytes = 0 if due is not None and due.row is not None else self.storages.original_bytes(storage)
-        record = Record(saved, "kept", obstacle or decision.why, "", original_bytes)
+        why = way.planned if way.planned and isinstance(decision.codec, GroupAffine) else decision.why
+        record = Record(saved, "kept", obstacle or why, "", original_bytes)
         record = noted(self.records, record, due)
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = replayable(self.stream(recipe.identity, saved), tensor)
-        if self.make_again is not None and not (decision.from_forward and self._level.rounds_checkpoints):
-            later = StoredLater(self._level, decision, extent, saved, stream, call)
-            handle = self.make_again(tensor, later)
+        if fate is not None and fate.again is not None and not isinstance(call, Boundary):
+            handle = None
+            if not (fate.aside and decision.from_forward):
+                later = StoredLater(way.level, decision, extent, saved, stream, call) if fate.waits else None
+                handle = fate.again(tensor, later)
             if handle is not None:
                 record.codec, record.why = RECOMPUTED, "made again for backward"
                 settle(due)
                 return self._input(tensor, handle, extent, record)
         if len(self.tracker.exposed) and storage in self.tracker.exposed:
             self.storages.forget(storage)
-        packed, codec = self._storing.store(tensor, decision, extent, record, call, stream)
+        packed, codec = Storing(way.level, self.storages).store(tensor, decision, extent, record, call, stream)
         settle(due)
         self._tell(saved, tensor, codec, packed)
         lossy = codec is not None and isinstance(inner(codec), GroupAffine)
@@ -245,7 +257,7 @@ class Session:
     def _input(self, tensor: Tensor, packed: Packed, extent: Extent, record: Record) -> Packed:
         """What autograd holds in the place of a tensor: an input of a checkpoint may have to be kept after all."""
         checkpoint = self._checkpoints
-        if checkpoint is None or self.tracker.call is not None or not self._level.rounds_checkpoints:
+        if checkpoint is None or self.tracker.call is not None or not self.level.rounds_checkpoints:
             return packed
         if record.saved.operator != checkpoints.OPERATOR:
             return packed

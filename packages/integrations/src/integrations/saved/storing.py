@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from actcore import Codec, Layout, Offload, Raw, SavedTensor
+from actcore import Codec, Layout, Offload, Raw, SavedTensor, compress
 from integrations.levels import Level
 from integrations.plain import has_elements
 from integrations.saved.calls import Call
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
-from integrations.saved.forms import Form, Packed, form_of, window_indices
+from integrations.saved.forms import SLOPE, Form, Packed, Slope, form_of, window_indices
 from integrations.saved.policy import Decision
 from integrations.saved.recipes import Extent
 from integrations.saved.records import RECOMPUTED, Record
 from integrations.saved.regions import Stream
+from integrations.saved.slopes import activation_of, codebook_of
 from integrations.saved.storage import Storages
 
 _STORAGES = "storages"
@@ -42,9 +43,13 @@ class Storing:
         """Stores a tensor as it was decided, and writes into its record how.
 
         Returns:
-            what is held in its place, and the codec; ``None`` for a tensor that is kept.
+            what is held in its place, and the codec; ``None`` for a tensor that is kept, or of which a derivative is.
         """
         try:
+            slope = self._slope(tensor, decision, call)
+            if slope is not None:
+                record.codec, record.why, record.stored_bytes, record.host = slope.name, SLOPE, slope.nbytes, slope.host
+                return slope, None
             form = self._form(tensor, decision, call, stream)
             if form is not None:
                 record.codec, record.stored_bytes, record.host = form.name, form.nbytes, form.host
@@ -60,6 +65,16 @@ class Storing:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self.storages.keep(tensor, extent, record), None
+
+    def _slope(self, tensor: Tensor, decision: Decision, call: Call | None) -> Slope | None:
+        """The bits of an activation's derivative, if they are asked for and its arguments allow them."""
+        if decision.slope_bits is None or call is None or not packable(tensor):
+            return None
+        activation = activation_of(call.name, call.given, call.in_place)
+        codebook = codebook_of(activation, decision.slope_bits, tensor.dtype)
+        if codebook is None:
+            return None
+        return Slope(compress(tensor.detach(), self._placed(codebook, tensor)))
 
     def _form(self, tensor: Tensor, decision: Decision, call: Call | None, stream: Stream) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""

@@ -20,7 +20,7 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
 
     ::
 
-        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[CompressionCallback(level="L1")])
+        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[CompressionCallback(memory="8GiB")])
         trainer.train()
 
     The model is compressed when training begins, as ``compress_model`` does it; one that is compressed already keeps
@@ -30,12 +30,12 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
     ``compression_original_bytes`` and ``compression_stored_bytes``, of the last forward on this rank.
 
     Args:
-        level: one of ``integrations.LEVELS``.
+        level: one of ``integrations.LEVELS``; by default ``"L1"``, or none where ``memory`` or the like is given.
         report: where the report of the last forward goes when training ends: a path that ends in ``.json`` or
             ``.html``; ``True`` prints it; ``None`` does neither.
         restore: whether the model is restored then. One that was compressed before training stays so.
         resume: whether a checkpoint's state is taken over; ``False`` begins the rounding anew.
-        **arguments: the other arguments of ``compress_model``.
+        **arguments: the other arguments of ``compress_model``, such as ``memory="8GiB"``.
 
     Attributes:
         handle: of the model that is trained, or was trained last; ``None`` before.
@@ -49,7 +49,7 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
 
     def __init__(
         self,
-        level: str = "L1",
+        level: str | None = None,
         *,
         report: Reported = None,
         restore: bool = True,

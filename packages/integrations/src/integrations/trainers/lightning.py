@@ -32,27 +32,27 @@ class CompressionCallback(lightning.Callback):
     where one was named.
 
     Args:
-        level: one of ``integrations.LEVELS``.
+        level: one of ``integrations.LEVELS``; by default ``"L1"``, or none where ``memory`` or the like is given.
         module: the path of a submodule, such as ``"net"`` or ``"net.encoder"``.
         report: where the report of the last forward goes when training ends: a path that ends in ``.json`` or
             ``.html``; ``True`` prints it; ``None`` does neither.
         restore: whether the module is restored then, and after an exception. One that was compressed before stays so.
         resume: whether a checkpoint's state is taken over; ``False`` begins the rounding anew.
-        **arguments: the other arguments of ``compress_model``.
+        **arguments: the other arguments of ``compress_model``, such as ``memory="8GiB"``.
 
     Attributes:
         handle: of what is trained, or was trained last; ``None`` before.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the level or an option is unknown, or a value is out of range; or ``checkpoint`` comes without
-            ``module``. When fitting begins: there is no such submodule, it is compressed with other arguments, or the
-            checkpoint is of another level.
+        ValueError: the level or an option is unknown, or a value is out of range; or what asks for a plan (``memory``,
+            ``time``, ``error``, ``stores``, ``checkpoint``) comes without ``module``. When fitting begins: there is no
+            such submodule, it is compressed with other arguments, or the checkpoint is of another level.
     """
 
     def __init__(
         self,
-        level: str = "L1",
+        level: str | None = None,
         *,
         module: str | None = None,
         report: Reported = None,
@@ -64,11 +64,12 @@ class CompressionCallback(lightning.Callback):
             raise TypeError(f"module must be the path of a submodule, such as 'net', or None, got {module!r}")
         if module == "":
             raise ValueError("module must be the path of a submodule, such as 'net', got ''; None is all of it")
-        if module is None and arguments.get("checkpoint") is not None:
-            raise ValueError(
-                "checkpoint must be None where module is, because what backward makes again is planned for the call of "
-                "a module, and not for training_step; name the submodule that training_step calls, such as module='net'"
-            )
+        for name in ("checkpoint", "memory", "time", "error", "stores"):
+            if module is None and arguments.get(name) is not None:
+                raise ValueError(
+                    f"{name} must be None where module is, because a plan is made for the call of a module, and not "
+                    "for training_step; name the submodule that training_step calls, such as module='net'"
+                )
         self.module = module
         self._training = CompressedTraining(level, report, restore, resume, arguments)
         self._resumed: dict[str, Any] | None = None  # the state in the checkpoint of the run that begins

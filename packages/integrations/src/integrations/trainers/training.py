@@ -12,10 +12,11 @@ from typing import Any
 from torch import nn
 
 from integrations.attach import compress_model, compression, restore_model
+from integrations.bounds import Bounds
 from integrations.compression import Compression
 from integrations.exchanges import Exchanges
 from integrations.levels import resolve_level
-from integrations.recomputing import require_asked, require_fixed
+from integrations.recomputing import Asked, level_with, planning_for, require_fixed, require_one
 
 Reported = bool | str | PathLike[str] | None
 
@@ -47,16 +48,20 @@ class CompressedTraining:
         ValueError: the level or an option is unknown, or a value is out of range: now, not when the model is there.
     """
 
-    def __init__(self, level: str, report: Reported, restore: bool, resume: bool, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, level: str | None, report: Reported, restore: bool, resume: bool, arguments: Mapping[str, Any]
+    ) -> None:
         for name, value in (("restore", restore), ("resume", resume), ("strict", arguments.get("strict", False))):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
-        self.level_name = level
-        self.level = resolve_level(level, {name: arguments[name] for name in arguments if name not in _KEYWORDS})
+        bounds = Bounds.asked(*(arguments.get(name) for name in ("memory", "time", "error", "stores")), level)
+        self.asked = require_one(bounds, arguments.get("checkpoint"))
+        self.level_name = level_with(level, bounds)
+        options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
+        self.level = resolve_level(self.level_name, options)
         self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers")))
-        if arguments.get("checkpoint") is not None:
-            require_asked(arguments["checkpoint"])
-            require_fixed(self.level)
+        if self.asked is not None:
+            require_fixed(self.level, "memory" if bounds is self.asked else "checkpoint")
             self.exchanges.require_repeatable()
         self.prints = report is True
         self.path = _checked_path(report)
@@ -128,13 +133,12 @@ class CompressedTraining:
     def _require_like(self, handle: Compression) -> None:
         """Refuses a model that somebody has compressed in another way."""
         wanted, found = self.level.title(self.level_name), handle.level.title(handle.level_name)
-        asked = self.arguments.get("checkpoint")
         if handle.level != self.level:
             difference = f"at {found}, and the callback's level is {wanted}"
         elif handle.strict != self.arguments.get("strict", False):
             difference = f"with strict={handle.strict}, and the callback's is {not handle.strict}"
-        elif (None if handle.recomputing is None else handle.recomputing.asked) != asked:
-            difference = f"with another checkpoint than the callback's {asked!r}"
+        elif (None if handle.recomputing is None else handle.recomputing.asked) != self.asked:
+            difference = f"with another plan than the callback's: {_in_words(self.asked)}"
         elif (Exchanges.of(handle.model) or Exchanges()) != self.exchanges:
             difference = "with another choice of activations, linear and layers than the callback's"
         else:
@@ -163,7 +167,20 @@ class CompressedTraining:
                 f"{self.level.title(self.level_name)}: give the callback that level and its options, or resume=False, "
                 "which begins the rounding anew"
             )
+        asked = (state.get("recomputing") or {}).get("asked")
+        ours = self.asked.content() if isinstance(self.asked, Bounds) else None
+        if asked != ours and (ours is not None or isinstance(asked, Mapping)):
+            theirs = f"plan({Bounds.of(asked)})" if isinstance(asked, Mapping) else "no such plan"
+            raise ValueError(
+                f"the checkpoint is of a run with {theirs}, and the callback's has "
+                f"{_in_words(self.asked)}: give the callback the same memory, time, "
+                "error and stores, or resume=False, which begins the rounding anew"
+            )
         handle.load_state_dict(state)
+
+
+def _in_words(asked: Asked | None) -> str:
+    return "none" if asked is None else planning_for(asked)
 
 
 def _checked_path(report: Reported) -> Path | None:

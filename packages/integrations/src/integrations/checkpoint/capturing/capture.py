@@ -19,7 +19,7 @@ from integrations.checkpoint.capturing.loss import Differentiated, Loss, differe
 from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.checkpoint.capturing.recording import Recording
 from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
-from integrations.checkpoint.costs.modelled import modelled
+from integrations.checkpoint.costs.modelled import Costs, modelled
 from integrations.checkpoint.costs.workspaces import measured
 from integrations.checkpoint.dispatch.casts import fresh_casts
 from integrations.checkpoint.dispatch.indices import keeps_elements
@@ -55,6 +55,7 @@ def capture(
     real: bool = False,
     hooks: Hooks | None = None,
     measure: bool = False,
+    costs: Costs = modelled,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Graph:
@@ -76,6 +77,7 @@ def capture(
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
         hooks: for who wants to see what the recorder sees, or runs the forward in surroundings of its own.
         measure: find out on this machine what operators take in time and in memory of their own, see ``measured``.
+        costs: else, of the operators: by constants, unless ``modelled.by`` is given rates of this machine.
         loss: from the model's output to what is differentiated, see ``differentiated``.
         holds_outputs: whether the step holds the output during backward. ``None``: unless the model returns its loss.
 
@@ -87,9 +89,9 @@ def capture(
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
-    with _capturing():
+    with capturing():
         found, note = contextvars.copy_context().run(_recorded, trial, real)
-    return _graph(trial, found, note, measure)
+    return _graph(trial, found, note, measured if measure else costs, measure)
 
 
 class _Trial(NamedTuple):
@@ -116,7 +118,8 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def _capturing() -> Iterator[None]:
+def capturing() -> Iterator[None]:
+    """A block in which forwards only are looked at: what stands in a model's forward leaves them alone."""
     before, _here.capturing = _here.capturing, True
     try:
         yield
@@ -129,9 +132,9 @@ def _own_hooks(recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
     yield recorder.pack
 
 
-def _graph(trial: _Trial, found: _Recorded, note: str, measure: bool) -> Graph:
+def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bool) -> Graph:
     model, differentiated = trial.model, found.differentiated
-    ops, values, steps, other, standing = found.recording.parts(measured if measure else modelled)
+    ops, values, steps, other, standing = found.recording.parts(costs)
     graph = Graph(
         ops=ops,
         values=values,
@@ -210,7 +213,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
     def stand_in(tensor: Tensor) -> Tensor:
         if mode is None:
-            return tensor.detach() if _is_only_read(tensor, written) else tensor.detach().clone()
+            return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()
         if id(tensor) in whole:
             dtype, on = whole[id(tensor)]
             with mode:
@@ -300,6 +303,6 @@ def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor, device: torch.device) ->
     return mode.from_tensor(tensor.detach())
 
 
-def _is_only_read(tensor: Tensor, written: Collection[int]) -> bool:
+def is_only_read(tensor: Tensor, written: Collection[int]) -> bool:
     """Whether it need not be copied: parameters, and what is large and neither a buffer nor an input."""
     return isinstance(tensor, nn.Parameter) or (id(tensor) not in written and tensor.numel() > _MOST_COPIED)

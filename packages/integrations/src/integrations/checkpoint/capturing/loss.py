@@ -19,6 +19,16 @@ OF_LOSS = "what loss returned"
 """What is said of a step that differentiates what a function of the user's returned."""
 
 
+def require_loss(loss: object) -> None:
+    """Refuses what is no ``Loss``.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
+
+
 class Differentiated(NamedTuple):
     """What backward starts from.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actcore import SavedTensor
 from integrations.checkpoint.capturing.backward import Backward
 from integrations.checkpoint.capturing.contents import Contents
 from integrations.checkpoint.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
@@ -41,6 +42,10 @@ class Recorder(TorchDispatchMode):
         paths: tells in which module's forward an operator runs.
         fake: whether the tensors are fake. In the place of those that autograd saves it gets others for backward, and
             copies of real ones, so that memory lives as long as somebody other than autograd holds it.
+
+    Attributes:
+        outlines: of each value, the tensor as which it was made.
+        paused: whether what runs is nobody's.
     """
 
     def __init__(self, paths: ModulePaths, fake: bool) -> None:
@@ -59,19 +64,35 @@ class Recorder(TorchDispatchMode):
         self._finished = False
         self._versions: dict[int, int] = {}  # of the tensors in a storage, as the last operator left them
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of what values hold
+        self.outlines: list[SavedTensor] = []
 
     @property
     def _event(self) -> int:
         """The last event that has begun."""
         return self._recording.events - 1
 
+    @property
+    def operators(self) -> int:
+        """How many the forward has had so far."""
+        return len(self._recording.ops)
+
+    @property
+    def module(self) -> str:
+        """Path of the module in whose forward the caller is; empty for the model itself."""
+        return self._paths.running() or ""
+
     def value_of(self, tensor: Tensor) -> int | None:
         """The value that a tensor is a view of."""
         return self._memory.value_in(tensor) if is_plain(tensor) else None
 
+    @property
+    def rounded(self) -> set[int]:
+        """The values of which an operator has read a tensor that a gradient goes through."""
+        return {value for op in self._recording.ops for value in op.rounded}
+
     def start_backward(self) -> None:
         """What runs from now on are steps of backward."""
-        with self._pausing():
+        with self.pausing():
             for key in self._contents.changed_since():
                 self._written_unseen(key)
         self._backward = Backward(self._recording, self._memory)
@@ -145,7 +166,7 @@ class Recorder(TorchDispatchMode):
         self._recording.ops.append(
             RecordedOp(
                 name=traits.name,
-                module=self._paths.running() or "",
+                module=self.module,
                 reads=reads,
                 makes=tuple(range(first, first + len(makes))),
                 call=self._recording.calls.note(func, args, kwargs, results),
@@ -186,7 +207,9 @@ class Recorder(TorchDispatchMode):
                 op.repeatable = False
 
     @contextmanager
-    def _pausing(self) -> Iterator[None]:
+    def pausing(self) -> Iterator[None]:
+        """A block in which nothing is written down."""
+        """A block in which nothing is recorded."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -222,6 +245,7 @@ class Recorder(TorchDispatchMode):
         """Notes a new value, in the memory of a tensor."""
         value, storage = len(self._values), tensor.untyped_storage()
         self._values.append(RecordedValue(allocated_for(tensor), op, reuses))
+        self.outlines.append(SavedTensor.of(tensor))
         if reuses >= 0:
             self._values[reuses].until = op
             self._values[reuses].reused = True
@@ -243,7 +267,7 @@ class Recorder(TorchDispatchMode):
         value = self.value_of(tensor)
         if value is None or value == PASSING or self._backward is not None:
             return tensor
-        with self._pausing():
+        with self.pausing():
             self._look((tensor,))
         self._recording.ops[-1].packs.append(value)
         return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
@@ -252,7 +276,7 @@ class Recorder(TorchDispatchMode):
         """A copy of a tensor's memory: if autograd held the memory itself, nobody could tell who else does."""
         found = self._copies.get(value)
         if found is None:
-            with self._pausing():
+            with self.pausing():
                 found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
                 found.set_(tensor.untyped_storage().clone())
             self._copies[value] = found
@@ -265,7 +289,7 @@ class Recorder(TorchDispatchMode):
         if self._backward is not None:
             self._backward.read(saved.value)
         geometry = saved.geometry
-        with self._pausing():
+        with self.pausing():
             if saved.copy is not None:
                 return geometry.view(saved.copy)
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)

@@ -111,7 +111,7 @@ class Tagging(TorchDispatchMode):
 
     def _tag(self) -> None:
         """Writes at the nodes what the plan says of them."""
-        planned = [Operator(op.name, op.shapes, op.makes) for op in self._plan.graph.ops]
+        planned = [Operator(op.name, op.shapes, op.makes) for op in self._plan.followed.ops]
         entries = [entry for entry in self._traced if not entry.view]
         traced = [entry.called for entry in entries]
         found = match(planned, traced)
@@ -152,8 +152,8 @@ class Tagging(TorchDispatchMode):
 
 def _needed(plan: Plan) -> set[int]:
     """The values that backward needs, or what it repeats."""
-    needed = {number for number, value in enumerate(plan.graph.values) if value.saved >= 0}
-    for op, planned in zip(plan.graph.ops, plan.schedule.ops, strict=True):
+    needed = {number for number, value in enumerate(plan.followed.values) if value.saved >= 0}
+    for op, planned in zip(plan.followed.ops, plan.schedule.ops, strict=True):
         if planned.segment >= 0 or planned.inner >= 0:
             needed.update(op.reads)
     return needed

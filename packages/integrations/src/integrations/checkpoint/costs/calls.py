@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from integrations.checkpoint.costs.modelled import seconds_of
+from integrations.checkpoint.costs.modelled import Work, work_of
 from integrations.checkpoint.dispatch.memory import is_plain
 
 _PASSED_ON = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -42,7 +42,7 @@ class Call:
         args, kwargs: its arguments, with ``Like`` for tensors.
         grad: whether gradients are enabled: kernels may ask for that.
         device: the type of the one on which it runs; empty where nobody can make it again.
-        seconds: its time, by arithmetic.
+        work: what it has to do.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Call:
     kwargs: dict[str, Any]
     grad: bool
     device: str
-    seconds: float
+    work: Work
 
     def packed(self) -> bytes:
         """Pickled for ``Repeated``, which unpickles it with tensors."""
@@ -91,8 +91,8 @@ class Calls:
             alike_args, alike_kwargs, device, text = (), {}, "", str(len(self.distinct))
         place = self._places.setdefault((function, text), len(self.distinct))
         if place == len(self.distinct):
-            seconds = seconds_of(function, args, kwargs, results)
-            self.distinct.append(Call(str(function), alike_args, alike_kwargs, grad, device, seconds))
+            work = work_of(function, args, kwargs, results)
+            self.distinct.append(Call(str(function), alike_args, alike_kwargs, grad, device, work))
         return place
 
 

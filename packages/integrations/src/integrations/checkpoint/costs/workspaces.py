@@ -18,7 +18,7 @@ import torch
 
 from integrations.checkpoint.costs import repeated
 from integrations.checkpoint.costs.calls import Call
-from integrations.checkpoint.costs.modelled import Cost
+from integrations.checkpoint.costs.modelled import Cost, modelled
 from integrations.checkpoint.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, setting
 from integrations.warn import warn
 
@@ -38,7 +38,7 @@ def measured(calls: Sequence[Call]) -> list[Cost]:
     Args:
         calls: those of a training step that differ.
     """
-    costs = [Cost(call.seconds) for call in calls]
+    costs = modelled(calls)
     for device, measure in (("cpu", _on_cpu), ("cuda", _on_cuda)):
         places = [place for place, call in enumerate(calls) if call.device == device]
         if places:

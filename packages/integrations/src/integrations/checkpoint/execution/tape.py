@@ -18,7 +18,8 @@ from integrations.checkpoint.execution.repeating import drawing, here, require_n
 from integrations.checkpoint.execution.segments import Handle, Segment
 from integrations.checkpoint.graphs.schedule import Schedule
 
-_UNPLANNED = -1  # in the place of a value: memory that no segment makes again
+UNPLANNED = -1
+"""In the place of a value: memory of which the plan does not know."""
 _EXACTLY = Exactly()
 
 
@@ -109,7 +110,7 @@ class Tape(TorchDispatchMode):
         handle = self.handle(tensor)
         if handle is not None:
             return handle
-        value = self._value_of(tensor)
+        value = self.value_of(tensor)
         return self._keeping_of(value).saved(tensor, value)
 
     def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
@@ -119,8 +120,8 @@ class Tape(TorchDispatchMode):
             tensor: that autograd saves.
             later: how it is stored once it is made; ``None``: it is kept until it is read.
         """
-        value = self._value_of(tensor)
-        if value == _UNPLANNED or not self._schedule.is_made_again(value):
+        value = self.value_of(tensor)
+        if value == UNPLANNED or not self._schedule.is_made_again(value):
             return None
         level = self._inner if self._schedule.is_made_inside(value) else self._outer
         segment = level.segment_of.get(value)
@@ -129,13 +130,14 @@ class Tape(TorchDispatchMode):
             return None
         return Handle(segment, value, tensor, later)
 
-    def _value_of(self, tensor: Tensor) -> int:
+    def value_of(self, tensor: Tensor) -> int:
+        """The value in whose memory a tensor lies; ``UNPLANNED`` for none."""
         value = self._memory.value_in(tensor) if is_plain(tensor) else None
-        return _UNPLANNED if value is None else value
+        return UNPLANNED if value is None else value
 
     def _keeping_of(self, value: int) -> Keeping:
         """Memory that is written again, part by part, is kept as it is: a stored form for each part would be more."""
-        return _EXACTLY if value == _UNPLANNED or value in self._schedule.becomes else self._keeping
+        return _EXACTLY if value == UNPLANNED or value in self._schedule.becomes else self._keeping
 
     def _next_segments(self) -> list[tuple[_Level, Segment]]:
         """The segments of the operator that is expected: of each kind one, if it is to be repeated there."""
@@ -161,8 +163,8 @@ class Tape(TorchDispatchMode):
 
     def _noted(self, given: Any, level: _Level, segment: Segment) -> Any:
         if isinstance(given, Tensor):
-            value = self._value_of(given)
-            if value != _UNPLANNED and level.segment_of.get(value) is segment:
+            value = self.value_of(given)
+            if value != UNPLANNED and level.segment_of.get(value) is segment:
                 return Reference(value, Geometry.of(given))
             # An alias that is made inside a mode shares the version counter only so.
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
@@ -218,7 +220,7 @@ class Tape(TorchDispatchMode):
                     self._next += 1
                     return planned.makes
                 self._leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
-        return (_UNPLANNED,) * count
+        return (UNPLANNED,) * count
 
     def _leave(self, found: str) -> None:
         """The forward is not the graph's."""

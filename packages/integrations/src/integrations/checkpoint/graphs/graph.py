@@ -108,6 +108,8 @@ class Graph:
         differentiated: what backward starts from, in words.
         holds_outputs: whether all that the model returns is held during backward.
         accumulates: whether each parameter has a gradient already, to which backward adds.
+        rounded: whether it is of a forward in which what backward reads may be rounded: with attention that keeps
+            query, key and value alone, from which backward computes it again, and in which nothing is decided again.
     """
 
     ops: tuple[Op, ...]
@@ -124,6 +126,12 @@ class Graph:
     differentiated: str = ""
     holds_outputs: bool = True
     accumulates: bool = False
+    rounded: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Of forward and backward, as they are."""
+        return sum(op.seconds for op in self.ops) + sum(step.seconds for step in self.steps)
 
     @property
     def accumulating(self) -> Graph:
@@ -148,6 +156,11 @@ class Graph:
         fixed = {value for op in self.ops if op.decides for value in op.makes}
         fixed.update(number for number, value in enumerate(self.values) if value.exact)
         return self.keeping(fixed) if fixed else self
+
+    @property
+    def as_rounded(self) -> Graph:
+        """The graph of a forward whose plan may round what backward reads."""
+        return replace(self.where_rounded, rounded=True)
 
     def to_json(self) -> str:
         """The graph as JSON, in which all numbers stay exact."""

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import within_units
+from integrations.stores import Store
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Schedule:
         graph: of which it is.
         kept, held: as they were asked for.
         any_sizes: whether it is for inputs of any sizes.
+        stores: of values that do not wait for backward as they are, by what their memory holds in the end.
     """
 
     ops: tuple[Planned, ...]
@@ -53,6 +55,7 @@ class Schedule:
     kept: frozenset[int] = field(repr=False)
     held: frozenset[int] | None = field(repr=False)
     any_sizes: bool = False
+    stores: Mapping[int, Store] = field(default_factory=dict)
     _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def within(self, units: frozenset[str]) -> Schedule:
@@ -60,7 +63,7 @@ class Schedule:
         if not units:
             return self
         if units not in self._within:
-            made = Schedule.of(within_units(self.graph, units), self.kept, self.held)
+            made = Schedule.of(within_units(self.graph, units), self.kept, self.held, self.stores)
             self._within[units] = made.of_any_sizes() if self.any_sizes else made
         return self._within[units]
 
@@ -69,18 +72,24 @@ class Schedule:
         """The schedule where what is kept is rounded: nothing is decided again."""
         if self.graph.where_rounded is self.graph:
             return self
-        made = Schedule.of(self.graph.where_rounded, self.kept, self.held)
+        made = Schedule.of(self.graph.where_rounded, self.kept, self.held, self.stores)
         return made.of_any_sizes() if self.any_sizes else made
 
     def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
-        return self._final(value) in self.recomputed
+        return self.final(value) in self.recomputed
 
     def is_made_inside(self, value: int) -> bool:
         """Whether that is made by an inner segment."""
-        return self._final(value) in self.inner
+        return self.final(value) in self.inner
 
-    def _final(self, value: int) -> int:
+    def store_of(self, value: int) -> Store | None:
+        """The store in which what the memory of a value holds in the end waits for backward, be it kept or made again;
+        ``None`` where it waits as it is."""
+        return self.stores.get(self.final(value))
+
+    def final(self, value: int) -> int:
+        """What the memory of a value holds in the end."""
         while value in self.becomes:
             value = self.becomes[value]
         return value
@@ -91,7 +100,13 @@ class Schedule:
         return replace(self, ops=ops, any_sizes=True, _within={})
 
     @classmethod
-    def of(cls, graph: Graph, kept: Collection[int], held: Collection[int] | None = None) -> Schedule:
+    def of(
+        cls,
+        graph: Graph,
+        kept: Collection[int],
+        held: Collection[int] | None = None,
+        stores: Mapping[int, Store] | None = None,
+    ) -> Schedule:
         """The schedule by which these values are kept, and the others if they have to be.
 
         Kept is also what cannot be made again. What backward needs neither by itself nor for what it needs is left
@@ -103,11 +118,14 @@ class Schedule:
             kept: numbers of values.
             held: numbers of values that a segment holds when it has made them again. The others are made once more, by
                 inner segments, from those that are kept or held. ``None``: all are held.
+            stores: of values that do not wait as they are.
 
         Raises:
-            ValueError: ``kept`` or ``held`` names a value that the graph does not have.
+            ValueError: ``kept``, ``held`` or ``stores`` names a value that the graph does not have.
         """
         known = range(len(graph.values))
+        stores = {} if stores is None else dict(stores)
+        _known("stores", stores, known)
         kept, asked = _known("kept", kept, known), None if held is None else _known("held", held, known)
         taken_over = {value.reuses: number for number, value in enumerate(graph.values) if value.reuses >= 0}
         free = {
@@ -143,7 +161,7 @@ class Schedule:
             )
             for number, op in enumerate(graph.ops)
         )
-        return cls(ops, frozenset(outer | inner), taken_over, frozenset(inner), graph, kept, asked)
+        return cls(ops, frozenset(outer | inner), taken_over, frozenset(inner), graph, kept, asked, stores=stores)
 
 
 def _known(name: str, numbers: Collection[int], known: range) -> frozenset[int]:

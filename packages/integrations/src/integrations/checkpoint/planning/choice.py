@@ -1,7 +1,8 @@
-"""``Choice``: the values that one plan keeps, and what that takes."""
+"""``Choice``: the values that one plan keeps, in which stores they wait, and what that takes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from integrations.checkpoint.graphs.entries import fields_of, of_type
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.stores import Store
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,16 @@ class Choice:
     """The values to keep, and what follows.
 
     Attributes:
-        mask: bit ``i`` is set where value ``i`` of the graph is kept.
+        mask: bit ``i`` is set where value ``i`` of the graph is kept, as it is or in a store.
         peak: bytes of the activation peak: of the step's, less those of the parameters' gradients.
-        seconds: of the operators that backward repeats, by the model of their times.
+        seconds: of the operators that backward repeats, and of storing and restoring, by the models of their times.
         seconds_bound: no choice with such a peak takes fewer.
         held: where checkpoints are nested, bit ``i`` is set where a segment that makes value ``i`` again holds it, as
             in ``Schedule.of``; else ``None``.
+        stores: values with the stores in which they wait, where that is not as they are: of those that are kept; and of
+            the others, once they have been made again. By value.
+        variance: the predicted square of the gradient's relative error.
+        rounded: whether it is a choice of a graph that is ``rounded``.
     """
 
     mask: int
@@ -29,21 +35,30 @@ class Choice:
     seconds: float
     seconds_bound: float
     held: int | None = None
+    stores: tuple[tuple[int, Store], ...] = ()
+    variance: float = 0.0
+    rounded: bool = False
 
     def __repr__(self) -> str:
         """Without the masks, which have a digit for every three values of the graph."""
         held = "" if self.held is None else f", held={self.held.bit_count()} values"
         kept = f"kept={self.mask.bit_count()} values"
-        return f"Choice(peak={self.peak}, seconds={self.seconds:.3g}, {kept}{held})"
+        stores = f", stores={len(self.stores)} values, error={self.error:.3g}" if self.stores else ""
+        return f"Choice(peak={self.peak}, seconds={self.seconds:.3g}, {kept}{held}{stores})"
 
     @property
     def kept(self) -> tuple[int, ...]:
         """Numbers of the values that are kept."""
         return numbers_of(self.mask)
 
+    @property
+    def error(self) -> float:
+        """The predicted relative error of the gradient."""
+        return math.sqrt(self.variance)
+
     def schedule(self, graph: Graph) -> Schedule:
         """What it means for each operator."""
-        return Schedule.of(graph, self.kept, None if self.held is None else numbers_of(self.held))
+        return Schedule.of(graph, self.kept, None if self.held is None else numbers_of(self.held), dict(self.stores))
 
     def content(self) -> dict[str, Any]:
         """It as a JSON object, whose numbers stay exact."""
@@ -53,6 +68,12 @@ class Choice:
             "peak": self.peak,
             "seconds": self.seconds,
             "seconds_bound": self.seconds_bound,
+            "stores": {
+                str(store): f"{mask_of(value for value, found in self.stores if found == store):x}"
+                for store in dict.fromkeys(store for _, store in self.stores)
+            },
+            "variance": self.variance,
+            "rounded": self.rounded,
         }
 
     @classmethod
@@ -64,7 +85,25 @@ class Choice:
         """
         given = dict(content)
         kept, held = of_type(str, given.pop("kept"), "kept"), of_type(str | None, given.pop("held"), "held")
-        return cls(mask=int(kept, 16), held=None if held is None else int(held, 16), **fields_of(cls, given))
+        stores = [
+            (value, Store.of(words))
+            for words, mask in dict(given.pop("stores")).items()
+            for value in numbers_of(int(of_type(str, mask, "stores"), 16))
+        ]
+        if len(stores) != len(dict(stores)):
+            raise ValueError("stores must name each value once")
+        return cls(
+            mask=int(kept, 16),
+            held=None if held is None else int(held, 16),
+            stores=tuple(sorted(stores)),
+            **fields_of(cls, given),
+        )
+
+    @property
+    def most(self) -> int:
+        """The largest number of a value that it names; -1 for none."""
+        named = (self.mask | (self.held or 0)).bit_length() - 1
+        return max(named, *(value for value, _ in self.stores), -1)
 
 
 def numbers_of(mask: int) -> tuple[int, ...]:

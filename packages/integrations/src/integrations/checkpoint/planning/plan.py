@@ -1,52 +1,77 @@
-"""``Plan``: what of a model's forward is kept and what is made again, with what that takes; to be printed and saved."""
+"""``Plan``: how the values of a model's forward wait for backward, with what that takes; to be printed and saved."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from actcore import simulate
+from integrations.bounds import AGAIN
 from integrations.checkpoint.capturing.loss import Loss
-from integrations.checkpoint.graphs.entries import complete, fields_of, loaded, of_format
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
-from integrations.checkpoint.planning.budget import Budget, bytes_of
+from integrations.checkpoint.planning.budget import Budget, bytes_of, require_error, require_ratio
 from integrations.checkpoint.planning.choice import Choice
-from integrations.checkpoint.planning.compressed_peak import StoredBytes
+from integrations.checkpoint.planning.menus import Menus
 from integrations.checkpoint.planning.planned_segments import PlannedSegment, planned_segments
 from integrations.checkpoint.planning.problem import training_step
-from integrations.report import format_bytes
+from integrations.checkpoint.planning.reach import out_of_memory, out_of_time
+from integrations.checkpoint.planning.serial import of_json, to_json
+from integrations.levels import Level
+from integrations.stores import Store
 
-FORMAT = 2
-"""In format 1 nothing was said of the bytes in which values are stored, nor by the graph of what decides."""
-_WRITER = "Plan.to_json"
 _ACCUMULATING = "accumulating"
+_PARTS_OF_ERROR = (0.0, 0.125, 0.25, 0.5)
+"""Of the error that is allowed, those that are tried where memory and time are given: each is a search."""
 
 Objective = Literal["peak", "paper"]
 
 
+class Asked(NamedTuple):
+    """What a plan was asked for.
+
+    Attributes:
+        memory: of activation peak, as ``bytes_of`` reads it; ``None``: as little as ``time`` allows.
+        time: the most that a step takes, in those of the plain one; ``None``: as little as ``memory`` allows.
+        error: the most that the gradient's relative error may be; ``None``: that of the plan at hand.
+    """
+
+    memory: Budget | None = None
+    time: float | None = None
+    error: float | None = None
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A choice of what to keep, among those that none other beats. ``str(plan)`` is a table.
+    """A choice of how values wait for backward, among those that none other beats. ``str(plan)`` is a table.
 
     Attributes:
         model: the class of the model.
-        graph: its training step.
-        choice: what is kept.
-        front: all choices, by rising peak and falling seconds; the last repeats nothing.
+        graph: its training step: of the forward as it is; of a plan for a level, of the forward at that.
+        choice: what is kept, how, and what is made again.
+        front: all choices, by rising peak and falling seconds; the last adds the least time.
         peak_bound: no choice has a lower peak.
         exact: whether all choices were tried, so that none is missing from the front.
-        budget: that was asked for.
-        objective: by which the choice was made, where that was not the budget.
-        compressed: whether it is for a model whose tensors are stored in fewer bits, as all its peaks are then.
+        memory: the activation peak that was asked for: the most that forward and backward have allocated at once
+            beyond what is still allocated after them.
+        objective: by which the choice was made, where nothing was asked for.
         capture_seconds, search_seconds: that planning took.
-        stored: of a compressed one, the bytes in which values are stored, where they are known.
         loss: from the model's output to what is differentiated, for plans that are made for other inputs. It is not
             saved, so that those of a plan that was loaded start from what they would without one, with a warning.
+        menus: the stores that the graph's values may wait in; ``None``: none.
+        rounded: the training step where what backward reads is rounded, if there are choices of that, too.
+        rounded_menus: the stores of its values.
+        level: the level as which everything is stored that the choice has no store for; ``None``: it is kept as it is.
+        time: the most time that was asked for, in plain steps.
+        error: the most relative error of the gradient that was asked for; 0: that plan makes gradients as they are.
+        stores: the ways of ``bounds.WAYS`` in which values may wait, as they were asked for.
+        also: the plans of the same call for other inputs, none of which are within these or one another.
+        measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
+            ``choice.error`` is what there is.
+        unmeasured: why not, if somebody tried.
     """
 
     model: str
@@ -55,14 +80,56 @@ class Plan:
     front: tuple[Choice, ...]
     peak_bound: int
     exact: bool
-    budget: Budget | None = None
+    memory: Budget | None = None
     objective: Objective = "peak"
-    compressed: bool = False
     capture_seconds: float = field(default=0.0, compare=False)
     search_seconds: float = field(default=0.0, compare=False)
-    stored: StoredBytes | None = field(default=None, repr=False)
     loss: Loss | None = field(default=None, repr=False, compare=False)
-    _others: dict[str, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graph
+    menus: Menus | None = field(default=None, repr=False)
+    rounded: Graph | None = field(default=None, repr=False)
+    rounded_menus: Menus | None = field(default=None, repr=False)
+    level: Level | None = None
+    time: float | None = None
+    error: float = 0.0
+    stores: tuple[str, ...] = AGAIN
+    also: tuple[Plan, ...] = field(default=(), repr=False)
+    measured: float | None = None
+    unmeasured: str = ""
+    _others: dict[Any, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graphs
+
+    @property
+    def budget(self) -> Budget | None:
+        """``memory``, as ``integrations.checkpoint.plan`` calls it."""
+        return self.memory
+
+    @property
+    def asked(self) -> Asked:
+        """What it was asked for."""
+        return Asked(self.memory, self.time, self.error)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether it is for a model at a level, as all its peaks are then."""
+        return self.level is not None
+
+    @property
+    def followed(self) -> Graph:
+        """The graph that the choice is of."""
+        return self.graph_of(self.choice)
+
+    def graph_of(self, choice: Choice) -> Graph:
+        """The graph that a choice of the front is of."""
+        return self.rounded if choice.rounded and self.rounded is not None else self.graph
+
+    def menus_of(self, choice: Choice) -> Menus:
+        """The stores of its values."""
+        found = self.rounded_menus if choice.rounded and self.rounded is not None else self.menus
+        return Menus.none(len(self.graph_of(choice).values)) if found is None else found
+
+    def store_of(self, value: int) -> Store | None:
+        """The store in which what the memory of a value of ``followed`` holds in the end waits for backward, be it
+        kept or made again; ``None`` where it waits as it is, or as the level says."""
+        return self.schedule.store_of(value)
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -76,8 +143,8 @@ class Plan:
 
     @property
     def plain_peak(self) -> int:
-        """Those of the step that keeps everything."""
-        return self.front[-1].peak
+        """Those of the step that keeps everything as it is; of a plan for a level, as that stores it."""
+        return self.front[-1].peak if self.menus is None or self.compressed else self._uncompressed_peak
 
     @property
     def cut(self) -> float:
@@ -86,13 +153,13 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of the operators that backward repeats, by the model of their times."""
+        """Of the operators that backward repeats, and of storing and restoring, by the models of their times."""
         return self.choice.seconds
 
     @property
     def plain_seconds(self) -> float:
         """Of forward and backward, by that model."""
-        return sum(op.seconds for op in self.graph.ops) + sum(step.seconds for step in self.graph.steps)
+        return self.graph.seconds
 
     @property
     def overhead(self) -> float:
@@ -105,12 +172,12 @@ class Plan:
         if self.choice.held is None:
             return self
         flat = [choice for choice in self.front if choice.held is None and choice.peak >= self.peak]
-        return self._choosing(flat[0], self.budget)
+        return self._choosing(flat[0], self.asked)
 
     @cached_property
     def schedule(self) -> Schedule:
         """What the choice means for each operator."""
-        return self.choice.schedule(self.graph)
+        return self.choice.schedule(self.followed)
 
     @cached_property
     def schedule_of_any_sizes(self) -> Schedule:
@@ -120,106 +187,117 @@ class Plan:
     @cached_property
     def segments(self) -> tuple[PlannedSegment, ...]:
         """What is repeated, in the order of the forward. An inner segment is repeated from what others hold, too."""
-        return planned_segments(self.graph, self.schedule)
+        return planned_segments(self.followed, self.schedule)
 
     @property
     def accumulating(self) -> Plan:
         """The plan for steps that find gradients there, to which they add theirs, as all but the first do that
-        accumulate gradients. It has the same budget; where that cannot be met, none, and the least peak. The activation
-        peak is then all that the step takes beyond what was there. The search is made when this is first asked for."""
-        if not self.graph.standing or (self.compressed and self.stored is None):
+        accumulate gradients. It was asked for the same; where that cannot be had, for nothing, and has the least peak.
+        The activation peak is then all that the step takes beyond what was there. The search is made when this is first
+        asked for."""
+        if not self.graph.standing:
             return self
         if _ACCUMULATING not in self._others:
-            self._others[_ACCUMULATING] = self._searched(self.graph.accumulating)
+            rounded = None if self.rounded is None else self.rounded.accumulating
+            self._others[_ACCUMULATING] = self._searched(self.graph.accumulating, rounded, self.error)
         found = self._others[_ACCUMULATING]
-        if self.budget is None:
+        if not self.is_bounded:
             return found
         try:
-            return found.within(self.budget)
+            return found.within(*self.asked)
         except ValueError:
             return found
 
-    def _searched(self, graph: Graph) -> Plan:
-        """A plan of this kind for another graph."""
-        from integrations.checkpoint.planning.compressed_plan import compressed_plan
-        from integrations.checkpoint.planning.planner import plan_of_graph
+    @property
+    def is_bounded(self) -> bool:
+        """Whether memory or time was asked for."""
+        return self.memory is not None or self.time is not None
 
-        if self.stored is not None:
-            return replace(compressed_plan(self.model, graph, self.stored), loss=self.loss)
-        return replace(plan_of_graph(self.model, graph, self.objective), loss=self.loss)
+    def _searched(self, graph: Graph, rounded: Graph | None, error: float) -> Plan:
+        """A plan of this kind for other graphs of these values."""
+        from integrations.checkpoint.planning.search import Captures, solved
 
-    def within(self, budget: Budget) -> Plan:
-        """The plan of the front that takes the least time within a budget.
+        captures = Captures(graph, self.menus, rounded, self.rounded_menus, self.level)
+        return replace(solved(self.model, captures, error, self.objective), loss=self.loss)
+
+    def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Plan:
+        """The plan that is best within these bounds: of the least time in the memory; without that, of the least memory
+        in the time; where both are given, of the least error that was found to fit.
 
         Args:
-            budget: as in ``integrations.checkpoint.plan``; a fraction is one of the peak of a step that neither makes
-                again nor compresses.
+            memory: as ``budget`` of ``integrations.checkpoint.plan``; a fraction is one of the peak of a step that
+                neither makes again nor compresses.
+            time: of a step, in those of the plain one: 1.1 allows a tenth more, by the models of times.
+            error: bound on the relative error of the gradient. ``None``: that of this plan.
 
         Raises:
-            TypeError, ValueError: as there.
+            TypeError: an argument has the wrong type.
+            ValueError: it is out of range, or no plan is within them. The message names the least that can be had.
         """
-        allowed = bytes_of(budget, self._uncompressed_peak)
-        fitting = [choice for choice in self.front if choice.peak <= allowed]
-        if not fitting:
-            raise ValueError(self._out_of_reach(budget))
-        return self._choosing(fitting[-1], budget)
+        if time is not None:
+            require_ratio(time)
+        if error is not None:
+            require_error(error)
+        plan = self if error is None or error == self.error else self._of_error(error)
+        asked = Asked(memory, time, plan.error)
+        allowed = None if memory is None else bytes_of(memory, self._uncompressed_peak)
+        if allowed is None or time is None or plan.error == 0:
+            return plan._chosen(asked, allowed)
+        found = plan._chosen(asked, allowed)
+        for part in _PARTS_OF_ERROR:
+            try:
+                return plan._of_error(part * plan.error)._chosen(asked, allowed)
+            except ValueError:
+                continue
+        return found
 
-    def _choosing(self, choice: Choice, budget: Budget | None) -> Plan:
+    def _of_error(self, error: float) -> Plan:
+        """This plan for another bound on the error, without one on memory or time."""
+        if self.level is not None:
+            raise ValueError(f"error must be None at a level, which says how everything is stored, got {error!r}")
+        if error == self.error:
+            return self
+        if error not in self._others:
+            made = self._searched(self.graph, self.rounded, error)
+            made._others[self.error] = self
+            self._others[error] = made
+        return self._others[error]
+
+    def _chosen(self, asked: Asked, allowed: int | None) -> Plan:
+        """The plan of the front for what was asked."""
+        fitting = [choice for choice in self.front if allowed is None or choice.peak <= allowed]
+        if not fitting:
+            raise ValueError(out_of_memory(self, asked))
+        if asked.time is None:
+            return self._choosing(fitting[0] if allowed is None else fitting[-1], asked)
+        seconds = (asked.time - 1) * self.plain_seconds
+        fitting = [choice for choice in fitting if choice.seconds <= seconds]
+        if not fitting:
+            raise ValueError(out_of_time(self, asked))
+        return self._choosing(fitting[0], asked)
+
+    def _choosing(self, choice: Choice, asked: Asked) -> Plan:
         """Another plan of the front, which has the same plans for other states of the gradients."""
-        found = replace(self, choice=choice, budget=budget)
+        measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
+        found = replace(
+            self,
+            choice=choice,
+            memory=asked.memory,
+            time=asked.time,
+            measured=measured[0],
+            unmeasured=measured[1],
+        )
         found.__dict__["_others"] = self._others
         return found
 
     @cached_property
     def _uncompressed_peak(self) -> int:
         """Bytes of the activation peak of the model by itself."""
-        if not self.compressed:
-            return self.plain_peak
         return simulate(training_step(self.graph), [True] * len(self.graph.values)).peak - self.graph.gradients
-
-    def _out_of_reach(self, budget: Budget) -> str:
-        """Why there is no plan within a budget, and what to do."""
-        least, plain = self.front[0].peak, self._uncompressed_peak
-        share = ""
-        if 0 < least <= plain:  # a fraction that is rounded up, so that it can be met
-            share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
-        found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
-        if self.compressed:
-            return (
-                f"checkpoint must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
-                "integrations.restore_model(model) and compress_model with such a budget, with checkpoint='optimal', "
-                "or at a level of fewer bits"
-            )
-        proof = "no other is less" if self.exact else f"none is below {format_bytes(self.peak_bound)}"
-        way_out = "compress what is kept, or take a smaller batch"
-        other = self.accumulating
-        if isinstance(budget, float) and other is not self and other.peak <= budget * other.plain_peak:
-            way_out = (
-                "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
-                "to gain; in steps that add to gradients that are there already, activations go from "
-                f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, name bytes"
-            )
-        return f"budget must be {found} ({proof}), got {budget!r}; {way_out}"
 
     def to_json(self) -> str:
         """The plan as JSON."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "model": self.model,
-                "choice": self.choice.content(),
-                "front": [choice.content() for choice in self.front],
-                "peak_bound": self.peak_bound,
-                "exact": self.exact,
-                "budget": self.budget,
-                "objective": self.objective,
-                "compressed": self.compressed,
-                "capture_seconds": self.capture_seconds,
-                "search_seconds": self.search_seconds,
-                "stored": None if self.stored is None else self.stored.content(),
-                "graph": self.graph.content(),
-            }
-        )
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -228,21 +306,7 @@ class Plan:
         Raises:
             ValueError: it is no such text, or of another version, or its numbers contradict each other.
         """
-        content = of_format(loaded(text, _WRITER), FORMAT, _WRITER)
-        graph = Graph.from_content(content.pop("graph", None))
-        with complete(_WRITER):
-            choice = Choice.from_content(content.pop("choice"))
-            front = tuple(map(Choice.from_content, list(content.pop("front"))))
-            stored = content.pop("stored")
-            stored = None if stored is None else StoredBytes.from_content(stored)
-            plan = cls(graph=graph, choice=choice, front=front, stored=stored, **fields_of(cls, content))
-            if plan.budget is not None:
-                bytes_of(plan.budget, 1)
-        if not front or max(one.mask | (one.held or 0) for one in (choice, *front)) >> len(graph.values):
-            raise ValueError("text must be what Plan.to_json returned; its choices keep values that the graph lacks")
-        if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
-            raise ValueError("text must be what Plan.to_json returned; its front ends below the choice's peak")
-        return plan
+        return cast(Self, of_json(cls, text))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan to a file, for another process or day."""
@@ -275,6 +339,20 @@ class Plan:
         from integrations.checkpoint.planning.plot import plot_front
 
         plot_front(self, path)
+
+    def page(self, path: str | PathLike[str]) -> None:
+        """Writes the plan as one page of HTML, with its front and what happens to each module's values. It needs no
+        other file and no network.
+
+        Args:
+            path: the file to write, such as ``"plan.html"``.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from integrations.checkpoint.planning.page import write_page
+
+        write_page(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled with a model: all but a function of the user's, and what can be found again."""

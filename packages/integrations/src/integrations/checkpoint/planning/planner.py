@@ -10,16 +10,13 @@ from typing import Any, get_args
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from actcore import checkpoint_plans, simulate
 from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.capturing.loss import Loss, require_loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.budget import Budget
-from integrations.checkpoint.planning.choice import Choice, mask_of
-from integrations.checkpoint.planning.paper import paper_segments
 from integrations.checkpoint.planning.plan import Objective, Plan
-from integrations.checkpoint.planning.problem import training_step
+from integrations.checkpoint.planning.search import Captures, solved
 from integrations.compiling import compiled_module
 
 
@@ -81,8 +78,7 @@ def plan(
         Exception: what the model raises with these inputs.
     """
     model = plannable(model)
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
+    require_loss(loss)
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be 'peak' or 'paper', got {objective!r}")
     if objective == "paper" and budget is not None:
@@ -99,36 +95,8 @@ def plan(
 
 
 def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:
-    """The plan for a graph that has been captured."""
-    started = perf_counter()
-    step = training_step(graph)
-    plans = checkpoint_plans(step)
-    front = tuple(
-        Choice(
-            _mask(choice.kept),
-            choice.peak - graph.gradients,
-            choice.seconds,
-            choice.seconds_bound,
-            None if choice.held is None else _mask(choice.held),
-        )
-        for choice in plans.front
-    )
-    choice = front[0]
-    if objective == "paper":
-        kept = paper_segments(graph).kept
-        usage = simulate(step, [value in kept for value in range(len(graph.values))])
-        choice = Choice(mask_of(kept), usage.peak - graph.gradients, usage.seconds, 0.0)
-    return Plan(
-        model=name,
-        graph=graph,
-        choice=choice,
-        front=front,
-        peak_bound=plans.peak_bound - graph.gradients,
-        exact=plans.exact,
-        objective=objective,
-        capture_seconds=capture_seconds,
-        search_seconds=perf_counter() - started,
-    )
+    """The plan for a graph that has been captured, of keeping and making again alone."""
+    return solved(name, Captures(graph), objective=objective, capture_seconds=capture_seconds)
 
 
 def plannable(model: nn.Module) -> nn.Module:
@@ -146,7 +114,3 @@ def plannable(model: nn.Module) -> nn.Module:
     if not model.training:
         raise ValueError("model must be in training mode; call model.train() first")
     return model
-
-
-def _mask(entries: tuple[bool, ...]) -> int:
-    return mask_of(value for value, is_set in enumerate(entries) if is_set)

@@ -70,7 +70,7 @@ class Plans:
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
         self.last = self.followed = self._first = plan
         self._shapes = shapes
-        self._plans = {plan.graph.inputs: plan}
+        self._plans = {one.graph.inputs: one for one in (plan, *plan.also)}
         self._astray: dict[Signature, _Astray] = {}
         self._attempts = Attempts()
         self._excess: set[tuple[Signature, str]] = set()  # inputs and states that were told of as over the budget
@@ -105,7 +105,7 @@ class Plans:
                         astray.due = False
             self.last = plan = plan or self.last
             self.followed = followed = plan.accumulating if 2 * standing > trained else plan
-            if plan.budget is not None and followed.budget is None:
+            if plan.is_bounded and not followed.is_bounded:
                 self._tell_of_excess(followed, " where gradients are there already")
             fits = plan.graph.inputs == inputs
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
@@ -120,7 +120,7 @@ class Plans:
             self._excess.add(about)
             warn(
                 f"no plan of {plan.model} for inputs {plan.graph.inputs}{state} fits the budget "
-                f"{self._first.budget!r}: the least activation peak, {format_bytes(plan.peak)}, is taken"
+                f"{self._first.memory!r}: the least activation peak, {format_bytes(plan.peak)}, is taken"
             )
 
     def _tell_of_loss(self, made: Plan) -> None:
@@ -176,10 +176,10 @@ class Plans:
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         made = replace(self._planned(model, args, kwargs, real), loss=self._first.loss)
         self._tell_of_loss(made)
-        if self._first.budget is None:
+        if not self._first.is_bounded:
             return made
         try:
-            return made.within(self._first.budget)
+            return made.within(*self._first.asked)
         except ValueError:
             self._tell_of_excess(made)
             return made

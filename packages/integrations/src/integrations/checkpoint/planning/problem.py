@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import actcore
 from actcore import TrainingStep
 from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.planning.menus import Menus, Option
 
 
-def training_step(graph: Graph) -> TrainingStep:
-    """The graph's operators, values and steps; gradients are in its ``other``, those of the parameters included."""
-    return TrainingStep(
+def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
+    """The graph's operators, values and steps; gradients are in its ``other``, those of the parameters included.
+
+    Args:
+        graph: of the model.
+        menus: the stores that its values may wait in; ``None``: they are kept as they are or made again.
+    """
+    step = TrainingStep(
         nbytes=[value.nbytes for value in graph.values],
         reads=[op.reads for op in graph.ops],
         makes=[op.makes for op in graph.ops],
@@ -19,6 +28,28 @@ def training_step(graph: Graph) -> TrainingStep:
         scratch=[op.scratch for op in graph.ops],
         reuses=[_or_none(value.reuses) for value in graph.values],
         until=[_or_none(value.until) for value in graph.values],
+    )
+    if menus is None:
+        return step
+    return replace(
+        step,
+        seconds=[seconds + menus.repeating for seconds in step.seconds],
+        forms=[tuple(map(_form, row)) for row in menus.options],
+        weights=menus.weights,
+        aside=menus.aside,
+        stored_at=[_or_none(event) for event in menus.stored_at],
+    )
+
+
+def _form(option: Option) -> actcore.Form:
+    return actcore.Form(
+        held=option.held,
+        restored=option.restored,
+        passing=option.passing,
+        store_seconds=option.store_seconds,
+        restore_seconds=option.restore_seconds,
+        noise=option.noise,
+        serves=option.serves,
     )
 
 

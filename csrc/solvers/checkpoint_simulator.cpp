@@ -1,4 +1,4 @@
-#include "solvers/checkpoint_ranks.h"
+#include "solvers/checkpoint_simulator.h"
 
 #include <algorithm>
 
@@ -6,31 +6,38 @@
 
 namespace actcore {
 
-RankSimulator::RankSimulator(const Simulator& facts)
+Simulator::Simulator(const StepFacts& facts)
     : facts_(facts),
       step_(facts.step()),
+      has_aside_(std::any_of(step_.aside.begin(), step_.aside.end(), [](int64_t bytes) { return bytes > 0; })),
+      has_formed_(std::any_of(step_.formed.begin(), step_.formed.end(), [](uint8_t formed) { return formed != 0; })),
       ranks_(step_.values()),
       read_inside_(step_.values()),
       ends_(step_.values()),
-      bytes_(step_.events() + 1) {
+      bytes_(step_.events() + 1),
+      forms_(step_.values(), -1),
+      first_readers_(step_.values()),
+      restored_(step_.events(), 0),
+      fresh_restored_(step_.events(), 0) {
   for (Level& level : levels_) {
     level.rank = &level == &levels_[0] ? 1 : 2;
-    level.segments.resize(step_.ops());
+    level.segments.resize(step_.ops(), -1);
     level.events.resize(step_.ops());
     level.next.resize(step_.ops());
     level.last.resize(step_.ops());
     level.last_reads.resize(step_.values());
     level.needed.resize(step_.values());
+    level.noise.resize(step_.values());
   }
 }
 
-bool RankSimulator::stays(const Level& level, int32_t value) const {
+bool Simulator::stays(const Level& level, int32_t value) const {
   return ranks_[at(value)] == level.rank &&
          (facts_.wanted()[at(value)] || (level.rank == 1 && read_inside_[at(value)]));
 }
 
 // What is needed, from the last operator to the first.
-void RankSimulator::find_repeated() {
+void Simulator::find_repeated() {
   auto& [outer, inner] = levels_;
   for (Level& level : levels_) std::fill(level.needed.begin(), level.needed.end(), uint8_t{0});
   std::fill(read_inside_.begin(), read_inside_.end(), uint8_t{0});
@@ -44,6 +51,7 @@ void RankSimulator::find_repeated() {
     }
     outer.segments[op] = outside ? static_cast<int32_t>(op) : -1;
     inner.segments[op] = inside ? static_cast<int32_t>(op) : -1;
+    if (!outside && !inside) continue;
     for (const int32_t value : step_.reads[op]) {
       if (outside) outer.needed[at(value)] = 1;
       if (inside) inner.needed[at(value)] = 1;
@@ -53,7 +61,7 @@ void RankSimulator::find_repeated() {
 }
 
 // The operators that hand values to each other, in order, linked from the first.
-void RankSimulator::find_segments(Level& level) {
+void Simulator::find_segments(Level& level) {
   for (size_t op = 0; op < step_.ops(); ++op) {
     if (level.segments[op] < 0) continue;
     const auto own = static_cast<int32_t>(op);
@@ -78,7 +86,7 @@ void RankSimulator::find_segments(Level& level) {
   }
 }
 
-int32_t RankSimulator::segment_of(Level& level, int32_t op) {
+int32_t Simulator::segment_of(Level& level, int32_t op) {
   while (level.segments[at(op)] != op) {
     int32_t& above = level.segments[at(op)];
     above = level.segments[at(above)];
@@ -87,7 +95,7 @@ int32_t RankSimulator::segment_of(Level& level, int32_t op) {
   return op;
 }
 
-void RankSimulator::find_events() {
+void Simulator::find_events() {
   auto& [outer, inner] = levels_;
   const auto by = [](int32_t& event, int32_t other) { event = event < 0 ? other : std::min(event, other); };
   for (size_t i = 0; i < step_.backward.size(); ++i) {
@@ -98,7 +106,7 @@ void RankSimulator::find_events() {
       by(level.events[at(level.segments[at(facts_.producers()[at(value)])])], static_cast<int32_t>(step_.ops() + i));
     }
   }
-  for (size_t op = 0; op < step_.ops(); ++op) {
+  for (size_t op = 0; nested_ && op < step_.ops(); ++op) {
     if (inner.segments[op] < 0) continue;
     const int32_t event = inner.events[at(inner.segments[op])];
     for (const int32_t value : step_.reads[op]) {
@@ -108,71 +116,107 @@ void RankSimulator::find_events() {
   }
 }
 
-void RankSimulator::add_lives() {
-  const auto& [outer, inner] = levels_;
+// What waits, and until when it is needed.
+void Simulator::find_readers() {
   // Of rank 0 since the forward, of rank 1 since the outer segment was repeated.
   for (size_t value = 0; value < step_.values(); ++value) {
     ends_[value] = ranks_[value] < 2 ? facts_.last_reads()[value] : -1;
   }
-  for (const Level& level : levels_) {
+  std::fill(first_readers_.begin(), first_readers_.end(), -1);
+  for (size_t depth_now = 0; depth_now < depth(); ++depth_now) {
+    const Level& level = levels_[depth_now];
     for (size_t op = 0; op < step_.ops(); ++op) {
       if (level.segments[op] < 0) continue;
       const int32_t event = level.events[at(level.segments[op])];
       for (const int32_t value : step_.reads[op]) {
-        if (ranks_[at(value)] < level.rank) ends_[at(value)] = std::max(ends_[at(value)], event);
+        if (ranks_[at(value)] >= level.rank) continue;
+        ends_[at(value)] = std::max(ends_[at(value)], event);
+        int32_t& first = first_readers_[at(value)];
+        const auto own = static_cast<int32_t>(op);
+        first = first < 0 ? own : std::min(first, own);
       }
     }
   }
-  const auto live = [&](int32_t begin, int32_t last, int64_t size) {
-    if (last < begin) return;
-    bytes_[at(begin)] += size;
-    bytes_[at(last) + 1] -= size;
-  };
+}
+
+void Simulator::live(int32_t begin, int32_t last, int64_t size) {
+  if (last < begin) return;
+  bytes_[at(begin)] += size;
+  bytes_[at(last) + 1] -= size;
+}
+
+void Simulator::add_lives() {
+  const auto& [outer, inner] = levels_;
+  if (!formed_.empty() || has_aside_) add_stored();
   for (size_t value = 0; value < step_.values(); ++value) {
     const auto own = static_cast<int32_t>(value);
     const int32_t producer = facts_.producers()[value];
     const int32_t end = facts_.forward_ends()[value];
+    const bool formed = forms_[value] >= 0;
     const int64_t size = step_.nbytes[value];
-    live(producer, ranks_[value] == 0 ? std::max(end, ends_[value]) : end, size);
-    if (stays(outer, own)) live(outer.events[at(outer.segments[at(producer)])], ends_[value], size);
+    live(producer, ranks_[value] == 0 && !formed ? std::max(end, ends_[value]) : end, size);
+    if (ranks_[value] == 0) {
+      ends_[value] = std::max(end, ends_[value]);
+      continue;
+    }
+    const int64_t waiting = formed ? held(own) : size;
+    if (stays(outer, own)) live(outer.events[at(outer.segments[at(producer)])], ends_[value], waiting);
     if (stays(inner, own)) {
-      live(inner.events[at(inner.segments[at(producer)])], facts_.last_reads()[value], size);
+      live(inner.events[at(inner.segments[at(producer)])], facts_.last_reads()[value], waiting);
     }
   }
   for (size_t event = 1; event < step_.events(); ++event) bytes_[event] += bytes_[event - 1];
 }
 
 // The most bytes that a segment's values and scratch take while it is repeated. Adds what is left for backward.
-int64_t RankSimulator::replay(const Level& level, int32_t first, int64_t& left_over) const {
+int64_t Simulator::replay(const Level& level, int32_t first, int64_t& left_over) {
   int64_t live = 0;
   int64_t most = 0;
   for (int32_t op = first; op >= 0; op = level.next[at(op)]) {
-    int64_t passing = 0;
+    int64_t passing = 0;  // what is there during this operator alone
+    int64_t freed = 0;    // what of `live` is not there any more after it
+    const auto store = [&](int32_t value) {
+      passing += form_of(value).passing;
+      live += held(value);
+      freed += step_.nbytes[at(value)];
+    };
     for (const int32_t value : step_.makes[at(op)]) {
       const int64_t size = step_.nbytes[at(value)];
       if (step_.reuses[at(value)] >= 0) live -= step_.nbytes[at(step_.reuses[at(value)])];
       if (stays(level, value)) {
         live += size;
-        left_over += size;
+        left_over += forms_[at(value)] >= 0 ? held(value) : size;
+        if (forms_[at(value)] >= 0 && level.last_reads[at(value)] == op) store(value);
       } else if (ranks_[at(value)] >= level.rank && level.last_reads[at(value)] != op) {
         live += size;
       } else {
         passing += size;
       }
     }
-    most = std::max(most, live + passing + step_.scratch[at(op)]);
     for (const int32_t value : step_.reads[at(op)]) {
-      if (ranks_[at(value)] < level.rank || stays(level, value) || level.last_reads[at(value)] != op) continue;
-      const auto& makes = step_.makes[at(op)];
-      const bool taken_over =
-          std::any_of(makes.begin(), makes.end(), [&](int32_t made) { return step_.reuses[at(made)] == value; });
-      if (!taken_over) live -= step_.nbytes[at(value)];
+      const bool formed = forms_[at(value)] >= 0;
+      if (ranks_[at(value)] < level.rank) {
+        if (!formed) continue;
+        passing += form_of(value).restored;
+        seconds_ += form_of(value).restore_seconds;
+      } else if (level.last_reads[at(value)] == op) {
+        if (stays(level, value)) {
+          if (formed) store(value);
+          continue;
+        }
+        const auto& makes = step_.makes[at(op)];
+        const bool taken_over =
+            std::any_of(makes.begin(), makes.end(), [&](int32_t made) { return step_.reuses[at(made)] == value; });
+        if (!taken_over) freed += step_.nbytes[at(value)];
+      }
     }
+    most = std::max(most, live + passing + step_.scratch[at(op)]);
+    live -= freed;
   }
   return most;
 }
 
-void RankSimulator::add_fresh(Level& level, int32_t first, int32_t event) {
+void Simulator::add_fresh(Level& level, int32_t first, int32_t event) {
   if (level.events[at(first)] != event) return;
   for (const Replay& known : fresh_) {
     if (known.level == &level && known.first == first) return;
@@ -189,7 +233,7 @@ void RankSimulator::add_fresh(Level& level, int32_t first, int32_t event) {
 }
 
 // `bytes_` holds what is alive during the event, with what is repeated at its start.
-void RankSimulator::add_replays(int32_t event) {
+void Simulator::add_replays(int32_t event) {
   fresh_.clear();
   for (const int32_t value : step_.backward[at(event) - step_.ops()]) {
     if (ranks_[at(value)] == 0) continue;
@@ -206,21 +250,31 @@ void RankSimulator::add_replays(int32_t event) {
   const int64_t now = step_.other[at(event)];
   const int64_t other = at(event) == step_.ops() ? now : std::min(now, step_.other[at(event) - 1]);
   int64_t& bytes = bytes_[at(event)];
-  bytes = std::max(bytes + now, fresh_.empty() ? 0 : bytes - left_over + most + other);
+  const int64_t restored = restored_[at(event)];
+  const int64_t before = restored - fresh_restored_[at(event)];
+  bytes = std::max(bytes + restored + now, fresh_.empty() ? 0 : bytes + before - left_over + most + other);
 }
 
-Usage RankSimulator::run(const std::vector<uint8_t>& ranks) {
-  for (size_t value = 0; value < step_.values(); ++value) ranks_[value] = facts_.rank_of(value, ranks[value]);
+Usage Simulator::run(const std::vector<uint8_t>& ranks, const std::vector<int8_t>& forms) {
+  nested_ = false;
+  for (size_t value = 0; value < step_.values(); ++value) {
+    ranks_[value] = facts_.rank_of(value, ranks[value]);
+    nested_ = nested_ || (ranks_[value] == 2 && facts_.wanted()[value]);
+  }
+  seconds_ = 0;
   find_repeated();
-  for (Level& level : levels_) find_segments(level);
+  for (size_t level = 0; level < depth(); ++level) find_segments(levels_[level]);
   find_events();
+  find_readers();
+  choose_forms(forms);
   std::fill(bytes_.begin(), bytes_.end(), 0);
+  if (!formed_.empty()) restore_for_backward();
   add_lives();
   Usage usage;
   for (size_t op = 0; op < step_.ops(); ++op) {
     bytes_[op] += step_.other[op] + step_.scratch[op];
-    for (const Level& level : levels_) {
-      if (level.segments[op] >= 0) usage.seconds += step_.seconds[op];
+    for (size_t level = 0; level < depth(); ++level) {
+      if (levels_[level].segments[op] >= 0) seconds_ += step_.seconds[op];
     }
   }
   for (size_t event = step_.ops(); event < step_.events(); ++event) add_replays(static_cast<int32_t>(event));
@@ -230,6 +284,8 @@ Usage RankSimulator::run(const std::vector<uint8_t>& ranks) {
     usage.event = static_cast<int32_t>(event);
   }
   bytes_.back() = 0;
+  usage.seconds = seconds_;
+  if (!formed_.empty()) usage.variance = variance();
   return usage;
 }
 

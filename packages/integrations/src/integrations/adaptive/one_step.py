@@ -1,0 +1,119 @@
+"""``gradients_of``: the gradients of one training step that leaves the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from integrations.checkpoint.capturing.capture import capturing, is_only_read
+from integrations.checkpoint.capturing.loss import Loss, differentiated
+from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
+from integrations.checkpoint.dispatch.casts import fresh_casts
+from integrations.checkpoint.graphs.sharding import class_of, whole_parameters
+from integrations.plain import has_elements
+from integrations.saved.tensors import tensors_in
+
+_SEED = 0x5EED
+"""Of the gradients that backward starts from where there is no loss."""
+
+Around = Callable[[nn.Module, Any], AbstractContextManager[Any]]
+"""From a model and the inputs of its forward to a block in which that runs."""
+
+
+class Unmeasured(RuntimeError):
+    """A step cannot be taken aside: the message says why."""
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A forward and the backward after it, to be taken as often as somebody asks, each time with the same random
+    numbers. They run on aliases of the parameters, which have gradients and hooks of their own, and on copies of
+    buffers and inputs; what else the forward changes is put back.
+
+    Attributes:
+        model: in training mode.
+        args, kwargs: of its forward.
+        loss: from its output to what backward starts from, see ``differentiated``. Where that is no one number, it
+            starts from normally distributed gradients, the same each time: an error in any part of them is as likely.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    loss: Loss | None = None
+
+    def require_elements(self) -> None:
+        """Refuses what has nothing to compute with.
+
+        Raises:
+            Unmeasured: so it is.
+        """
+        if whole_parameters(self.model):
+            raise Unmeasured("the model's parameters are cut by fully_shard, and a step aside would gather them")
+        for tensor in (*self.model.parameters(), *self.model.buffers(), *tensors_in((self.args, self.kwargs))):
+            if tensor.is_meta or not has_elements(tensor):
+                raise Unmeasured("the model or its inputs have no elements: they are fake, or on the meta device")
+
+    def gradients(self, around: Around | None = None) -> list[Tensor | None]:
+        """Of the model's parameters, in their order; ``None`` for those that got none.
+
+        Args:
+            around: a block for the forward; ``None``: it runs plainly.
+
+        Raises:
+            Unmeasured: there are no elements, or nothing that requires a gradient.
+            Exception: what the model raises.
+        """
+        self.require_elements()
+        model, written = self.model, set(map(id, (*self.model.buffers(), *tensors_in((self.args, self.kwargs)))))
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()
+
+        stand_ins = StandIns(stand_in)
+        args, kwargs = stand_ins.of_all((self.args, self.kwargs))
+        objects = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
+        with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad():
+            parameters = list(model.parameters())
+            with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
+                # Hooks of the model itself have run already, where this is in front of a forward.
+                outputs = model.forward(*args, **kwargs)
+            tensors, _, held = differentiated(outputs, self.loss)
+            if not tensors:
+                raise Unmeasured(f"{class_of(model).__name__} returned nothing that requires a gradient")
+            if not held:
+                del outputs
+            started = [None if one.dim() == 0 and len(tensors) == 1 else _drawn(one) for one in tensors]
+            torch.autograd.backward(tensors, started)
+            return [parameter.grad for parameter in parameters]
+
+
+def _drawn(tensor: Tensor) -> Tensor:
+    generator = torch.Generator(tensor.device).manual_seed(_SEED)
+    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+
+
+def relative_error(found: list[Tensor | None], exact: list[Tensor | None]) -> float:
+    """Euclidean norm of the difference of two gradients over that of the second; they are not there afterwards."""
+    gradient = error = 0.0
+    for place, expected in enumerate(exact):
+        got = found[place]
+        if expected is not None:
+            gradient += _square(expected)
+            # In place: one more copy of the gradients, not two.
+            error += _square(expected if got is None else got.sub_(expected))
+        elif got is not None:
+            error += _square(got)
+        found[place] = exact[place] = None
+    return (error / gradient) ** 0.5 if gradient else float(error > 0)
+
+
+def _square(tensor: Tensor) -> float:
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+    return norm.square().item()

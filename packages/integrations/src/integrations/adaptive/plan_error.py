@@ -1,0 +1,81 @@
+"""``measured_error``: how wrong the gradient is if a forward follows a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from actcore import current_rank
+from integrations.adaptive.one_step import OneStep, Unmeasured, relative_error
+from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.plans import Followed, Plans
+from integrations.levels import LEVELS
+from integrations.plan_forward import Following
+from integrations.saved.modules import ModulePaths
+from integrations.saved.policy import FixedBits
+from integrations.saved.recipes import Recipes
+from integrations.saved.session import Session
+from integrations.saved.tensors import tensors_in
+
+
+def measured_error(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan, loss: Loss | None = None
+) -> float:
+    """The Euclidean norm of the gradient's error over that of the gradient, in one step with these inputs.
+
+    The step is taken twice, exactly and as planned, with the same dropout. Where memory was asked for, the exact one
+    follows the plan that takes the least and makes gradients as they are, bit for bit. The model, its buffers and
+    gradients, and the random generators are as before afterwards.
+
+    Args:
+        model: in training mode.
+        args, kwargs: of its forward, with elements.
+        plan: of the model and these inputs.
+        loss: from the model's output to what backward starts from; ``None``: the loss that it returns, or else
+            normally distributed gradients of what it returns, drawn from a fixed seed.
+
+    Raises:
+        Unmeasured: there are no elements, no gradient, or the forward is not the plan's.
+        Exception: what the model raises.
+    """
+    step = OneStep(model, args, kwargs, plan.loss if loss is None else loss)
+    exact = step.gradients() if plan.memory is None else step.gradients(partial(following, plan=_exact(plan)))
+    return relative_error(step.gradients(partial(following, plan=plan)), exact)
+
+
+def _exact(plan: Plan) -> Plan:
+    """The plan of the least peak that rounds nothing."""
+    exact = plan.within(error=0.0) if plan.level is None else plan
+    return exact._choosing(exact.front[0], exact.asked)
+
+
+class _Strict(Plans):
+    """Plans of a forward that must be as captured."""
+
+    def note_astray(self, followed: Followed, where: str) -> None:
+        raise Unmeasured(f"the forward is not the one that was captured: {where}")
+
+
+@contextmanager
+def following(model: nn.Module, given: Any, plan: Plan) -> Iterator[None]:
+    """A block in which a forward of the model follows a plan, whoever else wants it to follow one."""
+    followed = Followed(plan, plan.schedule, plan.graph.inputs)
+    ahead = Following(model, _Strict(plan, "replan"), followed, plan.level)
+    base = LEVELS["L0"] if plan.level is None else plan.level
+    way = ahead.way(base)
+    policy, level = (FixedBits(base), base) if way is None else (way.policy, way.level)
+    session = Session(model, ModulePaths(model), Recipes(policy), level, 0, current_rank())
+    with session:
+        ahead.begin(session)
+        complete = False
+        try:
+            session.owners.add_inputs(tensors_in(given))
+            yield
+            complete = True
+        finally:
+            ahead.end(session, complete)

@@ -1,0 +1,89 @@
+"""``Saves``: what a capture's forward saves, by what names it from step to step and by where it is in the graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from torch import Tensor
+
+from integrations.adaptive.identity import Identity
+from integrations.checkpoint.capturing.recorder import Recorder
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.saved.calls import CallTracker
+from integrations.saved.rules import RULES, Need
+from integrations.saved.tensors import storage_of
+
+
+class Save(NamedTuple):
+    """A tensor that autograd saves, of memory that the forward makes.
+
+    Attributes:
+        value: of the graph, as which the memory was saved.
+        after: the operator of the graph after which it was saved.
+        identity: names it from step to step.
+    """
+
+    value: int
+    after: int
+    identity: Identity
+
+    @property
+    def need(self) -> Need:
+        """What backward needs of it."""
+        rule = RULES.get(self.identity.operator)
+        return Need.EXACT if rule is None or not self.identity.role else rule.need(self.identity.role)
+
+    @property
+    def of_layer(self) -> bool:
+        """Whether it is an input of a layer, of which backward makes the gradient of the layer's weight alone."""
+        operator, role = self.identity.operator, self.identity.role
+        return self.need is Need.LINEAR and role == "input" and (operator == "linear" or operator.startswith("conv"))
+
+
+class Saves:
+    """Notes them, from the pack hook of a capture.
+
+    Attributes:
+        found: in the order of the forward.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Save] = []
+        self._occurrences: Counter[tuple[str, str, str]] = Counter()
+
+    def clear(self) -> None:
+        """Another forward begins."""
+        self.found.clear()
+        self._occurrences.clear()
+
+    def note(self, recorder: Recorder, tracker: CallTracker, tensor: Tensor) -> None:
+        """Autograd saves a tensor. To be told of each one, as a session is, which numbers them."""
+        storage, call, module = storage_of(tensor), tracker.call, recorder.module
+        operator, role = "", ""
+        if call is not None:
+            call.module = module = module if call.module is None else call.module
+            operator, role = call.operator, call.role(tensor, storage)
+        place = (module, operator, role)
+        occurrence, self._occurrences[place] = self._occurrences[place], self._occurrences[place] + 1
+        value = recorder.value_of(tensor)
+        if value is not None and value >= 0:
+            self.found.append(Save(value, recorder.operators - 1, Identity(*place, occurrence)))
+
+
+def readers_of(graph: Graph) -> list[list[int]]:
+    """Of each value, the operators that read it."""
+    readers: list[list[int]] = [[] for _ in graph.values]
+    for number, op in enumerate(graph.ops):
+        for value in op.reads:
+            readers[value].append(number)
+    return readers
+
+
+def final_values(graph: Graph) -> list[int]:
+    """Of each value, the last one in its memory: what is saved of it is what that holds in the end."""
+    last = list(range(len(graph.values)))
+    for number in range(len(graph.values) - 1, -1, -1):
+        if graph.values[number].reuses >= 0:
+            last[graph.values[number].reuses] = last[number]
+    return last

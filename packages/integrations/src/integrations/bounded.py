@@ -1,0 +1,152 @@
+"""``front_of`` and ``chosen``: from bounds to the plan of a training forward that keeps to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from integrations.adaptive.measurement import Measurement
+from integrations.adaptive.one_step import Unmeasured
+from integrations.adaptive.plan_error import measured_error
+from integrations.adaptive.ranks import distributed
+from integrations.adaptive.saves import Save
+from integrations.adaptive.sensitivities import sensitivities
+from integrations.adaptive.weights import measured_weights, usual_weights
+from integrations.adaptive.within_error import within_error
+from integrations.bounds import Bounds
+from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.costs.calibrating import agreed, calibrated
+from integrations.checkpoint.costs.rates import constant
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.planning.plan import Plan
+from integrations.levels import Level
+from integrations.planning import planned
+
+
+class Weights:
+    """How much a noise in each value of a model changes its gradient: from one step aside, when somebody first asks;
+    by the operators where there can be none.
+
+    Args:
+        model: in training mode.
+        args, kwargs: of its forward.
+        loss: from its output to what backward starts from.
+        among_ranks: whether each rank asks at the same time, and all take rank 0's answer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loss: Loss | None = None,
+        among_ranks: bool = False,
+    ) -> None:
+        self._step = partial(sensitivities, model, args, kwargs, loss, among_ranks=among_ranks)
+        self._asked = False
+        self._found: Measurement | None = None
+
+    def __call__(self, graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
+        """Of a graph's values, which a capture saw saved so."""
+        if not self._asked:
+            self._asked = True
+            try:
+                self._found = self._step()
+            except (RuntimeError, MemoryError):  # such as for want of memory, which the plan may have enough of
+                self._found = None
+            del self._step  # which holds inputs
+        return usual_weights(graph, saves) if self._found is None else measured_weights(graph, saves, self._found)
+
+
+def front_of(
+    model: nn.Module,
+    level: Level,
+    bounds: Bounds,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    real: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+    weights: Weights | None = None,
+    in_step: bool = False,
+) -> Plan:
+    """The plan of the least memory for a forward, of all that keep to a bound on the error.
+
+    Args:
+        model: in training mode.
+        level: where it is off, each value waits in the store that is best for it; otherwise all is stored as it says,
+            or made again.
+        bounds: of which those on memory and time are left to ``chosen``.
+        args, kwargs: of the forward.
+        real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
+        weights: of values; ``None``: by the operators.
+        in_step: whether this is in front of a training forward, which all ranks come to at the same time.
+    """
+    rating = agreed if in_step else calibrated
+    made = planned(
+        model,
+        level,
+        args,
+        kwargs,
+        error=bounds.error or 0.0,
+        real=real,
+        loss=loss,
+        holds_outputs=holds_outputs,
+        allows=bounds.allows,
+        recompute=bounds.recomputes,
+        weights=usual_weights if weights is None else weights,
+        rating=constant if bounds.error is None else rating,
+    )
+    return replace(made, stores=bounds.stores)
+
+
+def chosen(
+    front: Plan, bounds: Bounds, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], in_step: bool = False
+) -> Plan:
+    """The best plan of a front within bounds. What rounds is measured in a step aside, and planned again where that is
+    further off than it may be.
+
+    Args:
+        front: as ``front_of`` made it.
+        bounds: to keep to.
+        model, args, kwargs, in_step: as there.
+
+    Raises:
+        ValueError: no plan keeps to the bounds. The message names the least that there is.
+    """
+    return with_error_measured(within(front, bounds), model, args, kwargs, in_step)
+
+
+def within(front: Plan, bounds: Bounds) -> Plan:
+    """The same, by the error that is predicted.
+
+    Raises:
+        ValueError: as there.
+    """
+    if bounds.memory is None and bounds.time is None:
+        return front
+    return front.within(bounds.memory, bounds.time)
+
+
+def with_error_measured(
+    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], in_step: bool = False
+) -> Plan:
+    """The plan with its error, or another whose error is within the bound. See ``chosen``."""
+
+    def measure(one: Plan) -> float:
+        try:
+            return measured_error(model, args, kwargs, one, one.loss)
+        except Unmeasured:
+            raise
+        except (RuntimeError, MemoryError) as error:  # the training's own step may have what this one has not
+            raise Unmeasured(f"{type(error).__name__}: {error}") from error
+
+    if plan.compressed or plan.error == 0:
+        return plan
+    found = within_error(plan, measure, among_ranks=in_step and distributed())
+    return replace(found, stores=plan.stores)

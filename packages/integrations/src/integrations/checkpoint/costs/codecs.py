@@ -1,0 +1,52 @@
+"""``store_seconds`` and ``restore_seconds``: what a codec takes of a tensor, by the rates of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actcore import BitMask, Codec, GroupAffine, Offload, Positive, Raw
+from integrations.checkpoint.costs.rates import Line, Rates
+
+GROUPS, MASK = "groups", "mask"
+"""Kinds of codecs that take about as long: with groups of elements, and with a bit for each. Those of so many bits are
+a kind of their own where they were measured."""
+
+
+def kind_of(codec: Codec) -> str:
+    """The name by which rates have a codec, as ``"4 bits"``."""
+    if isinstance(codec, GroupAffine):
+        return f"{codec.bits} bits"
+    return MASK if isinstance(codec, BitMask | Positive) else GROUPS
+
+
+def store_seconds(rates: Rates, codec: Codec | None, numel: int) -> float:
+    """Seconds to store a tensor, the Python of a session included.
+
+    Args:
+        rates: of its device and dtype.
+        codec: what makes the stored form, which ``Offload`` moves to the host; ``None`` if a shape is all there is.
+        numel: its elements.
+    """
+    return rates.host.store + _seconds(rates, rates.store, rates.to_host, codec, numel)
+
+
+def restore_seconds(rates: Rates, codec: Codec | None, numel: int) -> float:
+    """Seconds to make it again, each time; as ``store_seconds``."""
+    made = 0 if codec is None or isinstance(codec, Raw) else numel * rates.itemsize
+    kernel = _seconds(rates, rates.restore, rates.from_host, codec, numel)
+    return rates.host.restore + kernel + rates.allocation(made)
+
+
+def _seconds(rates: Rates, lines: Mapping[str, Line], crossing: Line, codec: Codec | None, numel: int) -> float:
+    if isinstance(codec, Offload):
+        return _seconds(rates, lines, crossing, codec.inner, numel) + crossing.at(_nbytes(rates, codec.inner, numel))
+    if codec is None or isinstance(codec, Raw):
+        return 0.0
+    return lines.get(kind_of(codec), lines[GROUPS]).at(numel)
+
+
+def _nbytes(rates: Rates, codec: Codec, numel: int) -> float:
+    """About those of a stored form."""
+    if isinstance(codec, GroupAffine):
+        return numel * (codec.bits / 8 + 2 * rates.itemsize / codec.group_size)
+    return numel / 8 if kind_of(codec) == MASK else numel * rates.itemsize

@@ -1,0 +1,120 @@
+"""A plan as JSON, in which all numbers stay exact."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from integrations.checkpoint.graphs.entries import complete, entry_of, fields_of, loaded, of_format
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.planning.budget import bytes_of, require_error, require_ratio
+from integrations.checkpoint.planning.choice import Choice
+from integrations.checkpoint.planning.menus import Menus
+from integrations.levels import Level
+
+if TYPE_CHECKING:
+    from integrations.checkpoint.planning.plan import Plan
+
+FORMAT = 3
+"""In format 2 nothing was said of stores; what a level stored was in sizes of a search that is gone."""
+_WRITER = "Plan.to_json"
+_PLAIN = (
+    *("model", "peak_bound", "exact", "memory", "objective", "time", "error", "stores", "measured", "unmeasured"),
+    *("capture_seconds", "search_seconds"),
+)
+"""Fields that are JSON as they are."""
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as JSON."""
+    return json.dumps(_content(plan))
+
+
+def _content(plan: Plan) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        **{name: getattr(plan, name) for name in _PLAIN},
+        "choice": plan.choice.content(),
+        "front": [choice.content() for choice in plan.front],
+        "level": None if plan.level is None else asdict(plan.level),
+        "graph": plan.graph.content(),
+        "menus": None if plan.menus is None else plan.menus.content(),
+        "rounded": None if plan.rounded is None else plan.rounded.content(),
+        "rounded_menus": None if plan.rounded_menus is None else plan.rounded_menus.content(),
+        "also": [_content(other) for other in plan.also],
+    }
+
+
+def of_json(kind: type[Plan], text: str) -> Any:
+    """The plan that ``to_json`` wrote.
+
+    Raises:
+        ValueError: it is no such text, or of another version, or its numbers contradict each other.
+    """
+    return _of_content(kind, loaded(text, _WRITER))
+
+
+def _of_content(kind: type[Plan], given: Any) -> Plan:
+    content = _of_this_format(given)
+    also = content.pop("also", None)
+    graph = Graph.from_content(content.pop("graph", None))
+    rounded = content.pop("rounded", None)
+    rounded = None if rounded is None else Graph.from_content(rounded)
+    with complete(_WRITER):
+        level = content.pop("level")
+        plan = kind(
+            graph=graph,
+            rounded=rounded,
+            menus=_menus(content.pop("menus"), graph),
+            rounded_menus=_menus(content.pop("rounded_menus"), rounded),
+            choice=Choice.from_content(content.pop("choice")),
+            front=tuple(map(Choice.from_content, list(content.pop("front")))),
+            level=None if level is None else entry_of(Level, level),
+            also=tuple(_of_content(kind, other) for other in also or ()),
+            **fields_of(kind, content),
+        )
+        if plan.memory is not None:
+            bytes_of(plan.memory, 1)
+        if plan.time is not None:
+            require_ratio(plan.time)
+        require_error(plan.error)
+    choice, front = plan.choice, plan.front
+    if not front or any(one.most >= len(plan.graph_of(one).values) for one in (choice, *front)):
+        raise ValueError("text must be what Plan.to_json returned; its choices name values that the graph lacks")
+    if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
+        raise ValueError("text must be what Plan.to_json returned; its front ends below the choice's peak")
+    return plan
+
+
+def _menus(content: Any, graph: Graph | None) -> Menus | None:
+    if content is None or graph is None:
+        return None
+    return Menus.from_content(content, len(graph.values))
+
+
+def _of_this_format(content: Any) -> dict[str, Any]:
+    """The JSON object in today's format.
+
+    Raises:
+        ValueError: it is no object, or of a format that cannot be read.
+    """
+    if not isinstance(content, dict) or content.get("format") != 2:
+        return of_format(content, FORMAT, _WRITER)
+    if content.get("compressed"):
+        raise ValueError(
+            f"text must be what {_WRITER} returned, of format {FORMAT}; got a plan for a level of format 2, which did "
+            "not say how values are stored: plan again"
+        )
+    renewed = {name: entry for name, entry in content.items() if name not in ("format", "compressed", "stored")}
+    renewed["memory"] = renewed.pop("budget", None)
+    for choice in (renewed.get("choice"), *list(renewed.get("front") or ())):
+        if isinstance(choice, dict):
+            choice.update(stores={}, variance=0.0, rounded=False)
+    return {
+        **renewed,
+        "time": None,
+        "error": 0.0,
+        "level": None,
+        **dict.fromkeys(("menus", "rounded", "rounded_menus")),
+    }

@@ -1,0 +1,143 @@
+"""``plan`` and ``apply``: one plan for every value that backward reads, made ahead of the training and given to a
+model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import nn
+
+from integrations.attach import compress_model
+from integrations.bounded import Weights, chosen, front_of, within
+from integrations.bounds import ERROR, WAYS, Bounds
+from integrations.checkpoint.capturing.loss import Loss, require_loss
+from integrations.checkpoint.planning.budget import Budget, bytes_of
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.planner import plannable
+from integrations.levels import LEVELS
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def plan(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    memory: Budget | None = None,
+    time: float | None = None,
+    error: float = ERROR,
+    stores: Iterable[str] = WAYS,
+    measure: bool = True,
+    real: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+) -> Plan:
+    """Finds out how each value that backward reads had best wait for it: kept, rounded, stored exactly in fewer bits,
+    computed again, or sent to host memory.
+
+    ::
+
+        plan = integrations.plan(model, (images,), memory="8GiB")
+        print(plan)  # what happens to which module's values, why, and what it costs
+        integrations.apply(model, plan)
+        ...train as before...
+
+    ``compress_model(model, memory="8GiB")`` does both, in front of the first training forward. Of memory, time and
+    error, what is not bounded is made the least: the time within ``memory``, the memory within ``time``, the error
+    where both are given, the memory where none is.
+
+    The model's forward runs on fake tensors, which have no elements: no memory is taken, no generator moves, and
+    parameters, gradients and buffers are not touched. Ranks that plan for the same shapes get the same.
+
+    Args:
+        model: in training mode, and not wrapped: plan for the module that DistributedDataParallel is given.
+        args: of its forward, as in training: a tuple, a mapping by name, or the only one. A list is several inputs,
+            each of these: the plan keeps to the bounds with all of them, and a fraction is one of the largest plain
+            step's. (A model whose only argument is a list is given it in a tuple.)
+        kwargs: further arguments by name, of every input.
+        memory, time, error, stores: as for ``compress_model``.
+        measure: whether it is measured how much each value's rounding changes the gradient, and the plan's error, in
+            steps aside that take as long as 10 to 20 steps of training, and up to half of a plain step's memory;
+            otherwise both are estimated by the operators. Inputs without elements are always estimated for.
+        real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
+
+    Returns:
+        The plan: of several inputs, that of the one whose plain step takes the most memory, with the others' as
+        ``plan.also``.
+
+    Raises:
+        TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
+        ValueError: an argument is out of range; the model is not in training mode, or none of its outputs requires a
+            gradient; or no plan keeps to the bounds: the message names the least that there is, and what would lower
+            it.
+        Exception: what the model raises with these inputs.
+    """
+    bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # which makes a tuple of it
+    model = plannable(model)
+    require_loss(loss)
+    if isinstance(args, list) and not args:
+        raise ValueError("args must be one input, or several in a list, got an empty list")
+    calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
+    level, how = LEVELS["L0"], {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+    fronts = []
+    for call in calls:
+        weights = Weights(model, *call, loss) if measure and bounds.error else None
+        fronts.append(front_of(model, level, bounds, *call, **how, weights=weights))
+    if isinstance(memory, float) and len(fronts) > 1:
+        bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
+    found = []
+    for number in _leading(fronts):
+        if measure:
+            found.append(chosen(fronts[number], bounds, model, *calls[number]))
+        else:
+            found.append(within(fronts[number], bounds))
+    found.sort(key=lambda plan: plan.plain_peak, reverse=True)
+    return replace(found[0], also=tuple(found[1:])) if len(found) > 1 else found[0]
+
+
+def _leading(fronts: list[Plan]) -> list[int]:
+    """The inputs that are not within others."""
+    inputs = [front.graph.inputs for front in fronts]
+    return [
+        number
+        for number, one in enumerate(inputs)
+        if not any(
+            one.within(other) and (place < number or one != other)
+            for place, other in enumerate(inputs)
+            if place != number
+        )
+    ]
+
+
+def apply(model: Model, plan: Plan) -> Model:
+    """Has a model's training forward follow a plan, in place; ``restore_model`` undoes it.
+
+    Other inputs than the plan's follow it if they are no larger, and are planned for within its bounds otherwise. What
+    ``compress_model`` says of the model holds here, too; ``integrations.compression(model)`` is its handle.
+
+    Args:
+        model: the one that the plan was made for, or another of the same modules and shapes.
+        plan: of ``integrations.plan`` or ``integrations.checkpoint.plan``, or loaded.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the plan is of another model; or the model is compressed, or follows a plan.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a Plan of integrations.plan, got {type(plan).__name__}")
+    return compress_model(model, "L0", checkpoint=plan)
+
+
+def _call(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    """The arguments of one call, by place and by name."""
+    if isinstance(args, Mapping):
+        if kwargs is not None:
+            raise ValueError("kwargs must be None where args is a mapping; put all into one of them")
+        return (), dict(args)
+    return args if isinstance(args, tuple) else (args,), dict(kwargs or {})

@@ -1,0 +1,85 @@
+"""``part_of``: what a decision of the rules stores of a tensor that autograd saves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from actcore import BitMask, Codec, GroupAffine, Offload, Raw
+from integrations.adaptive.weights import noise_of
+from integrations.checkpoint.dispatch.memory import allocated
+from integrations.fewbit.codebook import Codebook
+from integrations.planning.savers import Saver
+from integrations.saved.policy import Decision
+from integrations.saved.rules import Need
+from integrations.saved.slopes import codebook_of
+
+
+class Part(NamedTuple):
+    """What is stored for one saver of a value.
+
+    Attributes:
+        codec: that stores it; ``Raw`` where it is kept as it is; ``None`` where a shape is all that is asked for.
+        nbytes: of all of the value's memory in that form.
+        alone: whether it serves this saver alone, and no other shares it.
+        passing: whether storing it takes another tensor of that size.
+    """
+
+    codec: Codec | None
+    nbytes: int
+    alone: bool = False
+    passing: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the memory stays as it is."""
+        return isinstance(self.codec, Raw)
+
+    @property
+    def noise(self) -> float:
+        """Of rounded elements, or of those that would do the harm of a rounded derivative; 0 where nothing is."""
+        codec = self.codec.inner if isinstance(self.codec, Offload) else self.codec
+        if isinstance(codec, Codebook):
+            return codec.noise
+        return noise_of(codec.bits) if isinstance(codec, GroupAffine) else 0.0
+
+
+def part_of(decision: Decision, saver: Saver, nbytes: int) -> Part:
+    """What is stored of a tensor by a decision; never more than the bytes of its value.
+
+    Args:
+        decision: of the tensor's policy.
+        saver: the tensor.
+        nbytes: of the value.
+    """
+    found = _part(decision, saver)
+    size = int(found.nbytes / (min(saver.share, 1.0) or 1.0))
+    return found._replace(nbytes=min(allocated(size, saver.saved.device), nbytes))
+
+
+def _part(decision: Decision, saver: Saver) -> Part:
+    saved, codec = saver.saved, decision.codec
+    count, whole = saved.shape.numel(), saved.shape.numel() * saved.dtype.itemsize
+    kept = Part(Raw(), whole)
+    if decision.form is Need.SHAPE and saver.packable:
+        return Part(None, 0, alone=True)
+    if not saver.packable:
+        return kept
+    if decision.slope_bits is not None:
+        codebook = codebook_of(saver.activation, decision.slope_bits, saved.dtype)
+        if codebook is not None:
+            return Part(codebook, codebook.stored_bytes(count), alone=True)
+    if decision.indices:
+        if saver.places:
+            return Part(BitMask(), saver.places, alone=True, passing=True)
+        return Part(BitMask(), int(count * saver.narrow), alone=True) if saver.narrow else kept
+    if decision.form is Need.INSIDE:
+        return Part(BitMask(), -(-count // 8), alone=True, passing=True) if saver.inside else kept
+    if isinstance(codec, GroupAffine):
+        size = codec.stored_bytes(count, saved.dtype)
+        alone = decision.form is not None
+        return Part(codec, size, alone, decision.normalised or alone) if size < whole else kept
+    if isinstance(codec, Raw):
+        return kept
+    if codec is None and saved.device.type != "cpu":  # a mask of unknown values: to look at it would wait
+        return kept
+    return Part(BitMask() if codec is None else codec, -(-count // 8), alone=True)

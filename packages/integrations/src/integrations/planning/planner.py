@@ -1,0 +1,88 @@
+"""``planned``: from a model and its inputs to the plan of how every value waits for backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from integrations.adaptive.weights import usual_weights
+from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.capturing.loss import Loss
+from integrations.checkpoint.costs.modelled import by
+from integrations.checkpoint.costs.rates import Rating, constant
+from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.graphs.sharding import class_of
+from integrations.checkpoint.planning.menus import Menus
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.search import Captures, solved
+from integrations.levels import Level
+from integrations.planning.menus import Allows, Weights, menus_of
+from integrations.planning.savers import Seen
+from integrations.stores import Store
+
+
+def _any(store: Store) -> bool:
+    return True
+
+
+def planned(
+    model: nn.Module,
+    level: Level,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    error: float = 0.0,
+    real: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+    allows: Allows = _any,
+    recompute: bool = True,
+    weights: Weights = usual_weights,
+    rating: Rating = constant,
+) -> Plan:
+    """The plan of the least peak, and the others that none beats in both peak and time.
+
+    A level leaves each value one store, its own. Without one, such as ``"L0"``, values may wait in all stores that
+    their savers bear, as they are, or be made again. Where rounding is allowed, the forward is captured twice: with
+    torch's own attention, whose plans round nothing, and with attention that is computed again from what is stored.
+
+    Args:
+        model: in training mode.
+        level: as which all is stored, if it is not off; else it says the sizes of groups, what is small, and what is
+            kept exactly.
+        args, kwargs: of the model's forward.
+        error: bound on the gradient's relative error.
+        real, loss, holds_outputs: as in ``capture``.
+        allows: whether a store may be used.
+        recompute: whether values may be made again.
+        weights: of the values, for the error.
+        rating: of what operators and stores take.
+    """
+    started = perf_counter()
+
+    def captured(recomputes: bool) -> tuple[Graph, Seen]:
+        seen = Seen(recomputes)
+        options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+        return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
+
+    def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
+        graph = graph.as_rounded if rounded else graph
+        if not recompute:
+            graph = graph.keeping(range(len(graph.values)))
+        return graph, menus_of(graph, seen, level, rating, weights, allows)
+
+    if not level.off:
+        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)
+        captures = Captures(graph, menus, level=level)
+    else:
+        found = captured(error > 0)
+        rounded, rounded_menus = with_menus(*found, True) if error else (None, None)
+        if found[1].replaced:  # attention
+            found = captured(False)
+        graph, menus = with_menus(*found, False)
+        captures = Captures(graph, menus.exact(), rounded, rounded_menus)
+    taken = perf_counter() - started
+    return replace(solved(class_of(model).__name__, captures, error, capture_seconds=taken), loss=loss)

@@ -1,0 +1,134 @@
+"""``Seen``: what a capture's forward saves for backward, by which calls, and what of it a repetition could read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actcore import Raw, SavedTensor
+from integrations.adaptive.saves import Saves
+from integrations.checkpoint.capturing.recorder import Recorder
+from integrations.fewbit.codebook import Codebook
+from integrations.saved.arguments import index_codec, two_valued
+from integrations.saved.calls import Call, CallTracker
+from integrations.saved.choice import packable
+from integrations.saved.forms import window_indices
+from integrations.saved.masks import may_be_masked
+from integrations.saved.rules import RULES, Need
+from integrations.saved.slopes import activation_of, has_slope
+from integrations.saved.tensors import storage_of
+
+
+@dataclass(frozen=True)
+class Saver:
+    """A tensor of a value's memory that autograd saves.
+
+    Attributes:
+        value: of the graph, as which the memory was saved.
+        saved: its description.
+        share: of the memory that it covers.
+        packable: whether codecs can read it.
+        inside: whether the arguments of its call allow one bit for each element where backward asks for an interval.
+        places: bytes of the places in windows that its call has as indices; 0: there are none.
+        activation: the codec of one bit for its derivative, if its call is an activation that has one.
+        narrow: bytes for each of its indices in the range that the call tells; 0: there is none.
+    """
+
+    value: int
+    saved: SavedTensor
+    share: float
+    packable: bool
+    inside: bool = False
+    activation: Codebook | None = None
+    places: int = 0
+    narrow: float = 0.0
+
+
+class Seen:
+    """Looks at what a forward saves.
+
+    Args:
+        recomputes: whether attention keeps query, key and value alone, and is computed again from them.
+
+    Attributes:
+        savers: in the order of the forward.
+        saves: the same, as they are named from step to step.
+        outlines: of each value, the tensor as which it was made.
+        read: values that an operator reads with a gradient, so that a repetition of it may find them rounded.
+        masked: values that may have masked elements.
+        replaced: whether attention was computed so.
+    """
+
+    def __init__(self, recomputes: bool) -> None:
+        self._recomputes = recomputes
+        self.saves = Saves()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.savers: list[Saver] = []
+        self.outlines: list[SavedTensor] = []
+        self.read: set[int] = set()
+        self.masked: set[int] = set()
+        self.replaced = False
+        self.saves.clear()
+
+    @contextmanager
+    def hooks(self, recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
+        """A block in which a forward runs as under a session; the pack hook for it."""
+        tracker = CallTracker()
+        self._clear()
+
+        def pack(tensor: Tensor) -> Any:
+            with torch._C.DisableTorchFunction():
+                self.saves.note(recorder, tracker, tensor)
+                with recorder.pausing():  # what it asks of a tensor is no operator of the forward
+                    self._note(recorder, tracker.call, tensor)
+                return recorder.pack(tensor)
+
+        def over(call: Call, outputs: list[Tensor]) -> None:
+            self.replaced = self.replaced or call.recomputes
+            with torch._C.DisableTorchFunction():
+                for output in outputs:
+                    value = recorder.value_of(output)
+                    if value is not None and output.requires_grad and may_be_masked(output):
+                        self.masked.add(value)
+
+        if self._recomputes:
+            tracker.pack = pack
+        tracker.over = over
+        with tracker:
+            yield pack
+        self.outlines, self.read = recorder.outlines, recorder.rounded
+
+    def _note(self, recorder: Recorder, call: Call | None, tensor: Tensor) -> None:
+        value, storage = recorder.value_of(tensor), storage_of(tensor)
+        if value is None or value < 0 or storage is None:
+            return
+        operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
+        saved = SavedTensor.of(tensor, operator=operator, role=role, module=recorder.module)
+        share = tensor.numel() * tensor.itemsize / max(1, storage.nbytes())
+        found = Saver(value, saved, share, packable(tensor))
+        if call is not None and found.packable:
+            rule = RULES.get(operator)
+            if rule is not None and role and rule.need(role) is Need.INSIDE:
+                found = Saver(value, saved, share, True, inside=two_valued(call.name, call.given, tensor) is not None)
+            elif has_slope(saved):
+                activation = activation_of(call.name, call.given, call.in_place)
+                found = Saver(value, saved, share, True, activation=activation)
+            elif not saved.dtype.is_floating_point and saved.dtype is not torch.bool:
+                narrow = index_codec(call.name, call.given)
+                windows = window_indices(call.name, call.given, tensor, Raw())
+                found = Saver(
+                    value,
+                    saved,
+                    share,
+                    True,
+                    places=0 if windows is None else tensor.numel(),
+                    narrow=0.0 if narrow is None else (narrow.high - narrow.low).bit_length() / 8,
+                )
+        self.savers.append(found)

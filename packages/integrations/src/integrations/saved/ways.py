@@ -1,0 +1,97 @@
+"""``Way``: how a session stores a tensor, be it as its level has it, or as a plan says of one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from actcore import Raw, SavedTensor
+from integrations.levels import Level
+from integrations.saved.forms import Packed
+from integrations.saved.policy import Decision, ExactForms, FixedBits, Policy, policy_of
+from integrations.saved.storing import StoredLater
+from integrations.stores import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """By which policy, at which level.
+
+    Attributes:
+        policy: decides the codecs.
+        level: what else there is to know: the seed, and whether the stored form goes to the host.
+        planned: what a record says first of a tensor that is rounded; empty where no plan says so.
+    """
+
+    policy: Policy
+    level: Level
+    planned: str = ""
+
+
+class Fate(NamedTuple):
+    """What a plan says of a tensor that autograd saves.
+
+    Attributes:
+        way: how it is stored, at once or when it has been made again.
+        again: makes, of what is to be stored later, what autograd is to hold in its place; ``None`` for a tensor that
+            is stored now.
+        waits: whether it is stored once it has been made again; otherwise it is there until backward has read it.
+        aside: whether what backward decides by, such as signs, is stored now even so.
+    """
+
+    way: Way
+    again: Callable[[Tensor, StoredLater | None], Packed | None] | None = None
+    waits: bool = False
+    aside: bool = False
+
+
+class Fates(Protocol):
+    """What a plan says of the tensors of one forward."""
+
+    def of(self, tensor: Tensor) -> Fate:
+        """What it says of one that is saved now."""
+
+
+@dataclass(frozen=True)
+class _AsItIs:
+    """The policy of what is kept."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        return Decision(Raw(), "as planned: kept as it is")
+
+
+@lru_cache(maxsize=256)
+def way_of(store: Store, base: Level) -> Way:
+    """How a value waits in a store; ``base`` says what the store does not."""
+    level = store.level(base)
+    if store.exact:
+        return Way(policy_of(store, base), _unrounded(level))
+    return Way(policy_of(store, base), level, f"as planned: {store}")
+
+
+@lru_cache(maxsize=16)
+def exactly(base: Level) -> Way:
+    """How that is stored of which no plan speaks, where nothing is to be rounded."""
+    level = _unrounded(replace(base, offload=False))
+    return Way(ExactForms(level), level)
+
+
+@lru_cache(maxsize=16)
+def in_eight_bits(base: Level) -> Way:
+    """How that is stored of which no plan speaks, where it may be rounded and the level says nothing."""
+    level = Store(8).level(base)
+    return Way(FixedBits(level), level)
+
+
+@lru_cache(maxsize=16)
+def kept(base: Level) -> Way:
+    """How a value waits as it is."""
+    return Way(_AsItIs(), _unrounded(replace(base, offload=False)))
+
+
+def _unrounded(level: Level) -> Level:
+    return replace(level, bits=None, adaptive=False)

@@ -1,0 +1,192 @@
+"""What operators and codecs take, by the rates of a device: constants, or this machine's."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from actcore import GroupAffine, Narrow, Offload, Positive, Raw
+from integrations.checkpoint import capture
+from integrations.checkpoint.costs.calibrating import calibrated
+from integrations.checkpoint.costs.calls import Calls
+from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
+from integrations.checkpoint.costs.modelled import Kind, by, modelled, work_of
+from integrations.checkpoint.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, Line, Rates, constant
+
+from .nets import mlp, normal
+
+aten = torch.ops.aten
+EACH = replace(
+    constant("cpu", torch.float32), measured=True, product=1.0, convolution=2.0, convolution_backward=3.0, grouped=4.0
+)
+
+
+def work(function, *args, **kwargs):
+    out = function(*args, **kwargs)
+    return work_of(function, args, kwargs, out if isinstance(out, tuple) else (out,))
+
+
+@pytest.fixture(scope="module")
+def rates():
+    return calibrated("cpu", torch.float32)
+
+
+IMAGE, WEIGHT = normal(2, 8, 5, 5), normal(8, 8, 3, 3)
+ONE, NONE = [1, 1], [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kind"),
+    [
+        (aten.mm.default, (normal(2, 3), normal(3, 4)), Kind.PRODUCT),
+        (aten.convolution.default, (IMAGE, WEIGHT, None, ONE, ONE, ONE, False, NONE, 1), Kind.CONVOLUTION),
+        (aten.convolution.default, (IMAGE, WEIGHT[:, :1], None, ONE, ONE, ONE, False, NONE, 8), Kind.GROUPED),
+        (aten.gelu.default, (IMAGE,), Kind.FUNCTION),
+        (aten.exp_.default, (IMAGE.clone(),), Kind.FUNCTION),
+        (aten.bernoulli.p, (IMAGE, 0.5), Kind.DRAW),
+        (aten.add.Tensor, (IMAGE, IMAGE), Kind.TRAFFIC),
+        (aten.empty_like.default, (IMAGE,), Kind.NOTHING),
+    ],
+)
+def test_kinds(function, args, kind):
+    assert work(function, *args).kind is kind
+
+
+def test_constant_seconds_are_of_arithmetic_or_of_traffic():
+    product = work(aten.mm.default, normal(64, 64), normal(64, 64))
+    assert product.seconds(constant("cpu", torch.float32)) == LAUNCH + max(2 * 64**3 / FLOPS, 3 * 4 * 64**2 / BYTES)
+    total = work(aten.add.Tensor, normal(64, 64), normal(64, 64))
+    assert total.seconds(constant("cpu", torch.float32)) == LAUNCH + 3 * 4 * 64**2 / BYTES
+
+
+def test_a_table_is_read_where_it_is_looked_up():
+    """A word embedding took as long as its whole table."""
+    found = work(aten.embedding.default, normal(1000, 8), torch.tensor([1, 2]))
+    assert found.moved == 2 * 8 * 4 + 2 * 8 * 4 + 2 * 8
+
+
+def test_what_is_filled_is_not_read():
+    assert work(aten.new_zeros.default, normal(1000), [2]).moved == 2 * 4
+
+
+def test_backward_of_a_grouped_convolution_has_the_arithmetic_of_its_groups():
+    """torch's formula takes the weight's gradient for one without groups: 16 times a depthwise MobileNet's time."""
+
+    def flops(groups):
+        weight = WEIGHT[:, : 8 // groups]
+        args = (IMAGE, IMAGE, weight, None, ONE, ONE, ONE, False, NONE, groups, [True, True, False])
+        found = work(aten.convolution_backward.default, *args)
+        assert found.kind is (Kind.CONVOLUTION_BACKWARD if groups == 1 else Kind.GROUPED)
+        return found.flops
+
+    assert flops(1) == 8 * flops(8) == 2 * 2 * IMAGE.numel() * 8 * 9
+
+
+def test_new_memory_in_blocks_of_their_own():
+    """The kernel clears each of their pages, which takes longer than what is done with them."""
+    large = torch.empty(MAPPED + 1, dtype=torch.uint8, device="meta")
+    assert work(aten.clone.default, large).mapped == MAPPED + 1
+    assert work(aten.clone.default, large[1:]).mapped == 0
+    assert work(aten.neg_.default, large).mapped == 0  # nothing new
+
+
+def test_traffic_takes_longer_where_caches_end(rates):
+    assert rates.traffic(SMALL) == SMALL * rates.cached
+    assert rates.traffic(2 * LARGE) == 2 * LARGE * rates.far
+    sizes = [SMALL, 2 * SMALL, 4 * SMALL, 8 * SMALL, LARGE]
+    each = [rates.traffic(size) / size for size in sizes]
+    assert each == sorted(each, reverse=rates.far < rates.cached)
+
+
+LINES = {"groups": Line(1.0, 0.5), "4 bits": Line(2.0, 0.25), "mask": Line(3.0, 0.125)}
+KNOWN = replace(
+    EACH,
+    store=LINES,
+    restore={kind: Line(2 * line.fixed, line.each) for kind, line in LINES.items()},
+    to_host=Line(0.0, 2.0),
+    from_host=Line(0.0, 1.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("codec", "store", "restore"),
+    [
+        (None, 0, 0),
+        (Raw(), 0, 0),
+        (GroupAffine(4), 2 + 64, 4 + 64),
+        (GroupAffine(3), 1 + 128, 2 + 128),  # not measured: as others with groups
+        (Narrow(0, 7), 1 + 128, 2 + 128),
+        (Positive(), 3 + 32, 6 + 32),
+        (Offload(Raw()), 2 * 1024, 1024),
+        (Offload(GroupAffine(4)), 2 + 64 + 2 * (128 + 8), 4 + 64 + 128 + 8),
+    ],
+)
+def test_seconds_of_a_codec(codec, store, restore):
+    assert store_seconds(KNOWN, codec, 256) == pytest.approx(KNOWN.host.store + store)
+    assert restore_seconds(KNOWN, codec, 256) == pytest.approx(KNOWN.host.restore + restore)
+
+
+def test_rates_of_this_machine(rates):
+    assert rates.measured
+    assert rates is calibrated("cpu", torch.int64)  # measured once; integers move as floats do
+    numbers = [number for number in vars(rates).values() if isinstance(number, float)]
+    lines = [number for line in (*rates.store.values(), *rates.restore.values()) for number in vars(line).values()]
+    for seconds in (*numbers, *lines, *vars(rates.host).values()):
+        assert 0 <= seconds < 1
+    assert min(rates.product, rates.convolution, rates.cached, rates.far, rates.host.store) > 0
+
+
+def test_rates_come_in_coarse_steps(rates):
+    assert rates.rounded == rates
+    steps = 4 * math.log2(rates.product)
+    assert steps == pytest.approx(round(steps), abs=1e-9)
+    other = replace(rates, product=rates.product * 1.05)  # less than half a step, which is a factor of 2 ** (1 / 8)
+    assert other.rounded == rates
+
+
+@pytest.fixture
+def unmeasured():
+    from integrations.checkpoint.costs import calibrating
+
+    calibrating._measured.cache_clear()
+    yield
+    calibrating._measured.cache_clear()
+
+
+def test_measuring_touches_nothing_and_is_touched_by_nothing(unmeasured):
+    before = torch.get_rng_state()
+    with FakeTensorMode(), torch.device("meta"), torch.autocast("cpu"), torch.inference_mode():
+        assert calibrated("cpu", torch.float32).measured
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
+def test_rates_of_a_device_that_is_not_there_are_constants():
+    assert calibrated("cuda", torch.float32) == constant("cuda", torch.float32)
+    assert not calibrated("cuda", torch.float32).measured
+    assert calibrated("xpu", torch.float32) == constant("xpu", torch.float32)
+
+
+def test_a_graph_has_the_seconds_of_the_rates_that_it_is_captured_with():
+    asked = set()
+
+    def rating(device: str, dtype: torch.dtype) -> Rates:
+        asked.add((device, dtype))
+        return EACH
+
+    model, x = mlp(), normal(8, 64)
+    slow, plain = (capture(model, (x,), costs=costs) for costs in (by(rating), modelled))
+    assert asked == {("cpu", torch.float32)}
+    products = [op for op in slow.ops if "addmm" in op.name]
+    assert products
+    assert all(op.seconds > 1 for op in products)
+    assert all(op.seconds < 1 for op in plain.ops)
+    assert [op.makes for op in slow.ops] == [op.makes for op in plain.ops]
+
+
+def test_calls_of_no_device_are_as_a_cpus():
+    calls = Calls()
+    calls.note(aten.mul.Tensor, (normal(4).to_sparse(), normal(4)), {}, (normal(4).to_sparse(),))
+    assert modelled(calls.distinct)[0].seconds >= LAUNCH

@@ -1,0 +1,242 @@
+"""``integrations.plan``, ``apply`` and ``compress_model(memory=...)``: what they may be asked, and that it is kept."""
+
+import copy
+import json
+import pickle
+
+import pytest
+from torch import nn
+
+import integrations
+from integrations import checkpoint
+from integrations.bounds import WAYS, Bounds
+from integrations.stores import Store
+
+from .nets import assert_same, gradients, normal
+from .recompute_levels import deep, deep_net
+
+
+def exact_of(model, args):
+    """Of a copy of the model, without any plan."""
+    return gradients(copy.deepcopy(model), *args)
+
+
+# ---- what may be asked ----
+
+WRONG = [
+    ({"memory": True}, TypeError, "memory must be bytes as an int, a string such as '4GiB', or a fraction, got True"),
+    ({"memory": "much"}, ValueError, "memory must be a number with a unit such as '4GiB'.*got 'much'"),
+    ({"memory": "8"}, ValueError, "memory must have a unit as a string, such as '4GiB', or '8B' for bytes"),
+    ({"memory": 1.5}, ValueError, r"memory must be in \(0, 1\] as a fraction.*bytes are an int"),
+    ({"memory": -1}, ValueError, "memory must not be negative, got -1"),
+    ({"time": "1.1"}, TypeError, "time must be"),
+    ({"time": 0.9}, ValueError, "time must be .*got 0.9"),
+    ({"error": "none"}, TypeError, "error must be"),
+    ({"error": 1.0}, ValueError, "error must be .*got 1.0"),
+    ({"error": float("nan")}, ValueError, "error must be .*got nan"),
+    (
+        {"stores": "bits"},
+        TypeError,
+        r"stores must be several of 'recompute'.*got the string 'bits'; for one, \('bits',\)",
+    ),
+    ({"stores": [3]}, TypeError, "stores must be several of .*got 3 among them"),
+    ({"stores": ["disk"]}, ValueError, "stores must be several of .*or of forms such as '8 bits', got 'disk'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"), WRONG, ids=lambda one: str(one) if isinstance(one, dict) else ""
+)
+def test_wrong_arguments_are_refused_before_anything_changes(asked, error, message):
+    model, args = deep()
+    for call in (
+        lambda: integrations.compress_model(model, **asked),
+        lambda: integrations.plan(model, args, **asked),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+        assert "forward" not in model.__dict__
+
+
+def test_what_does_not_go_together_is_refused():
+    model, args = deep()
+    for asked, message in (
+        ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint must be None beside memory, time, error and stores"),
+        ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level='L1'.*leave out the level"),
+        ({"memory": 0.5, "level": "L2"}, "memory must be None at an adaptive level"),
+        ({"memory": 0.5, "level": "L9"}, "level must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            integrations.compress_model(model, **asked)
+        assert "forward" not in model.__dict__
+    with (
+        pytest.raises(ValueError, match="memory must be left out of a block"),
+        integrations.compress(model, memory=0.5),
+    ):
+        pass
+    with pytest.raises(ValueError, match="args must be one input, or several in a list, got an empty list"):
+        integrations.plan(model, [])
+    with pytest.raises(ValueError, match="kwargs must be None where args is a mapping"):
+        integrations.plan(model, {"x": args[0]}, {})
+    with pytest.raises(TypeError, match=r"plan must be a Plan of integrations\.plan, got str"):
+        integrations.apply(model, "optimal")
+
+
+def test_the_stores_that_are_allowed():
+    allowed = {
+        ("recompute",): [],
+        ("exact",): [Store()],
+        ("bits",): [Store(4), Store(8)],
+        ("8 bits",): [Store(8)],
+        ("host",): [Store(host=True)],
+        ("bits", "host"): [Store(4), Store(8), Store(host=True), Store(4, host=True)],
+        ("slopes",): [Store(slope_bits=3)],
+        WAYS: [Store(), Store(4), Store(8), Store(host=True), Store(4, host=True), Store(slope_bits=3)],
+    }
+    for ways, wanted in allowed.items():
+        bounds = Bounds(stores=ways)
+        assert [store for store in allowed[WAYS] if bounds.allows(store)] == wanted
+        assert bounds.recomputes == ("recompute" in ways)
+        exact = Bounds(error=0, stores=ways)
+        assert [store for store in allowed[WAYS] if exact.allows(store)] == [store for store in wanted if store.exact]
+    assert Bounds(stores=["8 bits", "exact", "8 bits", "recompute"]).stores == ("recompute", "exact", "8 bits")
+
+
+# ---- what comes of it ----
+
+
+@pytest.mark.parametrize("asked", [{"memory": 0.5}, {"time": 1.15}, {}, {"memory": 0.6, "time": 1.3}], ids=str)
+def test_exact_plans_are_kept_and_change_no_gradient(asked):
+    model, args = deep()
+    plain = exact_of(model, args)
+    plan = integrations.plan(model, args, **asked, error=0)
+    if "memory" in asked:
+        assert plan.peak <= asked["memory"] * plan.plain_peak
+    if "time" in asked:
+        assert 1 + plan.overhead <= asked["time"]
+    assert plan.segments
+    assert plan.choice.error == 0
+    assert_same(gradients(integrations.apply(model, plan), *args), plain)
+    assert checkpoint.plan_of(model) in (plan, plan.accumulating)
+    assert integrations.compression(model).report().recomputed_bytes > 0
+    integrations.restore_model(model)
+    assert "forward" not in model.__dict__
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("budget", [0.5, 1.0])
+def test_a_budget_is_planned_for_at_the_first_forward(budget):
+    model, args = deep()
+    plain = exact_of(model, args)
+    integrations.compress_model(model, memory=budget, error=0, strict=True)
+    handle = integrations.compression(model)
+    assert handle.recomputing.plan is None
+    assert_same(gradients(model, *args), plain)
+    plan = handle.recomputing.plan
+    assert plan.peak <= budget * plan.plain_peak
+    assert handle.name == f"{type(model).__name__} at plan(memory={budget}, error=0)"
+    assert f"plan(memory={budget}, error=0)" in handle.report().title
+
+
+def test_what_cannot_be_met_says_what_can():
+    model, args = deep()
+    with pytest.raises(
+        ValueError, match=r"memory .*must be at least \d+ bytes .*got '1KiB'; .*smaller batch"
+    ) as raised:
+        integrations.plan(model, args, memory="1KiB", error=0)
+    words = str(raised.value)
+    for budget in (
+        int(words.split("at least ")[1].split()[0]),
+        float(words.split(", ")[1].split(" of the plain step's")[0]),
+    ):
+        assert integrations.plan(model, args, memory=budget, error=0).peak <= int(
+            words.split("at least ")[1].split()[0]
+        )
+    with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, .*memory=0\.5.*got 1"):
+        integrations.plan(model, args, memory=0.5, time=1, error=0)
+    integrations.compress_model(model, memory="1KiB", error=0)
+    with pytest.raises(ValueError, match=r"memory .*must be at least"):
+        model(*args)
+    assert integrations.compression(model).step == 0
+
+
+def test_nothing_is_made_again_where_it_may_not_be():
+    model, args = deep()
+    plan = integrations.plan(model, args, error=0, stores=("exact",))
+    assert plan.stores == ("exact",)
+    assert plan.segments == ()
+
+
+def test_the_state_is_taken_over():
+    model, args = deep()
+    twin = copy.deepcopy(model)
+    integrations.compress_model(model, memory="600 KiB", time=1.5, error=0, stores=("recompute", "exact"))
+    gradients(model, *args)
+    state = json.loads(json.dumps(integrations.compression(model).state_dict()))
+    integrations.compress_model(twin, memory=0.9)
+    integrations.compression(twin).load_state_dict(state)
+    recomputing = integrations.compression(twin).recomputing
+    assert recomputing.asked == Bounds("600 KiB", 1.5, 0, ("recompute", "exact"))
+    assert recomputing.plan == integrations.compression(model).recomputing.plan
+    assert_same(gradients(model, *args), gradients(twin, *args))
+    for damaged in ({"memory": 2.0}, {"disk": 1}):
+        before = integrations.compression(twin).state_dict()
+        wrong = {
+            **state,
+            "recomputing": {**state["recomputing"], "asked": {**state["recomputing"]["asked"], **damaged}},
+        }
+        with pytest.raises(ValueError, match=r"memory must be in|bounds must have memory, time, error and stores"):
+            integrations.compression(twin).load_state_dict(wrong)
+        assert integrations.compression(twin).state_dict() == before
+
+
+def test_copies_have_the_plan():
+    model, args = deep()
+    integrations.compress_model(model, memory=0.5, error=0)
+    found = gradients(model, *args)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert integrations.compression(twin).recomputing.plan == integrations.compression(model).recomputing.plan
+        assert_same(gradients(twin, *args), found)
+
+
+# ---- several inputs ----
+
+
+def test_one_plan_for_several_inputs(tmp_path):
+    """Two of which neither is within the other, and one that is within both."""
+    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GELU()) for _ in range(6)]
+    model = nn.Sequential(*layers).train()
+    wide, high, small = normal(2, 8, 16, 64), normal(2, 8, 48, 16), normal(1, 8, 16, 16)
+    alone = [integrations.plan(model, one, memory=0.7, error=0) for one in (wide, high)]
+    plan = integrations.plan(model, [small, (high,), wide, wide], memory=0.7, error=0)
+    assert [plan.graph.inputs, *(other.graph.inputs for other in plan.also)] == [one.graph.inputs for one in alone]
+    allowed = 0.7 * alone[0].plain_peak  # of the larger step, which is the wide one's
+    assert max(plan.peak, *(other.peak for other in plan.also)) <= allowed
+    assert plan.also[0].seconds <= alone[1].seconds  # has more memory than by itself
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    loaded = integrations.checkpoint.Plan.load(path)
+    assert (loaded, loaded.also) == (plan, plan.also)
+    integrations.apply(model, loaded)
+    for one, planned in ((wide, plan), (high, plan.also[0]), (small, plan.also[0])):
+        gradients(model, one)
+        assert checkpoint.plan_of(model).graph.inputs == planned.graph.inputs
+
+
+# ---- what a plan says ----
+
+
+def test_a_plan_explains_itself(tmp_path):
+    model = deep_net()
+    _, args = deep()
+    plan = integrations.plan(model, args, memory=0.5, error=0)
+    text = str(plan)
+    page = tmp_path / "plan.html"
+    plan.page(page)
+    html = page.read_text(encoding="utf-8")
+    for words in ("recomputed", "kept"):
+        assert words in text
+        assert words in html
+    assert "$" not in html.split("<script>")[0]
+    assert "src=" not in html  # it needs nothing else
+    assert "href" not in html
