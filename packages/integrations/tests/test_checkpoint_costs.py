@@ -14,6 +14,7 @@ from integrations.checkpoint.costs.calls import Calls
 from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
 from integrations.checkpoint.costs.modelled import Kind, by, modelled, work_of
 from integrations.checkpoint.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, Line, Rates, constant
+from integrations.checkpoint.costs.workspaces import measured
 
 from .nets import mlp, normal
 
@@ -92,12 +93,12 @@ def test_new_memory_in_blocks_of_their_own():
     assert work(aten.neg_.default, large).mapped == 0  # nothing new
 
 
-def test_traffic_takes_longer_where_caches_end(rates):
-    assert rates.traffic(SMALL) == SMALL * rates.cached
-    assert rates.traffic(2 * LARGE) == 2 * LARGE * rates.far
-    sizes = [SMALL, 2 * SMALL, 4 * SMALL, 8 * SMALL, LARGE]
-    each = [rates.traffic(size) / size for size in sizes]
-    assert each == sorted(each, reverse=rates.far < rates.cached)
+def test_traffic_takes_longer_where_caches_end():
+    rates = replace(EACH, cached=1.0, far=4.0)
+    assert rates.traffic(SMALL) == SMALL
+    assert rates.traffic(2 * LARGE) == pytest.approx(4 * 2 * LARGE)
+    middle = math.sqrt(SMALL * LARGE)
+    assert rates.traffic(middle) == pytest.approx(2 * middle)
 
 
 LINES = {"groups": Line(1.0, 0.5), "4 bits": Line(2.0, 0.25), "mask": Line(3.0, 0.125)}
@@ -190,3 +191,52 @@ def test_calls_of_no_device_are_as_a_cpus():
     calls = Calls()
     calls.note(aten.mul.Tensor, (normal(4).to_sparse(), normal(4)), {}, (normal(4).to_sparse(),))
     assert modelled(calls.distinct)[0].seconds >= LAUNCH
+
+
+def convolved(image, weight, *, stride=1, padding=1, groups=1):
+    """Calls of a convolution and of its backward."""
+    calls = Calls()
+    places = [stride] * 2, [padding] * 2, ONE, False, NONE, groups
+    out = aten.convolution.default(image, weight, None, *places)
+    calls.note(aten.convolution.default, (image, weight, None, *places), {}, (out,))
+    given = (out.clone(), image, weight, None, *places, [True, True, False])
+    calls.note(aten.convolution_backward.default, given, {}, aten.convolution_backward.default(*given))
+    return calls.distinct
+
+
+LAST = torch.channels_last
+CONVOLUTIONS = {
+    "channels last": lambda: convolved(
+        normal(4, 64, 28, 28).to(memory_format=LAST), normal(256, 64, 3, 3).to(memory_format=LAST)
+    ),
+    "channels first": lambda: convolved(normal(4, 64, 28, 28), normal(64, 64, 3, 3)),
+    "other channels": lambda: convolved(normal(4, 32, 28, 28), normal(128, 32, 3, 3)),
+    "a product": lambda: convolved(normal(4, 512, 28, 28), normal(64, 512, 1, 1), padding=0),
+    "a group each": lambda: convolved(normal(4, 256, 28, 28), normal(256, 1, 3, 3), groups=256),
+}
+
+
+@pytest.fixture(scope="module")
+def scratches():
+    """Of those convolutions and their backward: modelled, and measured."""
+    calls = {name: made() for name, made in CONVOLUTIONS.items()}
+    found = iter(measured([call for pair in calls.values() for call in pair]))
+    return {name: [(call.work.scratch, next(found).scratch) for call in pair] for name, pair in calls.items()}
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="what other kernels than AVX-512's take is not known")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_scratch_of_a_convolution_is_foretold(scratches, name):
+    """Plans of ResNet-50 in channels last took a third more than was planned: copies of weights and their gradients."""
+    if not any(got for pair in scratches.values() for _, got in pair):
+        pytest.skip("not measured: the system does not tell what is resident")
+    for foretold, got in scratches[name]:
+        # 256 KiB: pages that each CPU counts by itself; 5 %: what kernels have besides the copies.
+        assert abs(foretold - got) <= 256 * 1024 + 0.05 * got
+
+
+def test_scratch_is_of_plans_that_ask_for_it():
+    calls = convolved(normal(4, 64, 28, 28), normal(64, 64, 3, 3))
+    assert [cost.scratch for cost in modelled(calls)] == [0, 0]
+    assert [cost.scratch for cost in by(constant)(calls)] == [call.work.scratch for call in calls]

@@ -7,7 +7,7 @@ writes, whichever are more, and those of Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from integrations.checkpoint.costs.rates import MAPPED, Rates, Rating, constant
+from integrations.checkpoint.costs.scratch import scratch_of
 from integrations.checkpoint.dispatch.memory import tensors_of
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Work:
         elements: of the largest result.
         moved: bytes that it reads and writes.
         mapped: bytes of new results in blocks of their own.
+        scratch: bytes that it takes while it runs, as far as arithmetic tells.
     """
 
     kind: Kind
@@ -109,6 +111,7 @@ class Work:
     elements: int
     moved: int
     mapped: int
+    scratch: int = 0
 
     def seconds(self, rates: Rates) -> float:
         """Of the call, with Python."""
@@ -127,15 +130,17 @@ class Work:
 
 
 def modelled(calls: Sequence[Call]) -> list[Cost]:
-    """Seconds by constants, the same everywhere, and no scratch."""
-    return by(constant)(calls)
+    """Seconds by constants, the same everywhere, and no scratch: tensors alone take memory."""
+    return [replace(cost, scratch=0) for cost in by(constant)(calls)]
 
 
 def by(rating: Rating) -> Callable[[Sequence[Call]], list[Cost]]:
-    """Seconds by the rates that there are, and no scratch."""
+    """Seconds by the rates that there are, and the scratch that arithmetic tells."""
 
     def costs(calls: Sequence[Call]) -> list[Cost]:
-        return [Cost(call.work.seconds(rating(call.device or "cpu", call.work.dtype))) for call in calls]
+        return [
+            Cost(call.work.seconds(rating(call.device or "cpu", call.work.dtype)), call.work.scratch) for call in calls
+        ]
 
     return costs
 
@@ -169,6 +174,7 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
         mapped=sum(
             nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)
         ),
+        scratch=scratch_of(function, args, results),
     )
 
 

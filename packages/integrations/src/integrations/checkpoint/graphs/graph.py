@@ -101,7 +101,8 @@ class Graph:
         fingerprint: of the model.
         inputs: what it was captured with.
         note: why it was captured on real tensors; empty where fake ones sufficed.
-        measured: whether times and workspaces were measured; otherwise times are modelled and workspaces none.
+        measured: whether times and workspaces were measured; otherwise times are modelled, and workspaces none
+            or those of convolutions by arithmetic.
         standing: of each event, the bytes in ``other`` that are complete gradients of parameters. In a step that finds
             gradients there, as all but the first do that accumulate them, these are not there: each is added to its
             parameter's. Empty: not known.
