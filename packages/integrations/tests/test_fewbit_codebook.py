@@ -5,7 +5,6 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import normal
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import actcore
@@ -14,6 +13,8 @@ from integrations.fewbit import codebook as codebooks
 from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.representatives import saves_one
 from integrations.fewbit.shipped import SMOOTH, WIDTHS
+
+from .nets import normal
 
 BY_INPUT = ("celu", "elu", "gelu", "gelu_tanh", "hardswish", "mish", "selu", "silu", "softplus")
 BY_RESULT = ("sigmoid", "tanh")

@@ -5,20 +5,30 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import normal
 from torch import nn
 
+from actcore import SavedTensor
 from integrations import fewbit
+from integrations.adaptive.weights import usual_weights
+from integrations.checkpoint.capturing.capture import capture
+from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
+from integrations.checkpoint.costs.rates import constant
 from integrations.levels import LEVELS, Level
+from integrations.planning.menus import SLOPE_WIDTHS, menus_of
 from integrations.planning.parts import part_of
-from integrations.planning.savers import Saver
+from integrations.planning.savers import Saver, Seen
 from integrations.saved.arguments import Arguments
+from integrations.saved.calls import Call
+from integrations.saved.forms import Slope
 from integrations.saved.modules import ModulePaths
 from integrations.saved.policy import policy_of
-from integrations.saved.recipes import Recipes
+from integrations.saved.recipes import Extent, Recipes
 from integrations.saved.session import Session
 from integrations.saved.slopes import activation_of
+from integrations.saved.storing import StoredLater
 from integrations.stores import Store
+
+from .nets import Net, normal
 
 
 def stored_by(store, model, *inputs, level=LEVELS["L0"]):
@@ -30,15 +40,9 @@ def stored_by(store, model, *inputs, level=LEVELS["L0"]):
     return output, session.records
 
 
-class Calls(nn.Module):
+def calling(call):
     """A model of one call, after something that makes its input."""
-
-    def __init__(self, call):
-        super().__init__()
-        self.call = call
-
-    def forward(self, x):
-        return self.call(x + 0)
+    return Net(lambda net, x: call(x + 0))
 
 
 SERVED = {
@@ -61,7 +65,7 @@ SERVED = {
 @pytest.mark.parametrize("name", SERVED)
 def test_calls_of_activations_are_stored_by_their_derivative(name):
     call, x = SERVED[name], normal(40, 64).requires_grad_()
-    output, [record] = stored_by(Store(slope_bits=3), Calls(call), x)
+    output, [record] = stored_by(Store(slope_bits=3), calling(call), x)
     assert record.codec == "3-bit derivative"
     assert record.stored_bytes == 40 * 64 * 3 // 8 + 3
     assert record.original_bytes == 40 * 64 * 4
@@ -87,7 +91,7 @@ def test_calls_of_activations_are_stored_by_their_derivative(name):
 )
 def test_other_calls_are_stored_as_the_policy_says(call):
     x = normal(40, 64).requires_grad_()
-    slopes, plain = (stored_by(store, Calls(call), x)[1] for store in (Store(8, slope_bits=1), Store(8)))
+    slopes, plain = (stored_by(store, calling(call), x)[1] for store in (Store(8, slope_bits=1), Store(8)))
     assert [(record.codec, record.why) for record in slopes] == [(record.codec, record.why) for record in plain]
 
 
@@ -114,12 +118,12 @@ def test_other_savers_of_the_value_have_its_elements():
         return layer(x) + F.gelu(x)
 
     x = normal(64, 64).requires_grad_()
-    _, exact = stored_by(Store(slope_bits=2), Calls(both), x)
+    _, exact = stored_by(Store(slope_bits=2), calling(both), x)
     assert {record.saved.operator: record.codec for record in exact if not record.owner} == {
         "linear": "kept",
         "gelu": "2-bit derivative",
     }
-    _, rounded = stored_by(Store(8, slope_bits=2), Calls(both), x)
+    _, rounded = stored_by(Store(8, slope_bits=2), calling(both), x)
     codecs = {record.saved.operator: record.codec for record in rounded if not record.owner}
     assert codecs["linear"].startswith("GroupAffine(bits=8")
     assert codecs["gelu"] == "2-bit derivative"
@@ -127,16 +131,28 @@ def test_other_savers_of_the_value_have_its_elements():
 
 def test_what_is_small_or_to_be_kept_is_kept():
     x = normal(4, 4).requires_grad_()
-    assert [record.codec for record in stored_by(Store(slope_bits=3), Calls(F.gelu), x)[1]] == ["kept"]
-    model = nn.Sequential(Calls(F.gelu), Calls(F.gelu))
+    assert [record.codec for record in stored_by(Store(slope_bits=3), calling(F.gelu), x)[1]] == ["kept"]
+    model = nn.Sequential(calling(F.gelu), calling(F.gelu))
     level = Level(None, keep=("1",))
     _, records = stored_by(Store(slope_bits=3), model, normal(64, 64).requires_grad_(), level=level)
     assert [record.codec for record in records] == ["3-bit derivative", "kept"]
 
 
+def test_what_is_made_again_is_stored_so_until_it_is_read():
+    x, store = normal(64, 64), Store(slope_bits=3)
+    saved = SavedTensor.of(x, operator="elu with another alpha", role="input")
+    decision = policy_of(store, LEVELS["L0"]).decide(saved)
+    call = Call(F.elu, (x,), {"alpha": 0.5})
+    later = StoredLater(store.level(LEVELS["L0"]), decision, Extent.of(x), saved, 0, call)
+    packed = later.store(x, {})
+    assert isinstance(packed, Slope)
+    with torch.no_grad():
+        assert torch.equal(packed.unpack(), fewbit.Codebook("elu", 3, (0.5,)).compress(x).decompress())
+
+
 def test_a_graph_of_backward_is_refused():
     x = normal(64, 64).requires_grad_()
-    output, _ = stored_by(Store(slope_bits=3), Calls(F.gelu), x)
+    output, _ = stored_by(Store(slope_bits=3), calling(F.gelu), x)
     with pytest.raises(RuntimeError, match="has no second derivative, and create_graph=True would give another number"):
         torch.autograd.grad(output.sum(), x, create_graph=True)
 
@@ -146,7 +162,7 @@ def test_a_part_of_a_plan_has_its_bytes_and_its_noise():
     given = Arguments((x,), {"approximate": "tanh"})
     saved = Saver(
         0,
-        stored_by(Store(), Calls(F.gelu), x.requires_grad_())[1][0].saved,
+        stored_by(Store(), calling(F.gelu), x.requires_grad_())[1][0].saved,
         1.0,
         True,
         activation=activation_of("gelu", given, False),
@@ -156,3 +172,35 @@ def test_a_part_of_a_plan_has_its_bytes_and_its_noise():
     assert part.alone
     assert part.nbytes >= part.codec.stored_bytes(64 * 64)
     assert part.noise == part.codec.noise == fewbit.slope_noise("gelu_tanh", 4, spread=0.5)
+
+
+def test_menus_have_the_derivative_of_what_activations_alone_save():
+    weight = normal(64, 64)
+    model = Net(
+        lambda net, x: F.gelu(x @ net.weight) @ net.weight + (net.weight @ x).sigmoid() * (net.weight - x),
+        weight=weight,
+    )
+    seen = Seen(recomputes=True)
+    graph = capture(model.train(), (normal(64, 64),), hooks=seen.hooks)
+    menus = menus_of(graph, seen, LEVELS["L0"], constant, usual_weights, lambda store: True)
+    rows = {
+        seen.savers[place].saved.operator: {
+            option.store: option for option in menus.options[seen.savers[place].value] if option.store.slope_bits
+        }
+        for place in range(len(seen.savers))
+        if seen.savers[place].activation is not None
+    }
+    assert set(rows) == {"gelu", "sigmoid"}
+    assert set(rows["gelu"]) == {Store(slope_bits=bits) for bits in SLOPE_WIDTHS}
+    assert not rows["sigmoid"]  # the product has its result, too
+    option = rows["gelu"][Store(slope_bits=2)]
+    assert not option.serves
+    assert option.held == fewbit.Codebook("gelu", 2).stored_bytes(64 * 64)
+    assert option.noise == fewbit.Codebook("gelu", 2).noise
+
+
+def test_more_bits_of_a_derivative_take_longer_to_store():
+    rates = constant("cpu", torch.float32)
+    few, many = (fewbit.Codebook("gelu", bits) for bits in (2, 8))
+    assert store_seconds(rates, few, 1 << 20) < store_seconds(rates, many, 1 << 20)
+    assert restore_seconds(rates, few, 1 << 20) == restore_seconds(rates, many, 1 << 20)
