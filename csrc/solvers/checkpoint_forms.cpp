@@ -32,15 +32,14 @@ void Simulator::choose_forms(const std::vector<int8_t>& forms) {
   }
   if (forms.empty() && !has_formed_) return;
   for (size_t value = 0; value < step_.values(); ++value) {
-    int8_t form = forms.empty() ? int8_t{-1} : forms[value];
-    if (form < 0 && has_formed_ && step_.formed[value]) form = 0;
-    if (form < 0) continue;
-    forms_[value] = form;
-    if (waits_in_form(static_cast<int32_t>(value))) {
-      formed_.push_back(static_cast<int32_t>(value));
-    } else {
-      forms_[value] = -1;
+    const auto own = static_cast<int32_t>(value);
+    forms_[value] = forms.empty() ? int8_t{-1} : forms[value];
+    if (forms_[value] >= 0 && !waits_in_form(own)) forms_[value] = -1;
+    if (forms_[value] < 0 && has_formed_ && step_.formed[value]) {
+      forms_[value] = 0;
+      if (!waits_in_form(own)) forms_[value] = -1;
     }
+    if (forms_[value] >= 0) formed_.push_back(own);
   }
 }
 

@@ -156,7 +156,7 @@ std::vector<size_t> GroupCuts::solve(int64_t peak, double price) const {
 int64_t GroupCuts::least_peak() const {
   int64_t low = 0;
   int64_t high = kept_bytes_ + *std::max_element(beside_.begin(), beside_.end());
-  while (high - low > high / 128) {
+  while (high - low > std::max<int64_t>(1, high / 128)) {
     const int64_t middle = low + (high - low) / 2;
     (solve(middle, 0.0).empty() ? low : high) = middle;
   }

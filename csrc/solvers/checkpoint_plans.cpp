@@ -18,11 +18,8 @@ constexpr int64_t kNestedShare = 4;      // one part in so many of the steps
 constexpr int64_t kUnformedShare = 3;    // where values have forms: for plans in which all wait as they are
 constexpr int64_t kMostPlans = 1 << 20;  // fewer may all be tried
 
-void search(PlanPool& pool) {
-  RowCuts row(pool);
-  LocalSearch moves(pool);
-  const int64_t formed = pool.has_forms ? pool.left - pool.left / kUnformedShare : 0;
-  pool.left -= formed;
+// Plans in which all wait as they are.
+void search_ranks(PlanPool& pool, RowCuts& row, LocalSearch& moves) {
   const int64_t nested = pool.left / kNestedShare;
   pool.left -= nested;
   const int64_t total = pool.left;
@@ -38,7 +35,17 @@ void search(PlanPool& pool) {
   moves.change_at_random();
   pool.left += nested;
   NestedSearch(pool).run(row.found(), nested);
-  pool.left += formed;
+}
+
+void search(PlanPool& pool) {
+  RowCuts row(pool);
+  LocalSearch moves(pool);
+  if (!pool.choices.empty()) {
+    const int64_t formed = pool.has_forms ? pool.left - pool.left / kUnformedShare : 0;
+    pool.left -= formed;
+    search_ranks(pool, row, moves);
+    pool.left += formed;
+  }
   if (pool.has_forms) FormSearch(pool, row, moves).run(pool.left);
 }
 

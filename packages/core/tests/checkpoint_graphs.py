@@ -231,7 +231,7 @@ def random_step(seed, most_ops=6):
 
 
 def random_form(draw, size):
-    """Mostly smaller than the value, and sometimes without noise, with nothing restored, or of no use to repetitions."""
+    """Mostly smaller than the value; some have no noise, restore nothing, or are of no use to repetitions."""
     return Form(
         held=draw.randint(0, max(1, size * 2 // 3)),
         restored=draw.choice((0, size, size, draw.randint(0, size))),

@@ -160,13 +160,13 @@ class Oracle:
         }
         form = {}
         for value in values:
-            number = -1 if forms is None else forms[value]
-            number = 0 if number < 0 and step.formed[value] else number
-            chosen = None if number < 0 else step.forms[value][number]
-            if chosen is not None and ranks[value] > 0:
-                chosen = replace(chosen, held=max(0, chosen.held - step.aside[value]))
-            if chosen is not None and waits_until[value] >= 0 and (chosen.serves or not readers[value]):
-                form[value] = chosen
+            wishes = [] if forms is None or forms[value] < 0 else [step.forms[value][forms[value]]]
+            wishes += [step.forms[value][0]] if step.formed[value] else []
+            serving = [wish for wish in wishes if wish.serves or not readers[value]]
+            if serving and waits_until[value] >= 0:
+                form[value] = serving[0]
+                if ranks[value] > 0:
+                    form[value] = replace(serving[0], held=max(0, serving[0].held - step.aside[value]))
 
         def stored_at(value):
             first = min([op for op, _ in readers[value]], default=self.producer[value])
@@ -258,17 +258,32 @@ class Oracle:
             if self.read_by_backward(value)
         )
 
-    def front(self):
+    def plans(self):
+        """Each choice without nesting: what is kept, and in which forms all waits."""
+        options = [
+            [
+                (kept, form)
+                for kept in ((False, True) if value in self.optional else (True,))
+                for form in range(-1, len(menu))
+            ]
+            for value, menu in enumerate(self.step.forms)
+        ]
+        for choice in itertools.product(*options):
+            yield [kept for kept, _ in choice], [form for _, form in choice]
+
+    def front(self, variance=0.0):
         """The peaks and seconds that no other choice beats."""
         points = set()
-        for choice in itertools.product((False, True), repeat=len(self.optional)):
-            kept = [True] * len(self.step.nbytes)
-            for value, wish in zip(self.optional, choice, strict=True):
-                kept[value] = wish
-            usage = self(kept)
-            points.add((max(usage.nbytes), usage.seconds))
+        for kept, forms in self.plans():
+            noise = [menu[form].noise for menu, form in zip(self.step.forms, forms, strict=True) if form >= 0]
+            if variance == 0 and any(noise):
+                continue
+            usage = self(kept, None, forms)
+            if usage.variance <= variance:
+                points.add((max(usage.nbytes), usage.seconds))
         best = []
         for peak, seconds in sorted(points):
-            if not best or seconds < best[-1][1]:
+            # Sums of the same numbers in another order.
+            if not best or seconds < best[-1][1] * (1 - 64 * 2**-53):
                 best.append((peak, seconds))
         return best

@@ -207,12 +207,12 @@ def convolved(image, weight, *, stride=1, padding=1, groups=1):
 LAST = torch.channels_last
 CONVOLUTIONS = {
     "channels last": lambda: convolved(
-        normal(4, 64, 28, 28).to(memory_format=LAST), normal(256, 64, 3, 3).to(memory_format=LAST)
+        normal(8, 64, 28, 28).to(memory_format=LAST), normal(512, 64, 3, 3).to(memory_format=LAST)
     ),
-    "channels first": lambda: convolved(normal(4, 64, 28, 28), normal(64, 64, 3, 3)),
-    "other channels": lambda: convolved(normal(4, 32, 28, 28), normal(128, 32, 3, 3)),
-    "a product": lambda: convolved(normal(4, 512, 28, 28), normal(64, 512, 1, 1), padding=0),
-    "a group each": lambda: convolved(normal(4, 256, 28, 28), normal(256, 1, 3, 3), groups=256),
+    "channels first": lambda: convolved(normal(8, 64, 28, 28), normal(64, 64, 3, 3)),
+    "other channels": lambda: convolved(normal(8, 32, 28, 28), normal(128, 32, 3, 3)),
+    "a product": lambda: convolved(normal(8, 512, 28, 28), normal(64, 512, 1, 1), padding=0),
+    "a group each": lambda: convolved(normal(8, 256, 28, 28), normal(256, 1, 3, 3), groups=256),
 }
 
 
@@ -232,8 +232,8 @@ def test_the_scratch_of_a_convolution_is_foretold(scratches, name):
     if not any(got for pair in scratches.values() for _, got in pair):
         pytest.skip("not measured: the system does not tell what is resident")
     for foretold, got in scratches[name]:
-        # 256 KiB: pages that each CPU counts by itself; 5 %: what kernels have besides the copies.
-        assert abs(foretold - got) <= 256 * 1024 + 0.05 * got
+        # 512 KiB: of pages that each CPU counts by itself, before and after; 5 %: what kernels have besides the copies.
+        assert abs(foretold - got) <= 512 * 1024 + 0.05 * got
 
 
 def test_scratch_is_of_plans_that_ask_for_it():

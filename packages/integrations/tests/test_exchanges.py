@@ -152,7 +152,6 @@ WRONG = {
     "layers, argument": ({"layers": {"level": "L3", "colour": 1}}, ValueError, "colour"),
     "level": ({"level": "L9", "layers": "q"}, ValueError, "level"),
     "off and a plan": ({"level": "L0", "checkpoint": "optimal"}, ValueError, "checkpoint must be None at a level that"),
-    "adaptive and a plan": ({"level": "L2", "checkpoint": 0.5}, ValueError, "checkpoint must be None at an adaptive"),
     "Q-layers and a plan": ({"layers": "q", "checkpoint": 0.5}, ValueError, "checkpoint must be None with Q-layers"),
 }
 

@@ -13,7 +13,7 @@ from integrations.bounds import WAYS, Bounds
 from integrations.stores import Store
 
 from .nets import assert_same, gradients, normal
-from .recompute_levels import deep, deep_net
+from .recompute_levels import deep, deep_net, flat
 
 
 def exact_of(model, args):
@@ -63,7 +63,6 @@ def test_what_does_not_go_together_is_refused():
     for asked, message in (
         ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint must be None beside memory, time, error and stores"),
         ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level='L1'.*leave out the level"),
-        ({"memory": 0.5, "level": "L2"}, "memory must be None at an adaptive level"),
         ({"memory": 0.5, "level": "L9"}, "level must be one of"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -199,6 +198,64 @@ def test_copies_have_the_plan():
         assert_same(gradients(twin, *args), found)
 
 
+# ---- with an error ----
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_an_error_buys_memory_and_is_kept():
+    """Below the least that is exact; and the measured error is within the bound, since the plan was made with it."""
+    model, args = deep()
+    plain = flat(exact_of(model, args))
+    exact = integrations.plan(model, args, error=0)
+    budget = exact.peak * 4 // 5
+    integrations.compress_model(model, memory=budget, error=0.2)
+    found = flat(gradients(model, *args))
+    handle = integrations.compression(model)
+    plan = handle.recomputing.plan
+    assert plan.peak <= budget < exact.peak
+    assert 0 < plan.measured <= 0.2
+    assert handle.gradient_error() == integrations.GradientError(plan.measured, measured=True)
+    assert 0 < (found - plain).norm() / plain.norm() < 0.4  # of another loss, and one draw of the noise
+    assert "as measured" in str(plan)
+
+
+def test_both_bounds_leave_the_least_error():
+    model, args = deep()
+    least = integrations.plan(model, args, error=0).peak
+    loose = integrations.plan(model, args, memory=least, error=0.2, measure=False)
+    tight = integrations.plan(model, args, memory=least, time=1 + 2 * loose.overhead, error=0.2, measure=False)
+    assert tight.choice.error <= loose.choice.error
+    assert tight.error == 0.2
+    assert tight.stores == WAYS
+    assert tight.measured is None
+
+
+def test_a_level_is_the_only_store_that_rounds():
+    model, args = deep()
+    integrations.compress_model(model, level="L1", memory=0.25, min_bytes=0)
+    gradients(model, *args)
+    found = integrations.compression(model)
+    assert found.recomputing.plan.level == found.level
+    assert "as the level says" in str(found.recomputing.plan)
+    assert {row.codec.split("(")[0] for row in found.report().rows} <= {"GroupAffine", "recomputed", "kept", "Raw", "-"}
+    integrations.restore_model(model)
+    integrations.compress_model(model, level="L1", memory="1KiB")
+    with pytest.raises(ValueError, match=r"memory must be a budget of at least \d+ bytes .* at this level"):
+        model(*args)
+
+
+def test_other_inputs_are_planned_for_within_the_same_bounds():
+    model, args = deep()
+    integrations.compress_model(model, memory=0.3, error=0.2, stores=("recompute", "bits"))
+    gradients(model, *args)
+    recomputing = integrations.compression(model).recomputing
+    gradients(model, normal(512, 64))
+    plan = recomputing.plans.last
+    assert plan.graph.inputs.shapes == ((512, 64),)
+    assert (plan.memory, plan.error, plan.stores) == (0.3, 0.2, ("recompute", "bits"))
+    assert 0 < plan.measured <= 0.2
+
+
 # ---- several inputs ----
 
 
@@ -213,6 +270,8 @@ def test_one_plan_for_several_inputs(tmp_path):
     allowed = 0.7 * alone[0].plain_peak  # of the larger step, which is the wide one's
     assert max(plan.peak, *(other.peak for other in plan.also)) <= allowed
     assert plan.also[0].seconds <= alone[1].seconds  # has more memory than by itself
+    less = plan.within(0.6)
+    assert max(less.peak, *(other.peak for other in less.also)) <= 0.6 * plan.plain_peak
     path = tmp_path / "plan.json"
     plan.save(path)
     loaded = integrations.checkpoint.Plan.load(path)

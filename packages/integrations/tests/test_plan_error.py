@@ -102,6 +102,20 @@ def test_a_step_aside_makes_a_steps_gradients_and_leaves_everything_as_it_was():
     assert all(torch.equal(one, other.grad) for one, other in zip(found, plain.parameters(), strict=True))
 
 
+def test_under_autocast_backward_is_outside_of_it_as_in_training(monkeypatch):
+    model, x, backward, seen = blocks(1), normal(32, 64), torch.autograd.backward, []
+
+    def watched(*given):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        backward(*given)
+
+    monkeypatch.setattr(torch.autograd, "backward", watched)
+    with torch.autocast("cpu", torch.bfloat16):
+        OneStep(model, (x,)).gradients()
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [False]
+
+
 def test_without_a_loss_backward_starts_from_the_same_numbers_each_time():
     model, x = blocks(1), normal(32, 64)
     one, other = (OneStep(model, (x,)).gradients() for _ in range(2))
@@ -172,7 +186,7 @@ def test_a_plan_is_solved_again_where_it_is_further_off_than_it_may_be(plan, tim
     asked = []
 
     def measure(one):
-        scale = one.rounded_menus.weights[-1] / plan.rounded_menus.weights[-1]
+        scale = sum(one.rounded_menus.weights) / sum(plan.rounded_menus.weights)
         asked.append(one)
         return times * one.choice.error / scale**0.5
 
@@ -189,8 +203,49 @@ def test_a_plan_is_solved_again_where_it_is_further_off_than_it_may_be(plan, tim
         assert asked == [plan]
 
 
+def test_what_a_few_bits_of_a_derivative_are_off_by_is_not_put_down_to_all_else(plan):
+    """As if the model's activations were spread so that their derivatives' steps are much coarser."""
+    menus = plan.rounded_menus
+    slopes = {
+        value: option for value, row in enumerate(menus.options) for option in row if option.store.slope_bits == 4
+    }
+    some = replace(
+        plan.choice,
+        stores=tuple((value, option.store) for value, option in slopes.items()),
+        variance=sum(menus.weights[value] * option.noise for value, option in slopes.items()),
+    )
+    asked = []
+
+    def measure(one):
+        asked.append(one)
+        return 0.2 if len(asked) == 1 else 0.09
+
+    found = within_error(replace(plan, choice=some), measure)
+    again = found.rounded_menus
+    for value, option in slopes.items():
+        harm = again.weights[value] * again.option(value, option.store).noise
+        assert harm > 3 * menus.weights[value] * option.noise
+    assert sum(again.weights) == pytest.approx(1.9 * sum(menus.weights))
+
+
+@pytest.mark.parametrize("of_another", [0.12, float("nan")])
+def test_the_largest_error_of_all_ranks_counts(plan, of_another, monkeypatch):
+    monkeypatch.setattr("integrations.adaptive.within_error.largest", lambda found: of_another)
+    if of_another > 0:
+        with pytest.warns(UserWarning, match=r"measures 0\.12"):
+            assert within_error(plan, lambda one: 0.09, among_ranks=True).measured == 0.12
+    else:
+        found = within_error(plan, lambda one: 0.09, among_ranks=True)
+        assert (found.measured, found.unmeasured) == (None, "another rank could not measure it")
+
+
+def test_a_plan_that_rounds_far_too_much_rounds_nothing_in_the_end(plan):
+    found = within_error(plan, lambda one: 5.0)
+    assert (found.choice.variance, found.measured) == (0, None)
+
+
 def test_what_stays_above_the_bound_is_said(plan):
-    with pytest.warns(UserWarning, match="measures 0.5, above error=0.1, after 2 plans"):
-        found = within_error(plan, lambda one: 0.5)
-    assert found.measured == 0.5
+    with pytest.warns(UserWarning, match="measures 0.12, above error=0.1, after 2 plans"):
+        found = within_error(plan, lambda one: 0.12)
+    assert found.measured == 0.12
     assert found.within(error=0.0).measured is None

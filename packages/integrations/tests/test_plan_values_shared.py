@@ -24,7 +24,9 @@ def planned(stores):
     graph = graph_of(model, (x,), rounded=not all(store is None or store.exact for store in stores))
     named = [number for number, op in enumerate(graph.ops) if op.name == "aten.mm.default"][:2]
     values = [graph.ops[number].makes[0] for number in named]
-    others = {value for op in graph.ops if op.name not in ("aten.silu.default", "aten.mul.Tensor") for value in op.makes}
+    others = {
+        value for op in graph.ops if op.name not in ("aten.silu.default", "aten.mul.Tensor") for value in op.makes
+    }
     chosen = {value: store for value, store in zip(values, stores, strict=True) if store is not None}
     return follow(model, graph, others, chosen), x
 
@@ -62,14 +64,15 @@ def test_a_repetition_reads_what_autograd_saved():
     loss.backward()
 
 
-def test_a_repetition_and_backward_restore_it_once():
-    """Backward repeats silu(gate) * up first: gate is restored for it, and up. What comes next reads up, which is
-    there, and silu(gate), which was made; then gate is restored for the slope of silu."""
+def test_what_a_repetition_restores_does_not_stay():
+    """Backward repeats silu(gate) * up first, with gate restored and then up. What comes next reads up and silu(gate),
+    which was made, and then gate for the slope of silu: none finds what the repetition restored, which would have been
+    there while others were made."""
     model, x = planned([Store(8), Store(8)])
     loss = model(x)
     with Restored() as restored:
         loss.backward()
-    assert restored.count == 3
+    assert restored.count == 4
 
 
 def test_what_is_kept_as_it_is_takes_no_copy():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import recomputing
+from integrations import bounded
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
 from integrations.checkpoint.planning import plans
 
@@ -104,7 +104,7 @@ def in_two_threads(function):
 
 @pytest.mark.parametrize("kind", ["applied", "compressed"])
 def test_of_two_threads_with_the_same_inputs_one_plans(kind, monkeypatch):
-    where, name = (plans, "capture") if kind == "applied" else (recomputing, "planned")
+    where, name = (plans, "capture") if kind == "applied" else (bounded, "planned")
     original, calls, both = getattr(where, name), [], threading.Barrier(2)
 
     def noted(*args, **options):

@@ -114,8 +114,9 @@ def test_every_step_has_noise_of_its_own_and_two_runs_the_same():
 
 
 def test_the_report_says_what_is_made_again():
+    """By a plan that keeps something for that."""
     model, args = deep()
-    gradients(compressed(model), *args)
+    gradients(compressed(model, checkpoint=checkpoint.plan(model, args)), *args)
     found = report(model)
     again = [row for row in found.rows if row.codec == "recomputed"]
     assert sum(row.original_bytes for row in again) == found.recomputed_bytes > 0

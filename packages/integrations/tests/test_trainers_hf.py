@@ -266,7 +266,6 @@ def test_a_monitor_that_raised_the_bits_is_no_other_level(tmp_path):
         ({"checkpoint": "best"}, ValueError, "'best'"),
         ({"activations": 9}, ValueError, "activations must be 'fewbit' or bits from 1 to 8, got 9"),
         ({"layers": "q", "checkpoint": "optimal"}, ValueError, "checkpoint must be None with Q-layers"),
-        ({"level": "L2", "checkpoint": "optimal"}, ValueError, "checkpoint must be None at an adaptive level"),
     ],
 )
 def test_bad_arguments_are_told_at_once(arguments, error, message):

@@ -36,12 +36,13 @@ from actcore.info import build_info
 from actcore.kept import Kept
 from actcore.layout import Layout
 from actcore.noise import Streams, current_rank, stream_of
-from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans
+from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan
 from actcore.saved_hooks import hooks, saved_tensors, uncompiled
 from actcore.saved_tensor import Policy, SavedTensor
 from actcore.segments import CheckpointSegments, checkpoint_segments
+from actcore.simulation import StepUsage, simulate
 from actcore.steps import LevelFit, StepFit, fit_levels, fit_steps
-from actcore.training_step import StepUsage, TrainingStep, simulate
+from actcore.training_step import TrainingStep
 
 __all__ = [
     "FLOATS",
@@ -90,6 +91,7 @@ __all__ = [
     "max_pool2d",
     "max_pool3d",
     "missing_on",
+    "most_exact_plan",
     "pack_bits",
     "relu",
     "replayable",

@@ -68,11 +68,13 @@ def forms_of(rows: Sequence[object]) -> tuple[tuple[Form, ...], ...]:
 
 
 def require_int(name: str, value: object) -> None:
+    """It is an int, and no bool."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {value!r}")
 
 
 def require_size(name: str, size: int) -> None:
+    """It is an int that is not negative."""
     require_int(name, size)
     if size < 0:
         raise ValueError(f"{name} must not be negative, got {size}; it is a number of bytes")

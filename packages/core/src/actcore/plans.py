@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import actcore._native as _native
 from actcore.forms import require_amount, require_int
-from actcore.training_step import TrainingStep, _require_step, simulate
+from actcore.simulation import simulate
+from actcore.training_step import TrainingStep, require_step
 
 _SIMULATIONS = 10_000
 
@@ -80,7 +82,7 @@ class CheckpointPlans:
 
 
 def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, variance: float = 0.0) -> CheckpointPlans:
-    """Finds out what keeping fewer values of a training step can save in bytes, and what it costs in seconds.
+    """Finds out what not keeping values as they are can save in bytes, and what it costs in seconds.
 
     Every plan is measured by the simulation that ``simulate`` is. With few values all choices are tried. Otherwise
     plans come from dynamic programming over the row of operators, with the segments that are open in its state (after
@@ -90,22 +92,31 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
     the row is cut into groups, by dynamic programming once more; what only its own group needs of what a plan keeps is
     held, as it is in ``simulate``. They take less memory where what is kept is most of the peak.
 
+    Where values have forms, a search of twice as many steps follows on that, whose plans are at least as good. For a
+    price of a second, and one of a unit of variance that is found by bisection, each value that waits takes the form that
+    costs least, with the noise of all that is made again of it; what is made again is chosen anew at what keeping
+    costs then; at each of 20 budgets the price is the one that just fits; and local search changes forms and what is
+    kept, together and one by one.
+
     The bounds say how far from the best plans can be, nested or not: ``peak_bound`` follows from what every choice has
     alive at an event, ``seconds_bound`` from what the bytes above the budget cost at least.
 
-    The same step gives the same plans. Keeping everything is always among them. Other Python threads run meanwhile.
+    The same step gives the same plans. Keeping everything, as it is unless it is ``formed``, is always among them or
+    beaten by one of them. Other Python threads run meanwhile.
 
     Args:
         step: the numbers.
-        max_steps: bounds the time (15 to 50 ns a step). ``None``: as many as 10,000 simulations take.
+        max_steps: bounds the time (15 to 50 ns a step). ``None``: as many as 10,000 simulations take, and three times
+            as many where values have forms.
 
         variance: no plan's may be larger. 0: only forms without noise.
 
     Raises:
         TypeError: ``step`` is no ``TrainingStep``, ``max_steps`` no int, or ``variance`` no number.
-        ValueError: ``max_steps`` is out of range, or ``variance`` negative or not finite.
+        ValueError: ``max_steps`` is out of range, or ``variance`` negative, not finite, or less
+            than keeping everything has, where values are ``formed``.
     """
-    _require_step(step)
+    require_step(step)
     if max_steps is None:
         max_steps = (
             (3 if any(step.forms) else 1) * _SIMULATIONS * (2 * len(step.reads) + len(step.backward) + len(step.nbytes))
@@ -142,6 +153,49 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
         steps,
         float(variance),
     )
+
+
+def most_exact_plan(step: TrainingStep, budget: int, seconds: float, *, max_steps: int | None = None) -> CheckpointPlan:
+    """Finds the plan of the least variance within a peak of ``budget`` bytes and so many seconds, to about 2 %.
+
+    Args:
+        step: the numbers.
+        budget: in bytes.
+        seconds: that the plan may take besides the step.
+        max_steps: as in ``checkpoint_plans``, of each of the searches that bisect the variance, about 20.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: no known plan fits, or ``seconds`` is negative or not finite.
+    """
+    require_int("budget", budget)
+    require_amount("seconds", seconds)
+
+    def fitting(variance: float) -> CheckpointPlan | None:
+        front = checkpoint_plans(step, max_steps=max_steps, variance=variance).front
+        plans = [plan for plan in front if plan.peak <= budget and plan.seconds <= seconds]
+        return min(plans, key=lambda plan: plan.variance, default=None)
+
+    best = None if any(step.formed) else fitting(0.0)
+    if best is not None:
+        return best
+    # Each value's noise counts for all that is made of it, at most.
+    noise = sum(max((form.noise for form in row), default=0.0) for row in step.forms)
+    best = fitting(max(noise * sum(step.weights), 1e-300))
+    if best is None:
+        raise ValueError(f"no plan within {budget} bytes and {seconds} seconds is known; raise one of them")
+    low = 0.0
+    while best.variance > 1.02 * low:
+        variance = math.sqrt(low * best.variance) if low else best.variance / 16
+        if any(step.formed) and simulate(step, [True] * len(step.nbytes)).variance > variance:
+            found = None
+        else:
+            found = fitting(variance)
+        if found is None:
+            low = variance
+        else:
+            best = found
+    return best
 
 
 def require_steps(max_steps: int) -> None:

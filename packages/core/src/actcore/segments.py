@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import actcore._native as _native
-from actcore.plans import require_steps
 from actcore.forms import require_bytes, require_int
+from actcore.plans import require_steps
 
 _STEPS = 2_000_000
 _STEPS_A_TENSOR = 4_000

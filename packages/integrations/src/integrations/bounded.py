@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 
 from integrations.adaptive.measurement import Measurement
-from integrations.adaptive.one_step import Unmeasured
+from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.plan_error import measured_error
 from integrations.adaptive.ranks import distributed
 from integrations.adaptive.saves import Save
 from integrations.adaptive.sensitivities import sensitivities
 from integrations.adaptive.weights import measured_weights, usual_weights
 from integrations.adaptive.within_error import within_error
-from integrations.bounds import Bounds
+from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.costs.calibrating import agreed, calibrated
 from integrations.checkpoint.costs.rates import constant
@@ -54,10 +54,7 @@ class Weights:
         """Of a graph's values, which a capture saw saved so."""
         if not self._asked:
             self._asked = True
-            try:
-                self._found = self._step()
-            except (RuntimeError, MemoryError):  # such as for want of memory, which the plan may have enough of
-                self._found = None
+            self._found = self._step()
             del self._step  # which holds inputs
         return usual_weights(graph, saves) if self._found is None else measured_weights(graph, saves, self._found)
 
@@ -74,6 +71,7 @@ def front_of(
     holds_outputs: bool | None = None,
     weights: Weights | None = None,
     in_step: bool = False,
+    bits: Allotted | None = None,
 ) -> Plan:
     """The plan of the least memory for a forward, of all that keep to a bound on the error.
 
@@ -86,6 +84,7 @@ def front_of(
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
         weights: of values; ``None``: by the operators.
         in_step: whether this is in front of a training forward, which all ranks come to at the same time.
+        bits: that an adaptive level gives its tensors, once it has measured them.
     """
     rating = agreed if in_step else calibrated
     made = planned(
@@ -93,14 +92,15 @@ def front_of(
         level,
         args,
         kwargs,
-        error=bounds.error or 0.0,
+        error=(bounds.error or 0.0) if level.off else 0.0,
         real=real,
         loss=loss,
         holds_outputs=holds_outputs,
         allows=bounds.allows,
         recompute=bounds.recomputes,
         weights=usual_weights if weights is None else weights,
-        rating=constant if bounds.error is None else rating,
+        rating=constant if bounds.stores == AGAIN else rating,
+        bits=bits,
     )
     return replace(made, stores=bounds.stores)
 
@@ -137,16 +137,10 @@ def with_error_measured(
     plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], in_step: bool = False
 ) -> Plan:
     """The plan with its error, or another whose error is within the bound. See ``chosen``."""
-
-    def measure(one: Plan) -> float:
-        try:
-            return measured_error(model, args, kwargs, one, one.loss)
-        except Unmeasured:
-            raise
-        except (RuntimeError, MemoryError) as error:  # the training's own step may have what this one has not
-            raise Unmeasured(f"{type(error).__name__}: {error}") from error
-
     if plan.compressed or plan.error == 0:
         return plan
-    found = within_error(plan, measure, among_ranks=in_step and distributed())
-    return replace(found, stores=plan.stores)
+    return within_error(
+        plan,
+        lambda one: measured_error(model, args, kwargs, one, one.loss),
+        among_ranks=in_step and distributed(),
+    )

@@ -151,7 +151,7 @@ class Compression(InModel):
         if self.recomputing is not None and args is None:
             self.warn_once("compiled", f"{self.name}: {NOT_COMPILED}")
         elif self.recomputing is not None and args is not None:
-            following = self.recomputing.following(self.model, self.level, args, dict(kwargs or {}))
+            following = self.recomputing.following(self.model, self.level, args, dict(kwargs or {}), self.plan)
         if self._monitor is not None and not self._trials:
             self._monitor.before_forward(self)
         return self.session(measured=True, following=following)
@@ -165,6 +165,8 @@ class Compression(InModel):
             step, self.step = self.step, self.step + 1
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
+        if probe is not None:  # which looks at what this forward stores
+            following = None
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
         return RunningSession(self, step, plan, probe, look, following)
 

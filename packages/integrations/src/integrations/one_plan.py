@@ -81,7 +81,8 @@ def plan(
     if isinstance(args, list) and not args:
         raise ValueError("args must be one input, or several in a list, got an empty list")
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
-    level, how = LEVELS["L0"], {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+    level = LEVELS["L0"]
+    how: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
     fronts = []
     for call in calls:
         weights = Weights(model, *call, loss) if measure and bounds.error else None

@@ -152,11 +152,10 @@ class _Read(Exactly):
             final, values = self._schedule.final(value), self._schedule.graph.values
             decided = values[value].exact and self._may_be_rounded(final)
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                found = self._known[key] = self._session.pack_held(tensor, _DECIDED if decided else "")
+                stored = self._session.pack_held(tensor, _DECIDED if decided else "")
+            found = self._known[key] = stored.beside() if isinstance(stored, View) else stored
             if values[final].saved < 0:  # autograd alone would not keep it
                 self._session.records[-1].original_bytes = 0
-        elif isinstance(found, View):  # one more reader, who may find it restored
-            return found.again()
         return found
 
     def _may_be_rounded(self, value: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.ranks import distributed
 from integrations.bounded import Weights, chosen, front_of, with_error_measured
 from integrations.bounds import AGAIN, Bounds
@@ -66,31 +67,13 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
 
     Raises:
         TypeError: ``asked`` has the wrong type.
-        ValueError: it is no budget, or a plan of another model; or the level is one that nothing can be made again at.
+        ValueError: it is no budget, or a plan of another model.
     """
     if not isinstance(asked, Bounds):
         require_asked(asked)
-    require_fixed(level, "memory" if isinstance(asked, Bounds) else "checkpoint")
     if isinstance(asked, Plan):
         require_of(asked, model)
     return Recomputing(asked, level)
-
-
-def require_fixed(level: Level, name: str = "checkpoint") -> None:
-    """Refuses levels at which nothing can be made again.
-
-    Args:
-        level: of the model.
-        name: of the argument that asks for a plan.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if level.adaptive and level.bits is not None:
-        raise ValueError(
-            f"{name} must be None at an adaptive level, which measures each tensor as the forward stores it, and "
-            "what backward makes again is stored by nobody then; take a level of fixed bits, such as 'L1'"
-        )
 
 
 def require_asked(asked: object) -> None:
@@ -125,6 +108,7 @@ class Recomputing:
         self.asked = asked
         self.plans: Plans | None = None
         self._attempts = Attempts()
+        self._bits: Allotted | None = None  # for which the plans were made
         self._lock = OwnLock()
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
@@ -136,33 +120,58 @@ class Recomputing:
         return None if self.plans is None else self.plans.followed
 
     def following(
-        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: nn.Module,
+        level: Level,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bits: Allotted | None = None,
     ) -> Following | None:
         """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
+
+        Where an adaptive level has given its tensors other bits than the plan was made for, another is made.
+
+        Args:
+            model: of the forward.
+            level: of the model.
+            args, kwargs: of the forward.
+            bits: of an adaptive level's tensors, by its last measurement.
 
         Raises:
             ValueError: no plan keeps to what was asked for; the message names the least that can be had.
         """
         self._attempts.start()
         with self._lock:  # of two threads one plans
-            if self.plans is None:
-                assert not isinstance(self.asked, Plan)
-                inputs = Signature.of(args, kwargs)
-                bounds = self._bounds
-                weights = Weights(model, args, kwargs, among_ranks=distributed()) if bounds.error else None
-                plan = self._attempts.plan(
-                    model,
-                    inputs,
-                    lambda: front_of(model, level, bounds, args, kwargs, weights=weights, in_step=True),
-                )
-                if plan is None:
+            if self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan)):
+                self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
+                if self.plans is None:
                     return None
-                self.plans = _Fronts(chosen(plan, bounds, model, args, kwargs, in_step=True), level, weights)
         followed = self.plans.plan_for(model, args, kwargs)
         if followed is None:
             return None
         by_value = followed.plan.menus is not None and followed.plan.level is None
         return Following(model, self.plans, followed, None if by_value else level)
+
+    def _planned(
+        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
+    ) -> Plans | None:
+        """The plans from now on; ``None`` where none can be made."""
+        inputs, bounds = Signature.of(args, kwargs), self._bounds
+        weights = Weights(model, args, kwargs, among_ranks=distributed()) if bounds.error else None
+        plan = self._attempts.plan(
+            model,
+            inputs,
+            lambda: front_of(model, level, bounds, args, kwargs, weights=weights, in_step=True, bits=bits),
+        )
+        if plan is None:
+            return self.plans
+        try:
+            plan = chosen(plan, bounds, model, args, kwargs, in_step=True)
+        except ValueError:
+            if self.plans is None:
+                raise
+            return self.plans  # which were within the bounds by the level's average, as others will be again
+        return _Fronts(plan, level, weights, bits)
 
     @property
     def _bounds(self) -> Bounds:
@@ -238,9 +247,9 @@ def require_of(plan: Plan, model: nn.Module) -> None:
 class _Fronts(Plans):
     """Plans whose values may wait in stores, or are stored as a level says."""
 
-    def __init__(self, plan: Plan, level: Level, weights: Weights | None = None) -> None:
+    def __init__(self, plan: Plan, level: Level, weights: Weights | None = None, bits: Allotted | None = None) -> None:
         super().__init__(plan, "replan")
-        self._level, self._weights = level, weights
+        self._level, self._weights, self._bits = level, weights, bits
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         return with_error_measured(super()._made(model, args, kwargs, real), model, args, kwargs)
@@ -260,6 +269,7 @@ class _Fronts(Plans):
             loss=first.loss,
             holds_outputs=first.graph.holds_outputs,
             weights=self._weights,
+            bits=self._bits,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Within:
     Attributes:
         budget: as a fraction of plain training's activation peak.
         bound: of the gradient's error.
-        plan: the cell of the plan for both; ``None`` where there is none, as it cannot be met.
+        plan: the cell of the plan for both; ``None`` where there is none, or its measured peak is above the budget.
         rival: the fastest of all other cells within both, other plans among them; ``None`` where there is none.
     """
 
@@ -67,7 +67,7 @@ def within_budgets(results: SystemResults, subject: str) -> Iterator[Within]:
                 continue
             most = (1 + _MORE) * budget * plain.peak_bytes
             fitting = [cell for cell in cells if _fits(cell, most, bound)]
-            plan = next((cell for cell in asked if cell.ratio), None)
+            plan = next((cell for cell in asked if _fits(cell, most, float("inf"))), None)
             others = [cell for cell in fitting if cell is not plan]
             yield Within(budget, bound, plan, min(others, key=time_of, default=None))
 

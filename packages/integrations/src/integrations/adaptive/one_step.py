@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,8 +90,18 @@ class OneStep:
             if not held:
                 del outputs
             started = [None if one.dim() == 0 and len(tensors) == 1 else _drawn(one) for one in tensors]
-            torch.autograd.backward(tensors, started)
+            with _without_autocast():  # as in training, where it ends with the forward
+                torch.autograd.backward(tensors, started)
             return [parameter.grad for parameter in parameters]
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with ExitStack() as off:
+        for kind in ("cpu", "cuda"):
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                off.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _drawn(tensor: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ class Saves:
         self.found.clear()
         self._occurrences.clear()
 
-    def note(self, recorder: Recorder, tracker: CallTracker, tensor: Tensor) -> None:
-        """Autograd saves a tensor. To be told of each one, as a session is, which numbers them."""
+    def note(self, recorder: Recorder, tracker: CallTracker, tensor: Tensor) -> Identity:
+        """The name of a tensor that autograd saves. To be told of each one, as a session is, which numbers them."""
         storage, call, module = storage_of(tensor), tracker.call, recorder.module
         operator, role = "", ""
         if call is not None:
@@ -66,9 +66,10 @@ class Saves:
             operator, role = call.operator, call.role(tensor, storage)
         place = (module, operator, role)
         occurrence, self._occurrences[place] = self._occurrences[place], self._occurrences[place] + 1
-        value = recorder.value_of(tensor)
+        identity, value = Identity(*place, occurrence), recorder.value_of(tensor)
         if value is not None and value >= 0:
-            self.found.append(Save(value, recorder.operators - 1, Identity(*place, occurrence)))
+            self.found.append(Save(value, recorder.operators - 1, identity))
+        return identity
 
 
 def readers_of(graph: Graph) -> list[list[int]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from integrations.adaptive.one_step import Unmeasured
 from integrations.adaptive.ranks import largest
-from integrations.checkpoint.planning.menus import Menus
+from integrations.checkpoint.planning.menus import Menus, Option
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.search import Captures, solved
 from integrations.warn import warn
@@ -18,15 +18,17 @@ Measure = Callable[[Plan], float]
 
 _MOST = 2  # plans that are solved anew
 _ABOVE = 1.1  # times the error that was found, what the next plan is predicted to have
+_USUAL = 1.9  # times the variance that is predicted, what rounding in bits has at most, as far as it was seen
+_NOTICED = 0.05  # of the variance, the part of derivatives in few bits that may be to blame
 _LOW = 0.6  # of the bound; below that, a plan that was held back by the bound may be made smaller or faster
 
 
 def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False) -> Plan:
     """The plan with its measured error; or another for what it was asked for, with weights that fit the measurement.
 
-    Where the measured error is above the bound, all weights are multiplied by what was measured over what was
-    predicted, squared, and the plan is solved again, at most twice. So it is where the measured error is much less and
-    the bound has held the plan back.
+    Where the measured error is above the bound, weights are corrected by what was measured over what was predicted,
+    and the plan is solved again, at most twice. So it is where the measured error is much less and the bound has held
+    the plan back.
 
     Args:
         plan: for an error, a memory, a time.
@@ -55,7 +57,7 @@ def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False) -> 
             return good
         elif not left:
             break
-        plan = _reweighted(plan, (_ABOVE * max(found, plan.error / 100) / plan.choice.error) ** 2)
+        plan = _reweighted(plan, (_ABOVE * max(found, plan.error / 100)) ** 2)
     warn(
         f"the gradient's relative error under the plan of {plan.model} measures {found:.3g}, above error={plan.error}, "
         f"after {_MOST} plans that were to lower it; ask for a lower error, or for error=0"
@@ -69,17 +71,50 @@ def _measured(plan: Plan, measure: Measure) -> tuple[float, str]:
         return measure(plan), ""
     except Unmeasured as error:
         return math.nan, str(error)
+    except (RuntimeError, MemoryError) as error:  # such as for want of memory, which the step itself may have
+        return math.nan, f"{type(error).__name__}: {error}"
 
 
-def _reweighted(plan: Plan, factor: float) -> Plan:
-    """A plan for what this one was asked for, with the weights of all values multiplied."""
+def _reweighted(plan: Plan, variance: float) -> Plan:
+    """A plan for what this one was asked for, with weights by which this one would have had that variance.
+
+    What a derivative in few bits does depends on how its inputs are spread, which is not known ahead: where a part of
+    the variance comes of such, what is more than rounding in bits is off by does, too.
+    """
+    predicted, of_slopes = plan.choice.variance, _variance_of_slopes(plan)
+    factor = slopes = variance / predicted
+    if of_slopes > _NOTICED * predicted and factor > _USUAL:
+        factor = _USUAL
+        slopes = (variance - factor * (predicted - of_slopes)) / of_slopes
     captures = Captures(
-        plan.graph, _times(plan.menus, factor), plan.rounded, _times(plan.rounded_menus, factor), plan.level
+        plan.graph,
+        _times(plan.menus, factor, slopes),
+        plan.rounded,
+        _times(plan.rounded_menus, factor, slopes),
+        plan.level,
     )
     made = solved(plan.model, captures, plan.error, plan.objective, plan.capture_seconds)
-    made = replace(made, loss=plan.loss, search_seconds=plan.search_seconds + made.search_seconds)
+    made = replace(made, loss=plan.loss, stores=plan.stores, search_seconds=plan.search_seconds + made.search_seconds)
     return made.within(*plan.asked) if plan.is_bounded else made
 
 
-def _times(menus: Menus | None, factor: float) -> Menus | None:
-    return None if menus is None else menus.weighted(tuple(factor * weight for weight in menus.weights))
+def _variance_of_slopes(plan: Plan) -> float:
+    """That of values of which derivatives wait in few bits."""
+    menus = plan.menus_of(plan.choice)
+    found = [(value, store) for value, store in plan.choice.stores if store.slope_bits is not None]
+    return sum(menus.weights[value] * menus.option(value, store).noise for value, store in found)
+
+
+def _times(menus: Menus | None, factor: float, slopes: float) -> Menus | None:
+    """Menus whose weights are multiplied by one factor, but for derivatives in few bits, which are by another."""
+    if menus is None:
+        return None
+    found = menus.weighted(tuple(factor * weight for weight in menus.weights))
+    if slopes == factor:
+        return found
+
+    def noisier(option: Option) -> Option:
+        return option if option.store.slope_bits is None else replace(option, noise=option.noise * slopes / factor)
+
+    rows = {row: tuple(map(noisier, row)) for row in dict.fromkeys(menus.options)}
+    return replace(found, options=tuple(rows[row] for row in menus.options))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from actcore import Offload
+from integrations.adaptive.plan import Plan as Allotted
+from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.saves import Save, final_values
 from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
 from integrations.checkpoint.costs.rates import Rates, Rating
@@ -37,7 +39,15 @@ Allows = Callable[[Store], bool]
 """Whether a store may be used."""
 
 
-def menus_of(graph: Graph, seen: Seen, base: Level, rating: Rating, weights: Weights, allows: Allows) -> Menus:
+def menus_of(
+    graph: Graph,
+    seen: Seen,
+    base: Level,
+    rating: Rating,
+    weights: Weights,
+    allows: Allows,
+    bits: Allotted | None = None,
+) -> Menus:
     """The stores of a graph's values, but for those that stay as they are anyway: what is small, what the caller holds
     to the end, and what lies in memory that is written again.
 
@@ -48,6 +58,7 @@ def menus_of(graph: Graph, seen: Seen, base: Level, rating: Rating, weights: Wei
         rating: of costs.
         weights: of values.
         allows: whether a store may be used.
+        bits: of an adaptive level's tensors, by their names, where they have been measured; ``seen`` told them apart.
     """
     last = final_values(graph)
     savers: dict[int, list[Saver]] = defaultdict(list)
@@ -58,7 +69,7 @@ def menus_of(graph: Graph, seen: Seen, base: Level, rating: Rating, weights: Wei
     fixed = parts.union(value.reuses for value in graph.values)
     needed = {value for op in graph.ops for value in op.reads} | {value for step in graph.steps for value in step.reads}
     last_event = len(graph.other) - 1
-    policies = _policies(base, seen, allows)
+    policies = _policies(base, seen, allows, bits)
     exact = _Ruled(Store(), policy_of(Store(), base))
     options: list[tuple[Option, ...]] = []
     aside: list[int] = []
@@ -76,10 +87,11 @@ def menus_of(graph: Graph, seen: Seen, base: Level, rating: Rating, weights: Wei
     return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), _stored_at(graph), repeating)
 
 
-def _policies(base: Level, seen: Seen, allows: Allows) -> list[_Ruled]:
+def _policies(base: Level, seen: Seen, allows: Allows, bits: Allotted | None) -> list[_Ruled]:
     leaves = any(outline.device.type == "cuda" for outline in seen.outlines)
     if not base.off:
-        level = _Ruled(None, FixedBits(base))
+        fixed = FixedBits(base)
+        level = _Ruled(None, fixed if bits is None else PlannedBits(fixed, bits))
         return [level, _Ruled(Store(host=True), level.policy)] if leaves and base.offload else [level]
     stores = [Store(), *map(Store, WIDTHS)]
     if leaves:
@@ -144,9 +156,9 @@ class _Value:
         if parts and not any(part.keeps for part in parts):
             found.append(self._option(ruled, parts, serves=False))
         if not any(part.keeps for part in (*parts, read)):
-            found.append(self._option(ruled, [*parts, read], serves=True))
-            if found[0].held > _ALIKE * found[-1].held:
-                return found[-1:]
+            found.insert(0, self._option(ruled, [*parts, read], serves=True))
+            if found[-1].held > _ALIKE * found[0].held:
+                return found[:1]
         return found
 
     def _option(self, ruled: _Ruled, parts: Sequence[Part], serves: bool) -> Option:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.weights import usual_weights
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.capturing.loss import Loss
@@ -42,6 +43,7 @@ def planned(
     recompute: bool = True,
     weights: Weights = usual_weights,
     rating: Rating = constant,
+    bits: Allotted | None = None,
 ) -> Plan:
     """The plan of the least peak, and the others that none beats in both peak and time.
 
@@ -60,11 +62,12 @@ def planned(
         recompute: whether values may be made again.
         weights: of the values, for the error.
         rating: of what operators and stores take.
+        bits: that an adaptive level gives its tensors, once it has measured them.
     """
     started = perf_counter()
 
     def captured(recomputes: bool) -> tuple[Graph, Seen]:
-        seen = Seen(recomputes)
+        seen = Seen(recomputes, named=bits is not None)
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
         return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
@@ -72,7 +75,7 @@ def planned(
         graph = graph.as_rounded if rounded else graph
         if not recompute:
             graph = graph.keeping(range(len(graph.values)))
-        return graph, menus_of(graph, seen, level, rating, weights, allows)
+        return graph, menus_of(graph, seen, level, rating, weights, allows, bits)
 
     if not level.off:
         graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)

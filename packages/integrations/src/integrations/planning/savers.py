@@ -54,6 +54,7 @@ class Seen:
 
     Args:
         recomputes: whether attention keeps query, key and value alone, and is computed again from them.
+        named: whether savers that are alike are told apart, each by its name from step to step.
 
     Attributes:
         savers: in the order of the forward.
@@ -64,8 +65,8 @@ class Seen:
         replaced: whether attention was computed so.
     """
 
-    def __init__(self, recomputes: bool) -> None:
-        self._recomputes = recomputes
+    def __init__(self, recomputes: bool, named: bool = False) -> None:
+        self._recomputes, self._named = recomputes, named
         self.saves = Saves()
         self._clear()
 
@@ -85,9 +86,9 @@ class Seen:
 
         def pack(tensor: Tensor) -> Any:
             with torch._C.DisableTorchFunction():
-                self.saves.note(recorder, tracker, tensor)
+                identity = self.saves.note(recorder, tracker, tensor)
                 with recorder.pausing():  # what it asks of a tensor is no operator of the forward
-                    self._note(recorder, tracker.call, tensor)
+                    self._note(recorder, tracker.call, tensor, identity.occurrence if self._named else 0)
                 return recorder.pack(tensor)
 
         def over(call: Call, outputs: list[Tensor]) -> None:
@@ -105,12 +106,12 @@ class Seen:
             yield pack
         self.outlines, self.read = recorder.outlines, recorder.rounded
 
-    def _note(self, recorder: Recorder, call: Call | None, tensor: Tensor) -> None:
+    def _note(self, recorder: Recorder, call: Call | None, tensor: Tensor, occurrence: int) -> None:
         value, storage = recorder.value_of(tensor), storage_of(tensor)
         if value is None or value < 0 or storage is None:
             return
         operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
-        saved = SavedTensor.of(tensor, operator=operator, role=role, module=recorder.module)
+        saved = SavedTensor.of(tensor, operator=operator, role=role, module=recorder.module, occurrence=occurrence)
         share = tensor.numel() * tensor.itemsize / max(1, storage.nbytes())
         found = Saver(value, saved, share, packable(tensor))
         if call is not None and found.packable:

@@ -154,20 +154,28 @@ class Region:
         """Bytes of what is stored besides the memory itself."""
         return sum(stored.nbytes for stored in (self.value, self.sign) if stored is not None)
 
-    def elements(self, sign: bool) -> Tensor:
-        """The region's elements, as good as they are stored."""
+    def elements(self, sign: bool, lends: bool = True) -> Tensor:
+        """The region's elements, as good as they are stored.
+
+        Args:
+            sign: whether they are asked for their signs alone.
+            lends: whether they may be lent to the next view that asks, and stay until then.
+        """
         if self.kept is not None:
             return self.kept.unpack()
         stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
         lent = self.lent
         if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]) or lent[2]._version != lent[3]:
+            if not lends:
+                return stored.codec.decompress(stored)
             lent = self.lent = None
             self._last.becomes(None)  # before there is another tensor
             elements = stored.codec.decompress(stored)
             lent = (stored, _stream_of(elements), elements, elements._version)
-        self.lent = lent if self.waiting > 0 else None
-        self._last.becomes(self if self.waiting > 0 else None)
+        if lends:
+            self.lent = lent if self.waiting > 0 else None
+            self._last.becomes(self if self.waiting > 0 else None)
         return lent[2]
 
 
@@ -201,9 +209,12 @@ class View:
             self.region.waiting -= 1
         return self.view_of(self.region.elements(self.sign))
 
-    def again(self) -> View:
-        """The same for one more reader."""
-        return View(self.region, self.layout, self.offset, self.sign)
+    def beside(self) -> Beside:
+        """The same for a repetition, and no more for who is waited for."""
+        if self.waits:
+            self.waits = False
+            self.region.waiting -= 1
+        return Beside(self)
 
     def view_of(self, elements: Tensor) -> Tensor:
         """The tensor, of the region's elements."""
@@ -213,6 +224,19 @@ class View:
             return elements
         offset = elements.storage_offset() + self.offset - region.start
         return elements.as_strided(layout.shape, layout.strides, offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beside:
+    """What the call of a repetition holds in place of a tensor that is stored. What it restores is there while its
+    operator runs, and no longer: what comes next makes tensors of its own, and backward may read this one much later.
+    """
+
+    view: View
+
+    def unpack(self) -> Tensor:
+        view = self.view
+        return view.view_of(view.region.elements(view.sign, lends=False))
 
 
 def _stream_of(tensor: Tensor) -> Any:

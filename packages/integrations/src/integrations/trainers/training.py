@@ -16,7 +16,7 @@ from integrations.bounds import Bounds
 from integrations.compression import Compression
 from integrations.exchanges import Exchanges
 from integrations.levels import resolve_level
-from integrations.recomputing import Asked, level_with, planning_for, require_fixed, require_one
+from integrations.recomputing import Asked, level_with, planning_for, require_one
 
 Reported = bool | str | PathLike[str] | None
 
@@ -54,14 +54,14 @@ class CompressedTraining:
         for name, value in (("restore", restore), ("resume", resume), ("strict", arguments.get("strict", False))):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
-        bounds = Bounds.asked(*(arguments.get(name) for name in ("memory", "time", "error", "stores")), level)
+        memory, time, error, stores = (arguments.get(name) for name in ("memory", "time", "error", "stores"))
+        bounds = Bounds.asked(memory, time, error, stores, level)
         self.asked = require_one(bounds, arguments.get("checkpoint"))
         self.level_name = level_with(level, bounds)
         options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
         self.level = resolve_level(self.level_name, options)
         self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers")))
         if self.asked is not None:
-            require_fixed(self.level, "memory" if bounds is self.asked else "checkpoint")
             self.exchanges.require_repeatable()
         self.prints = report is True
         self.path = _checked_path(report)
@@ -168,8 +168,8 @@ class CompressedTraining:
                 "which begins the rounding anew"
             )
         asked = (state.get("recomputing") or {}).get("asked")
-        ours = self.asked.content() if isinstance(self.asked, Bounds) else None
-        if asked != ours and (ours is not None or isinstance(asked, Mapping)):
+        wanted = self.asked.content() if isinstance(self.asked, Bounds) else None
+        if asked != wanted and (wanted is not None or isinstance(asked, Mapping)):
             theirs = f"plan({Bounds.of(asked)})" if isinstance(asked, Mapping) else "no such plan"
             raise ValueError(
                 f"the checkpoint is of a run with {theirs}, and the callback's has "

@@ -145,22 +145,31 @@ def _values_of(plan: Plan) -> Iterator[Line]:
         for value in shown:
             store, nbytes = stores.get(value), graph.values[value].nbytes
             option = None if store is None else menus.option(value, store)
+            if plan.compressed and menus.options[value]:
+                option = menus.options[value][0]
             seconds = 0.0 if option is None else option.store_seconds + reads[value] * option.restore_seconds
             variance = 0.0 if option is None else option.noise * menus.weights[value]
             if value in schedule.recomputed:
                 how = INNER if value in schedule.inner else AGAIN
                 why = _origin(plan, planned.inner if value in schedule.inner else planned.segment)
-                how = how if store is None else f"{how}, then {store}"
+                how = how if option is None else f"{how}, then {named(store)}"
                 aside, spent = menus.aside[value], again + seconds
                 yield Line(op.module, (), (op.name,), how, why, 1, nbytes, aside, spent, 0.0, variance)
                 again = 0.0  # counted once for all that the operator makes
-            elif store is not None and option is not None:
+            elif option is not None:
                 why = _why_stored(option, store, value in repeated)
-                yield Line(op.module, (), (op.name,), str(store), why, 1, nbytes, option.held, seconds, 0.0, variance)
+                yield Line(op.module, (), (op.name,), named(store), why, 1, nbytes, option.held, seconds, 0.0, variance)
             else:
                 why = "a segment starts from it" if value in repeated else ""
                 why = why if op.repeatable else "cannot be computed again"
                 yield Line(op.module, (), (op.name,), KEPT, why, 1, nbytes, nbytes, 0.0, op.seconds / len(shown), 0.0)
+
+
+def named(store: Store | None) -> str:
+    """A store's name, where there is no need to say that what is not rounded is exact; ``None`` is that of a level."""
+    if store is None:
+        return "as the level says"
+    return str(store).removeprefix("exact, ") if store.slope_bits else str(store)
 
 
 def _reads(plan: Plan, makes: Sequence[int]) -> tuple[int, ...]:
@@ -172,7 +181,9 @@ def _origin(plan: Plan, segment: int) -> str:
     return f"from {plan.followed.ops[segment].module or '(model)'} on"
 
 
-def _why_stored(option: Option, store: Store, starts: bool) -> str:
+def _why_stored(option: Option, store: Store | None, starts: bool) -> str:
+    if store is None:
+        return "a segment starts from it" if starts else "the level stores all that is kept"
     if option.noise > 0:
         return "rounded; a segment starts from it" if starts else "rounded within the error"
     if store.host:

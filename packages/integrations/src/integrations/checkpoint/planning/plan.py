@@ -218,7 +218,7 @@ class Plan:
         from integrations.checkpoint.planning.search import Captures, solved
 
         captures = Captures(graph, self.menus, rounded, self.rounded_menus, self.level)
-        return replace(solved(self.model, captures, error, self.objective), loss=self.loss)
+        return replace(solved(self.model, captures, error, self.objective), loss=self.loss, stores=self.stores)
 
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Plan:
         """The plan that is best within these bounds: of the least time in the memory; without that, of the least memory
@@ -230,6 +230,8 @@ class Plan:
             time: of a step, in those of the plain one: 1.1 allows a tenth more, by the models of times.
             error: bound on the relative error of the gradient. ``None``: that of this plan.
 
+        The plans of other inputs that it comes with, ``also``, keep to the same.
+
         Raises:
             TypeError: an argument has the wrong type.
             ValueError: it is out of range, or no plan is within them. The message names the least that can be had.
@@ -238,6 +240,15 @@ class Plan:
             require_ratio(time)
         if error is not None:
             require_error(error)
+        found = self._within(memory, time, error)
+        if not self.also:
+            return found
+        if isinstance(memory, float):  # of the largest, which this is
+            memory = bytes_of(memory, self._uncompressed_peak)
+        return replace(found, also=tuple(other._within(memory, time, error) for other in self.also))
+
+    def _within(self, memory: Budget | None, time: float | None, error: float | None) -> Plan:
+        """The same, by itself."""
         plan = self if error is None or error == self.error else self._of_error(error)
         asked = Asked(memory, time, plan.error)
         allowed = None if memory is None else bytes_of(memory, self._uncompressed_peak)
@@ -246,9 +257,10 @@ class Plan:
         found = plan._chosen(asked, allowed)
         for part in _PARTS_OF_ERROR:
             try:
-                return plan._of_error(part * plan.error)._chosen(asked, allowed)
+                least = plan._of_error(part * plan.error)._chosen(asked, allowed)
             except ValueError:
                 continue
+            return replace(least, error=plan.error)  # which is what was asked for, of other inputs, too
         return found
 
     def _of_error(self, error: float) -> Plan:

@@ -38,6 +38,7 @@ def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
         weights=menus.weights,
         aside=menus.aside,
         stored_at=[_or_none(event) for event in menus.stored_at],
+        formed=[any(option.store is None for option in row) for row in menus.options],
     )
 
 

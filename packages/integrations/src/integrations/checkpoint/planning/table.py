@@ -87,6 +87,12 @@ def caption_of(plan: Plan) -> str:
             f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made, "
             f"{format_bytes(sum(segment.nbytes for segment in plan.segments))}: plan.segments."
         )
+    more = plan.followed.seconds - plan.graph.seconds
+    if more > 0 and plan.plain_seconds:
+        lines.append(
+            "Attention is computed a second time in backward, from what is stored of query, key and value: "
+            f"{more / plan.plain_seconds:+.1%} of the time."
+        )
     if plan.unmeasured:
         lines.append(f"The error was not measured: {plan.unmeasured}.")
     if plan.compressed:

@@ -1,0 +1,160 @@
+"""Plans of stores: what is chosen within memory, time and error, and what a file has of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from actcore import simulate
+from integrations import checkpoint
+from integrations.checkpoint.planning.choice import Choice, mask_of
+from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.problem import training_step
+from integrations.levels import LEVELS
+from integrations.planning import planned
+from integrations.stores import Store
+
+from .graphs import Block
+from .nets import normal
+
+BASE = LEVELS["L0"]
+
+
+def transformer():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), *(Block() for _ in range(4)), nn.Linear(64, 64)).train()
+
+
+X = normal(16, 64, 64).reshape(4, 256, 64)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return planned(transformer(), BASE, (X,), {}, error=0.1)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return planned(transformer(), BASE, (X,), {})
+
+
+def test_every_choice_is_what_the_simulation_says(plan):
+    """Of either graph, in both states of the gradients."""
+    for one in (plan, plan.accumulating):
+        for choice in one.front[:: max(1, len(one.front) // 8)]:
+            graph, menus = one.graph_of(choice), one.menus_of(choice)
+            forms = [-1] * len(graph.values)
+            for value, store in choice.stores:
+                forms[value] = menus.options[value].index(menus.option(value, store))
+            kept, held = (
+                [bool(mask >> value & 1) for value in range(len(forms))] for mask in (choice.mask, choice.held or 0)
+            )
+            usage = simulate(training_step(graph, menus), kept, None if choice.held is None else held, forms)
+            assert usage.peak - graph.gradients == choice.peak
+            assert usage.variance == pytest.approx(choice.variance)
+
+
+def test_rounding_takes_less_memory_in_the_same_time(plan, exact):
+    """And is never worse: what rounds nothing is among its choices."""
+    assert plan.front[0].peak < exact.front[0].peak
+    assert any(choice.rounded and choice.stores for choice in plan.front)
+    for choice in exact.front:
+        assert any(one.peak <= choice.peak and one.seconds <= choice.seconds for one in plan.front)
+    assert all(choice.variance <= 0.1**2 for choice in plan.front)
+    assert all(choice.variance == 0 and not choice.rounded for choice in exact.front)
+    assert all(store.exact for choice in exact.front for _, store in choice.stores)
+
+
+def test_two_calls_give_equal_plans(plan):
+    assert planned(transformer(), BASE, (X,), {}, error=0.1) == plan
+
+
+def test_a_file_has_all_of_it(plan, tmp_path):
+    for one in (plan, plan.accumulating, plan.within(0.5), plan.within(time=1.2)):
+        one.save(tmp_path / "plan")
+        found = Plan.load(tmp_path / "plan")
+        assert found == one
+        assert (found.menus, found.rounded_menus) == (one.menus, one.rounded_menus)
+        assert found.schedule == one.schedule
+    assert Plan.from_json(plan.to_json()).accumulating == plan.accumulating
+
+
+def test_plans_of_format_2_are_read():
+    made = checkpoint.plan(transformer(), X, budget=0.9)
+    content = json.loads(made.to_json())
+    for name in ("memory", "time", "error", "level", "menus", "rounded", "rounded_menus", "measured", "unmeasured"):
+        content.pop(name)
+    for choice in (content["choice"], *content["front"]):
+        for name in ("stores", "variance", "rounded"):
+            choice.pop(name)
+    old = {**content, "format": 2, "budget": 0.9, "compressed": False, "stored": None}
+    assert Plan.from_json(json.dumps(old)) == made
+    with pytest.raises(ValueError, match="a plan for a level of format 2, which did not say how values are stored"):
+        Plan.from_json(json.dumps({**old, "compressed": True}))
+
+
+def test_within_memory_the_time_is_least(plan):
+    found = plan.within(0.5)
+    assert found.peak <= 0.5 * plan.plain_peak
+    assert found.seconds == min(one.seconds for one in plan.front if one.peak <= 0.5 * plan.plain_peak)
+    assert found.asked == (0.5, None, 0.1)
+
+
+def test_within_time_the_memory_is_least(plan):
+    found = plan.within(time=1.1)
+    assert found.overhead <= 0.1
+    assert found.peak == min(one.peak for one in plan.front if one.seconds <= 0.1 * plan.plain_seconds)
+    assert plan.within(time=1).peak <= plan.plain_peak
+
+
+def test_within_both_the_error_is_least(plan, exact):
+    loose = exact.within(time=1.5)
+    found = plan.within(loose.peak, 1.5)
+    assert found.choice.variance == 0
+    tight = plan.within(exact.front[0].peak - 1, 5)
+    assert 0 < tight.choice.error <= 0.1
+    assert tight.asked[:2] == (exact.front[0].peak - 1, 5)
+
+
+def test_a_smaller_error_is_another_search(plan, exact):
+    assert plan.within(error=0).front == exact.front
+    small = plan.within(error=0.03)
+    assert all(one.error <= 0.03 * (1 + 1e-9) for one in small.front)
+    assert small.within(error=0.1).front == plan.front
+
+
+def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
+    with pytest.raises(
+        ValueError, match=rf"memory with error=0.1 must be at least {plan.front[0].peak} bytes .* larger error"
+    ):
+        plan.within(1)
+    with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, "):
+        plan.within(exact.front[0].peak, 1.0)
+    with pytest.raises(ValueError, match=r"time must be from 1, the plain step's, got 0.9"):
+        plan.within(time=0.9)
+    with pytest.raises(ValueError, match="error must be from 0"):
+        plan.within(error=1.5)
+    with pytest.raises(ValueError, match="error must be None at a level"):
+        planned(transformer(), LEVELS["L1"], (X,), {}).within(error=0.1)
+
+
+def test_stores_and_recomputation_can_be_left_out():
+    model = transformer()
+    found = planned(model, BASE, (X,), {}, error=0.1, recompute=False, allows=lambda store: store == Store(4))
+    assert found.front[0].stores
+    assert {store for choice in found.front for _, store in choice.stores} == {Store(4)}
+    assert all(one.segments == () for one in (replace(found, choice=choice) for choice in found.front))
+
+
+def test_a_choice_knows_the_store_of_what_a_memory_holds_in_the_end():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 64)).train()
+    made = checkpoint.plan(model, X)
+    [(before, after)] = [(value.reuses, number) for number, value in enumerate(made.graph.values) if value.reuses >= 0]
+    choice = replace(made.choice, mask=mask_of([after]), stores=((after, Store(4)),), variance=0.04)
+    found = replace(made, choice=choice)
+    assert found.store_of(before) == found.store_of(after) == Store(4)
+    assert choice.error == pytest.approx(0.2)
+    assert Choice.from_content(json.loads(json.dumps(choice.content()))) == choice
+    assert "stores=1 values, error=0.2" in repr(choice)
