@@ -164,7 +164,7 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
 def test_a_point_of_what_hardly_trains_is_hollow():
     noise = replace(cell("L2", 60, 1.3), error=0.6)
     results = SystemResults(MACHINE, "cpu", cells=[cell(PLAIN, 100, 1.0), cell("L1", 50, 1.2), noise])
-    figure = chart._draw(results, ["mlp"])
+    figure = chart._draw(results, [(results, "mlp", "")])
     points = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     colours = [line.get_markerfacecolor() for line in points]
     plt.close(figure)

@@ -209,6 +209,20 @@ def standing_peak_bytes(loss: Callable[[], Tensor], count: Counters) -> int:
     return count.peak() - before
 
 
+def step_peak_bytes(step: Callable[[], object], count: Counters) -> int:
+    """The most bytes of a step more than are left after it: what ``memory`` of a plan means.
+
+    Gradients that the step makes are there after it, in as many whole pages as before, so that nothing of them is in it
+    that is not meanwhile.
+    """
+    gc.collect()
+    count.start_peak()
+    step()
+    peak = count.peak()
+    gc.collect()
+    return peak - count.start_peak()
+
+
 def live_bytes(forward: Callable[[], Tensor], count: Counters) -> int:
     """Bytes that one forward leaves allocated, see the module."""
     gc.collect()

@@ -53,10 +53,7 @@ def inputs_of(architecture: Architecture, batch: int, size: int, setup: Setup) -
 
 
 def loss(forward: Forward, inputs: Inputs, seed: int) -> Tensor:
-    """A number whose gradient in every output of the forward is noise.
-
-    No more memory than a plan knows of: a cross-entropy would keep a copy of its input, which for language models is as
-    large as all else. The outputs live until the number does, as in ``y = model(x); loss = criterion(y)``.
+    """``noise`` of what a forward returns.
 
     Args:
         forward: of the model.
@@ -64,7 +61,19 @@ def loss(forward: Forward, inputs: Inputs, seed: int) -> Tensor:
         seed: of dropout and of the noise.
     """
     torch.manual_seed(seed)
-    outputs = forward(**inputs) if isinstance(inputs, dict) else forward(*inputs)
+    return noise(forward(**inputs) if isinstance(inputs, dict) else forward(*inputs), seed)
+
+
+def noise(outputs: object, seed: int = 0) -> Tensor:
+    """A number whose gradient in every output of a forward is noise.
+
+    No more memory than a plan knows of: a cross-entropy would keep a copy of its input, which for language models is as
+    large as all else. The outputs live until the number does, as in ``y = model(x); loss = criterion(y)``.
+
+    Args:
+        outputs: tensors, in whatever they are returned in.
+        seed: of the noise.
+    """
     found = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
     total: Tensor = _Noise.apply(seed, *found)
     return total

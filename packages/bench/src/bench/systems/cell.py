@@ -5,21 +5,21 @@ from __future__ import annotations
 import gc
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bench.errors import reason
 from bench.gradients import relative_error
-from bench.memory import standing_peak_bytes
+from bench.memory import step_peak_bytes
 from bench.process_memory import Counters, counters, release_cached
 from bench.step_clock import steps_in_turn
 from bench.systems.device import figures, profiled, with_workspaces
-from bench.systems.results import Cell
+from bench.systems.results import Cell, Fresh
 from bench.systems.subject import Subject
 from bench.systems.subjects import made
 from bench.systems.ways import PLAIN, WAYS, DoesNotApply, Forward, Surroundings
@@ -28,6 +28,8 @@ from integrations.checkpoint import plan_of
 
 REPEATS = 3  # peaks, of which the median is taken
 WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
+
+Taken = TypeVar("Taken", Cell, Fresh)
 
 _MODULE = "bench.systems.cell"  # of the child process; this file's name for itself is __main__ there
 
@@ -96,8 +98,12 @@ def measure_here(request: Request) -> Cell:
 def _measured(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
     seed, count = request.seed, _counters(device)
     step = _step(subject, *WAYS[cell.way].ready(subject), seed)
-    whole = partial(_whole, subject.model, step)
-    cell = _with_plan(replace(cell, peak_bytes=_peak(whole, step, count)), subject.model)
+    whole, adding = partial(_whole, subject.model, step), partial(_adding, step)
+    for _ in range(WARM_UP):
+        whole()
+    cell = _with_peak(cell, adding, count, subject.model)
+    cell = replace(cell, fresh=_with_peak(Fresh(), whole, count, subject.model))
+    whole()
     found = figures(step, whole, count, device) if request.figures else None
     if found is not None and cell.way == PLAIN and device.type == "cuda":
         found = with_workspaces(found, step)
@@ -109,13 +115,21 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
         cell = replace(cell, error=relative_error(gradient, exact))
     del exact, gradient
     if request.rounds:
-        plain_seconds, seconds = steps_in_turn(steps, request.rounds, device)
-        cell = replace(cell, seconds=seconds, plain_seconds=plain_seconds)
+        cell = _timed(cell, [partial(_adding, plain_step), adding], request.rounds, device)
+    if request.rounds and found is None:  # a device that has figures measured is lent for minutes
+        cell = replace(cell, fresh=_timed(cell.fresh or Fresh(), steps, request.rounds, device))
     return cell if found is None else replace(cell, figures=profiled(found, whole, device))
 
 
-def _with_plan(cell: Cell, model: nn.Module) -> Cell:
-    """The cell with the peaks by the plan that the last step followed, if there is one."""
+def _timed(cell: Taken, steps: Sequence[Callable[[], None]], rounds: int, device: torch.device) -> Taken:
+    """With the times of a plain step and of one in the cell's way."""
+    plain_seconds, seconds = steps_in_turn(steps, rounds, device)
+    return replace(cell, seconds=seconds, plain_seconds=plain_seconds)
+
+
+def _with_peak(cell: Taken, step: Callable[[], None], count: Counters, model: nn.Module) -> Taken:
+    """With the activation peak of a step, and with that by the plan that it follows, if there is one."""
+    cell = replace(cell, peak_bytes=int(statistics.median(step_peak_bytes(step, count) for _ in range(REPEATS))))
     try:
         plan = plan_of(model)
     except ValueError:
@@ -135,7 +149,13 @@ def _step(subject: Subject, forward: Forward, surroundings: Surroundings, seed: 
 
 
 def _whole(model: nn.Module, step: Callable[[], Tensor]) -> None:
+    """A step that finds no gradients."""
     model.zero_grad(set_to_none=True)
+    step().backward()
+
+
+def _adding(step: Callable[[], Tensor]) -> None:
+    """A step that adds to the gradients that it finds."""
     step().backward()
 
 
@@ -148,13 +168,6 @@ def _counters(device: torch.device) -> Counters:
     if isinstance(found, str):
         raise RuntimeError(found)
     return found
-
-
-def _peak(whole: Callable[[], object], step: Callable[[], Tensor], count: Counters) -> int:
-    """The activation peak: of steps that add to gradients which are there."""
-    for _ in range(WARM_UP):
-        whole()
-    return int(statistics.median(standing_peak_bytes(step, count) for _ in range(REPEATS)))
 
 
 def _drops(model: nn.Module) -> bool:

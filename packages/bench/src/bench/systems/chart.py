@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -11,10 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 
 from bench.errors import BenchError
-from bench.style import BLUE, GREY, GRID, INK, STYLE, VERMILION, footer, require_drawable, write
-from bench.systems.report import NOISE, front, time_of, trains
+from bench.style import BLUE, GREY, GRID, INK, ORANGE, STYLE, VERMILION, footer, require_drawable, write
+from bench.systems.budgets import time_of
+from bench.systems.report import NOISE, front, trains
 from bench.systems.results import SystemResults
-from bench.systems.ways import PLAIN, WAYS
+from bench.systems.ways import BOUNDS, PLAIN, WAYS
 
 _COLUMNS = 2
 _NUMBERS = {way: number for number, way in enumerate(WAYS)}
@@ -28,29 +31,39 @@ def save_chart(results: SystemResults, path: Path) -> None:
         BenchError: nothing was timed, the type is unknown, or the file cannot be written.
     """
     require_drawable(path)
-    subjects = [subject for subject in results.subjects if front(results, subject)]
-    if not subjects:
+    fresh = results.as_fresh
+    states = {"": results} if not fresh.cells else {", gradients are there": results, ", fresh": fresh}
+    panels = [
+        (state, subject, words)
+        for subject in results.subjects
+        for words, state in states.items()
+        if front(state, subject)
+    ]
+    if not panels:
         raise BenchError("there is nothing to draw: no cell has both a peak and times; the text above says why")
     with mpl.rc_context(STYLE):
-        write(_draw(results, subjects), path)
+        write(_draw(results, panels), path)
 
 
-def _draw(results: SystemResults, subjects: list[str]) -> Figure:
-    rows = -(-len(subjects) // _COLUMNS)
+def _draw(results: SystemResults, panels: Sequence[tuple[SystemResults, str, str]]) -> Figure:
+    """A panel for each model of results with one state of the gradients, which words name."""
+    rows = -(-len(panels) // _COLUMNS)
     height = 1.1 + 3.9 * rows
     figure, grid = plt.subplots(rows, _COLUMNS, figsize=(11, height), squeeze=False)
-    for axes in grid.flat[len(subjects) :]:
+    for axes in grid.flat[len(panels) :]:
         axes.axis("off")
-    for axes, subject in zip(grid.flat, subjects, strict=False):
-        _draw_subject(axes, results, subject)
+    for axes, (state, subject, words) in zip(grid.flat, panels, strict=False):
+        _draw_subject(axes, state, subject, words)
     named = [way for way in _NUMBERS if any(cell.way == way and cell.ratio for cell in results.cells)]
+    named = [way for way in named if WAYS[way].budget is None]
     half = -(-len(named) // 2)
     legend = "\n".join(
         "   ".join(f"{_NUMBERS[way]} {way}" for way in some) for some in (named[:half], named[half:]) if some
     )
     text = (
         "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient's error "
-        f"is above {NOISE:g}, or not known; line: the front."
+        f"is above {NOISE:g}, or not known; grey: the front of all, red: of others, blue: plans by their budgets, in "
+        "orange those that may round."
     )
     figure.text(0.01, 0.55 / height, legend, color=INK, fontsize=8.5, va="bottom")
     footer(figure, text, results.machine)
@@ -58,7 +71,7 @@ def _draw(results: SystemResults, subjects: list[str]) -> Figure:
     return figure
 
 
-def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
+def _draw_subject(axes: Axes, results: SystemResults, subject: str, words: str) -> None:
     plain = results.cell(subject, PLAIN)
     cells = [cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio]
     if plain is None or not plain.peak_bytes:
@@ -69,15 +82,19 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
         return 100 * (peak or 0) / (plain.peak_bytes or 1)
 
     best = sorted(front(results, subject), key=lambda cell: cell.peak_bytes or 0)
-    axes.step(
-        [place(cell.peak_bytes) for cell in best],
-        [time_of(cell) for cell in best],
-        where="post",
-        color=GREY,
-        linewidth=3,
-        zorder=1,
-    )
+    theirs = replace(results, cells=[cell for cell in cells if not WAYS[cell.way].ours])
+    fronts = ((best, GREY, 3), (sorted(front(theirs, subject), key=lambda cell: cell.peak_bytes or 0), VERMILION, 1))
+    for found, colour, width in fronts:
+        ends = [place(cell.peak_bytes) for cell in found], [time_of(cell) for cell in found]
+        axes.step(*ends, where="post", color=colour, linewidth=width, zorder=1)
+    for bound, colour in zip(BOUNDS, (BLUE, ORANGE), strict=False):
+        plans = [cell for cell in cells if WAYS[cell.way].budget is not None and WAYS[cell.way].bound == bound]
+        plans.sort(key=lambda cell: cell.peak_bytes or 0)
+        ends = [place(cell.peak_bytes) for cell in plans], [time_of(cell) for cell in plans]
+        axes.plot(*ends, "-s", color=colour, markersize=6, markeredgecolor="white", zorder=5)
     for cell in cells:
+        if WAYS[cell.way].budget is not None:
+            continue
         colour = INK if cell.way == PLAIN else BLUE if WAYS[cell.way].ours else VERMILION
         filled = trains(cell)
         at = place(cell.peak_bytes), time_of(cell)
@@ -101,4 +118,4 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("activation peak, % of plain's")
     axes.set_ylabel("step time over plain's")
-    axes.set_title(plain.what, loc="left", fontsize=9, weight="bold")
+    axes.set_title(plain.what + words, loc="left", fontsize=9, weight="bold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 import torch
 
@@ -12,20 +13,31 @@ from bench.finish import finish, require_writable
 from bench.systems import measure
 from bench.systems.gpu_subjects import SUBJECTS as GPU_SUBJECTS
 from bench.systems.gpu_subjects import WAYS as GPU_WAYS
+from bench.systems.peak_subjects import BESIDE
+from bench.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
 from bench.systems.subjects import NAMES, QUICK, SUBJECTS
-from bench.systems.ways import PLAIN, WAYS
+from bench.systems.ways import PEAK_WAYS, PLAIN, QUICK_WAYS, WAYS
+
+PARTS = ("ways", "peaks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds those of this command."""
     parser.set_defaults(command=run_systems)
     parser.add_argument(
+        "--part",
+        choices=PARTS,
+        default=PARTS[0],
+        help="ways: every way of training, timed; peaks: what plans say of their peaks beside what is measured, of "
+        f"{len(BESIDE) + len(PEAK_SUBJECTS)} models of all kinds, not timed; default: %(default)s",
+    )
+    parser.add_argument(
         "--model",
         action="append",
         choices=NAMES,
         metavar="NAME",
-        help=f"repeatable: {', '.join(NAMES)}; default: all but --gpu's; those whose library is not "
-        "installed are left out",
+        help=f"repeatable: {', '.join(NAMES)}; default: {', '.join(SUBJECTS)}; those whose library is not installed "
+        "are left out",
     )
     parser.add_argument(
         "--way",
@@ -51,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{', '.join(QUICK)}, or all of --gpu's without a compiler, {measure.QUICK_ROUNDS} rounds: shows that it "
-        "works, in 2 minutes",
+        help=f"{', '.join(QUICK)} in {len(QUICK_WAYS)} ways, or all of --gpu's without a compiler, "
+        f"{measure.QUICK_ROUNDS} rounds: shows that it works, in 2 minutes",
     )
     add_deadline(parser, "cell")
     add_shared(parser, threads=torch.get_num_threads(), place=", cell by cell; what the file has is not measured again")
@@ -63,16 +75,16 @@ def run_systems(options: argparse.Namespace) -> None:
     """``python -m bench systems``. The file is written from the first cell on, and taken up if it is there."""
     deadline = Deadline(options.deadline)
     require_writable(options.json, options.chart)
-    gpu = options.gpu or options.device == "cuda"
-    known = GPU_SUBJECTS if gpu else QUICK if options.quick else SUBJECTS
+    gpu, peaks = options.gpu or options.device == "cuda", options.part == "peaks"
     slow = options.compile or (gpu and not options.quick)
-    ways = options.way or [name for name in (GPU_WAYS if gpu else WAYS) if slow or not WAYS[name].slow]
+    known, usual = _usual(options.quick, gpu, peaks)
+    ways = options.way or [name for name in usual if slow or not WAYS[name].slow]
     rounds = measure.QUICK_ROUNDS if options.quick else measure.GPU_ROUNDS if gpu else measure.ROUNDS
     results = measure.run(
         measure.Options(
             subjects=list(dict.fromkeys(options.model or known)),
             ways=list(dict.fromkeys([PLAIN, *ways])),
-            timed=not options.no_time,
+            timed=not (options.no_time or peaks),
             rounds=options.rounds or rounds,
             device=torch.device(options.device),
             threads=options.threads,
@@ -83,3 +95,12 @@ def run_systems(options: argparse.Namespace) -> None:
         )
     )
     finish(results, options.json, options.chart)
+
+
+def _usual(quick: bool, gpu: bool, peaks: bool) -> tuple[Iterable[str], Iterable[str]]:
+    """The models that are measured by default, and the ways."""
+    if peaks:
+        return (QUICK if quick else (*BESIDE, *PEAK_SUBJECTS)), PEAK_WAYS
+    if gpu:
+        return GPU_SUBJECTS, GPU_WAYS
+    return (QUICK, QUICK_WAYS) if quick else (SUBJECTS, WAYS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from bench.layout import columns, header
+from bench.systems.budgets import time_of
+from bench.systems.budgets_report import budget_tables, notes_of_budgets, peak_table
 from bench.systems.figures_report import notes_of_figures, tables_of_figures
 from bench.systems.results import Cell, SystemResults
 from bench.systems.ways import PLAIN, WAYS, label
@@ -25,7 +27,14 @@ def render(results: SystemResults) -> RenderableType:
     top = header("Ways to train with less memory", results.machine, results.seconds)
     tables = [_table(results, subject) for subject in results.subjects]
     taken = [table for subject in results.subjects for table in tables_of_figures(results, subject)]
-    return Group(top, *tables, *taken, Text("\n".join(_notes(results)), style="dim"))
+    return Group(
+        top,
+        *tables,
+        *budget_tables(results),
+        *peak_table(results),
+        *taken,
+        Text("\n".join(_notes(results)), style="dim"),
+    )
 
 
 def front(results: SystemResults, subject: str) -> list[Cell]:
@@ -53,30 +62,44 @@ def trains(cell: Cell) -> bool:
     return cell.error is not None and cell.error <= NOISE
 
 
-def time_of(cell: Cell) -> float:
-    """A step's time over a plain one's, which a plain one's is not."""
-    return 1.0 if cell.way == PLAIN else cell.ratio or 0.0
-
-
 def _table(results: SystemResults, subject: str) -> Table:
     cells = [cell for cell in results.cells if cell.subject == subject]
     what = next((cell.what for cell in cells if cell.what), subject)
     plain = results.cell(subject, PLAIN)
     # Of tiny models in KiB, so that percentages can be checked.
     unit, name = (MIB, "MiB") if plain is None or (plain.peak_bytes or 0) >= MIB else (KIB, "KiB")
-    table = columns(what, f"peak\n{name}", "\nof plain's, %", "step time\nover plain's", "gradient's\nerror", "")
-    winners = {cell.way for cell in front(results, subject)}
+    fresh = results.as_fresh
+    states = [results, fresh] if fresh.cells else [results]
+    heads = [f"peak\n{name}", "\nof plain's, %", "step time\nover plain's"]
+    heads += [f"fresh: peak\n{name}", "\nof plain's, %", "step time\nover plain's"] if fresh.cells else []
+    table = columns(what, *heads, "gradient's\nerror", "")
+    winners = [{cell.way for cell in front(state, subject)} for state in states]
     for cell in cells:
-        part = cell.peak_bytes / plain.peak_bytes if plain and plain.peak_bytes and cell.peak_bytes else None
-        table.add_row(
-            label(cell.way),
-            "" if cell.peak_bytes is None else f"{cell.peak_bytes / unit:,.1f}",
-            "" if part is None else f"{100 * part:.0f}",
-            "" if cell.ratio is None else f"{time_of(cell):.2f}",
-            "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0",
-            Text(_outcome(cell), style="dim") if _outcome(cell) else "on the front" if cell.way in winners else "",
-        )
+        numbers = [number for state in states for number in _numbers(state, cell, unit)]
+        error = "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0"
+        outcome = _outcome(cell)
+        where = Text(outcome, style="dim") if outcome else _place([cell.way in found for found in winners])
+        table.add_row(label(cell.way), *numbers, error, where)
     return table
+
+
+def _numbers(state: SystemResults, cell: Cell, unit: int) -> tuple[str, str, str]:
+    """Peak, its part of plain's, and time, of steps with one state of the gradients."""
+    plain, found = state.cell(cell.subject, PLAIN), state.cell(cell.subject, cell.way)
+    if found is None or found.peak_bytes is None:
+        return "", "", ""
+    return (
+        f"{found.peak_bytes / unit:,.1f}",
+        f"{100 * found.peak_bytes / plain.peak_bytes:.0f}" if plain and plain.peak_bytes else "",
+        "" if found.ratio is None else f"{time_of(found):.2f}",
+    )
+
+
+def _place(wins: Sequence[bool]) -> str:
+    """Whether a way is on the fronts of the states of the gradients."""
+    if all(wins):
+        return "on the front"
+    return "on the front, fresh" if wins[-1] else "on the front, adding" if wins[0] else ""
 
 
 def _outcome(cell: Cell) -> str:
@@ -88,9 +111,10 @@ def _notes(results: SystemResults) -> Iterator[str]:
     for reason in results.skipped:
         yield f"Left out: {reason}."
     yield (
-        "peak: the most during forward and backward, less what was there before, the gradients among it, to which the "
-        "step adds. step time: forward and backward, in turn with plain ones. gradient's error: of the whole gradient, "
-        "with the same dropout; none for Q-layers where there is dropout, which draw their own. * not ours. on the "
+        "peak: the most during forward and backward, less what is left after it; steps add to gradients that are "
+        "there, fresh ones make them. step time: forward and backward, in turn with plain ones. gradient's error: of "
+        "the whole gradient, with the same dropout; none for Q-layers where there is dropout, which draw their own. "
+        "* not ours. on the "
         f"front: none takes less of both memory and time, peaks within {_CLOSE:.0%} of each other being the same; a "
         f"way whose error is unknown or above {NOISE:g} is not on it."
     )
@@ -101,6 +125,7 @@ def _notes(results: SystemResults) -> Iterator[str]:
         least = found[-1]
         whose = "ours" if WAYS[least.way].ours else "not ours"
         yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
+    yield from notes_of_budgets(results)
     yield from notes_of_figures(results)
     yield from _reasons(results)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.kernels.clock import median_ratio
@@ -55,8 +55,24 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """What steps take that find no gradients, as the first one after an optimizer's: their own come into being. The
+    fields are those of ``Cell``.
+
+    Attributes:
+        peak_bytes: less what is there after the step, its gradients among it.
+    """
+
+    peak_bytes: int | None = None
+    seconds: list[float] = field(default_factory=list)
+    plain_seconds: list[float] = field(default_factory=list)
+    planned_bytes: int | None = None
+    planned_plain_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One model, trained in one way.
+    """One model, trained in one way. What is not in ``fresh`` is of steps that add to gradients, as with accumulation.
 
     Attributes:
         subject, way: names in ``SUBJECTS`` and ``WAYS``.
@@ -66,13 +82,15 @@ class Cell:
         error: of the whole gradient, relative to a plain step's with the same random numbers, after a few steps, in
             which a level that adapts has done so; ``None`` where it was not measured, or the way drops other elements
             than torch's layers do.
-        seconds, plain_seconds: of steps in this way, and of plain ones in turn.
+        seconds, plain_seconds: of steps in this way, and of plain ones in turn; in files without ``fresh`` they find no
+            gradients.
         does_not_apply: why the way is none for this model; empty otherwise.
         failure: what went wrong; empty otherwise.
         commit: that this was measured with.
         planned_bytes, planned_plain_bytes: the same peak by the plan that the step follows, and of one that follows
             none; ``None`` for ways without a plan.
         figures: of the device; ``None`` where they were not asked for.
+        fresh: of steps that find no gradients; ``None`` in files of before these were measured.
     """
 
     subject: str
@@ -88,12 +106,22 @@ class Cell:
     planned_bytes: int | None = None
     planned_plain_bytes: int | None = None
     figures: Figures | None = None
+    fresh: Fresh | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Cell:
         """From what ``dataclasses.asdict`` made of one."""
-        figures = content.get("figures")
-        return cls(**{**content, "figures": None if figures is None else Figures(**figures)})
+        figures, fresh = content.get("figures"), content.get("fresh")
+        parts = {
+            "figures": None if figures is None else Figures(**figures),
+            "fresh": None if fresh is None else Fresh(**fresh),
+        }
+        return cls(**{**content, **parts})
+
+    @property
+    def as_fresh(self) -> Cell:
+        """A cell whose own numbers are those of steps that find no gradients."""
+        return replace(self, **vars(self.fresh or Fresh()), fresh=None)
 
     @property
     def ratio(self) -> float | None:
@@ -124,6 +152,16 @@ class SystemResults:
     def cell(self, subject: str, way: str) -> Cell | None:
         """Of a model, trained in a way."""
         return next((one for one in self.cells if (one.subject, one.way) == (subject, way)), None)
+
+    @property
+    def as_fresh(self) -> SystemResults:
+        """The same of steps that find no gradients; without cells where none has such."""
+        return replace(self, cells=[cell.as_fresh for cell in self.cells] if self.has_fresh else [])
+
+    @property
+    def has_fresh(self) -> bool:
+        """Whether any cell has steps that find no gradients."""
+        return any(cell.fresh is not None for cell in self.cells)
 
     @property
     def subjects(self) -> list[str]:

@@ -1,59 +1,87 @@
-"""The models: one of each kind that people train, at sizes of which a step takes a second or so on two cores."""
+"""The models: one of each kind that people train, at sizes of which a step takes a second or so on one core.
+
+Kernels and not Python take that time: the transformers have 12 layers of 384 or 512.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.checkpoint.image_models import modules_called
 from bench.networks import needs
 from bench.systems import gpu_subjects
 from bench.systems.graph_layers import GraphLayers
-from bench.systems.subject import Subject, entropy, own_loss
+from bench.systems.peak_subjects import SUBJECTS as PEAKS
+from bench.systems.subject import Subject, channels_last, entropy, own_loss
 
 
 def _resnet50() -> Subject:
-    timm = needs("timm")
-    model = timm.create_model("resnet50", num_classes=10)
-    y = torch.randint(10, (16,))
+    model = needs("timm").create_model("resnet50", num_classes=10)
+    y = torch.randint(10, (8,))
     blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
-    return Subject(model, (torch.randn(16, 3, 96, 96),), entropy(y), "ResNet-50, 16 at 96 x 96", blocks)
+    images = torch.randn(8, 3, 128, 128)
+    return channels_last(Subject(model, (images,), entropy(y), "ResNet-50, 8 at 128 x 128, channels last", blocks))
 
 
 def _vit() -> Subject:
-    timm = needs("timm")
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
-    y = torch.randint(10, (8,))
-    what = "ViT-tiny, 8 at 224 x 224"
-    return Subject(model, (torch.randn(8, 3, 224, 224),), entropy(y), what, list(model.blocks))
+    model = needs("timm").create_model("vit_small_patch16_224", num_classes=10)
+    y = torch.randint(10, (4,))
+    what = "ViT-small, 12 layers of 384, 4 at 224 x 224"
+    return Subject(model, (torch.randn(4, 3, 224, 224),), entropy(y), what, list(model.blocks))
 
 
-def _bert() -> Subject:
+def _bert(layers: int, width: int, sequences: int) -> Subject:
     transformers = needs("transformers")
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=1000, **sizes))
-    inputs = {"input_ids": torch.randint(1000, (16, 128)), "labels": torch.randint(2, (16,))}
-    what = "BERT, 4 layers of 256, 16 x 128 tokens, dropout 0.1"
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width}
+    config = transformers.BertConfig(vocab_size=1000, num_attention_heads=width // 64, **sizes)
+    model = transformers.BertForSequenceClassification(config)
+    inputs = {"input_ids": torch.randint(1000, (sequences, 128)), "labels": torch.randint(2, (sequences,))}
+    what = f"BERT, {layers} layers of {width}, {sequences} x 128 tokens, dropout 0.1"
     return Subject(model, inputs, own_loss, what, list(model.bert.encoder.layer))
 
 
 def _llama() -> Subject:
     transformers = needs("transformers")
-    sizes = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 704}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=512, use_cache=False, **sizes))
-    tokens = torch.randint(512, (8, 256))
-    what = "Llama, 6 layers of 256, 8 x 256 tokens"
+    sizes = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 1376}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=1000, use_cache=False, **sizes))
+    tokens = torch.randint(1000, (2, 256))
+    what = "Llama, 12 layers of 512, 2 x 256 tokens"
     return Subject(model, {"input_ids": tokens, "labels": tokens}, own_loss, what, list(model.model.layers))
 
 
-def _gat() -> Subject:
+def _unet() -> Subject:
+    """That of a diffusion model: residual blocks with group norms, attention below 32 x 32, long skips."""
+    model = needs("diffusers").UNet2DModel(
+        sample_size=64,
+        block_out_channels=(64, 128, 256, 256),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
+    )
+    images, noise = torch.randn(4, 3, 64, 64), torch.randn(4, 3, 64, 64)
+    blocks = modules_called(model, "ResnetBlock2D", "Attention")
+
+    def loss(output: object) -> Tensor:
+        found = getattr(output, "sample", None)
+        assert isinstance(found, Tensor)
+        return F.mse_loss(found, noise)
+
+    what = "U-Net of diffusion, 4 at 64 x 64, channels last"
+    return channels_last(Subject(model, (images, torch.randint(1000, (4,))), loss, what, blocks))
+
+
+def _gat(width: int, nodes: int, edges: int) -> Subject:
     geometric = needs("torch_geometric.nn")
-    model = GraphLayers(geometric.GAT(64, 128, 3, 7, heads=4, dropout=0.5))
-    x, edges, y = torch.randn(2000, 64), torch.randint(2000, (2, 20_000)), torch.randint(7, (2000,))
-    what = "GAT, 3 layers of 128, 2,000 nodes, 20,000 edges"
-    return Subject(model, (x, edges), entropy(y), what, list(model.layers))
+    model = GraphLayers(geometric.GAT(128, width, 3, 7, heads=4, dropout=0.5))
+    x, graph, y = torch.randn(nodes, 128), torch.randint(nodes, (2, edges)), torch.randint(7, (nodes,))
+    what = f"GAT, 3 layers of {width}, {nodes:,} nodes, {edges:,} edges"
+    return Subject(model, (x, graph), entropy(y), what, list(model.layers))
 
 
 def _sage() -> Subject:
@@ -94,20 +122,24 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
     {
         "resnet50": _resnet50,
         "vit": _vit,
-        "bert": _bert,
+        "bert": partial(_bert, 12, 512, 4),
         "llama": _llama,
+        "unet": _unet,
+        "gat": partial(_gat, 256, 5000, 50_000),
         "sage": _sage,
-        "gat": _gat,
         "lstm": _lstm,
         "mlp": _tiny,
     }
 )
 """By the name that the command line knows. ``gpu_subjects`` has those at the sizes of a GPU."""
 
-NAMES = (*SUBJECTS, *gpu_subjects.SUBJECTS)
-"""Of all models."""
+QUICK: Mapping[str, Callable[[], Subject]] = MappingProxyType(
+    {"bert-small": partial(_bert, 2, 128, 4), "gat-small": partial(_gat, 64, 1000, 5000), "mlp": _tiny}
+)
+"""Those of a short run, whose steps take a few milliseconds."""
 
-QUICK = ("bert", "gat", "mlp")
+NAMES = tuple(dict.fromkeys([*SUBJECTS, *QUICK, *PEAKS, *gpu_subjects.SUBJECTS]))
+"""Of all models."""
 
 
 def made(name: str, seed: int, device: torch.device) -> Subject:
@@ -121,6 +153,6 @@ def made(name: str, seed: int, device: torch.device) -> Subject:
         if name in gpu_subjects.SUBJECTS:
             subject = gpu_subjects.SUBJECTS[name](gpu_subjects.SIZES["cuda" if device.type == "cuda" else "cpu"])
         else:
-            subject = SUBJECTS[name]()
+            subject = {**SUBJECTS, **QUICK, **PEAKS}[name]()
     subject.model.train()
     return subject

@@ -39,6 +39,8 @@ class Way:
         slow: whether it takes minutes to begin, as compilers do.
         adapts: whether it measures in its first steps how it stores in later ones.
         draws: whether its layers drop other elements than torch's do with the same seed.
+        budget: of a plan, the fraction of plain training's activation peak that it may take; ``None`` for all others.
+        bound: of a plan with a budget, the gradient's error that it may have.
     """
 
     ready: Callable[[Subject], tuple[Forward, Surroundings]]
@@ -46,6 +48,8 @@ class Way:
     slow: bool = False
     adapts: bool = False
     draws: bool = False
+    budget: float | None = None
+    bound: float = 0.0
 
 
 def plain(subject: Subject) -> tuple[Forward, Surroundings]:
@@ -63,6 +67,37 @@ def compressed(level: str, subject: Subject, **options: Any) -> tuple[Forward, S
         return integrations.compress_model(subject.model, level, **options), nullcontext
     except ValueError as error:  # of the options: no forward has run
         raise DoesNotApply(str(error)) from error
+
+
+def planned(budget: float, bound: float) -> Way:
+    """A plan of what is kept, stored in fewer bits and computed again.
+
+    Args:
+        budget: as a fraction of plain training's activation peak.
+        bound: of the gradient's error; 0 rounds nothing.
+    """
+    return Way(partial(_within, budget, bound), budget=budget, bound=bound)
+
+
+def planned_name(budget: float, bound: float) -> str:
+    """Of the way that ``planned`` makes, as the command line knows it."""
+    return f"plan, {100 * budget:g} %, {f'error {bound:g}' if bound else 'exact'}"
+
+
+def _within(budget: float, bound: float, subject: Subject) -> tuple[Forward, Surroundings]:
+    """By ``compress_model``, whose plan is made by the first training forward: a step is taken for that.
+
+    Raises:
+        DoesNotApply: the budget cannot be met.
+    """
+    forward = integrations.compress_model(subject.model, memory=budget, error=bound)
+    try:
+        subject.step(forward)
+    except ValueError as error:
+        if not str(error).startswith("memory "):  # the budget, which is out of reach
+            raise
+        raise DoesNotApply(str(error)) from error
+    return forward, nullcontext
 
 
 def _planned(budget: float | None, subject: Subject) -> tuple[Forward, Surroundings]:
@@ -144,6 +179,15 @@ def _compiled(budget: float, subject: Subject) -> tuple[Forward, Surroundings]:
 
 PLAIN = "plain"
 
+BUDGETS = (0.5, 0.3, 0.25, 0.2, 0.15, 0.1)
+"""Fractions of plain training's activation peak that plans are made for."""
+
+BOUNDS = (0.0, 0.1)
+"""Of the gradient's error, of those plans: nothing is rounded, and what they have by default."""
+
+COMPILED_BUDGETS = (0.5, 0.2, 0.1)
+"""What ``torch.compile`` is asked for: a fraction of the memory of what its partitioner would save."""
+
 WAYS: Mapping[str, Way] = MappingProxyType(
     {
         PLAIN: Way(plain, ours=False),
@@ -162,13 +206,32 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "checkpoint, half": Way(partial(_planned, 0.5)),
         "checkpoint, fifth": Way(partial(_planned, 0.2)),
         "L1 + checkpoint": Way(partial(compressed, "L1", checkpoint="optimal")),
+        **{planned_name(budget, bound): planned(budget, bound) for bound in BOUNDS for budget in BUDGETS},
         "each block (torch)": Way(partial(each_block, by_torch), ours=False),
         "each block (torch_remat)": Way(partial(each_block, _by_remat), ours=False),
         "save_on_cpu": Way(_on_cpu, ours=False),
-        "torch.compile, budget 0.5": Way(partial(_compiled, 0.5), ours=False, slow=True),
+        **{
+            f"torch.compile, budget {budget:g}": Way(partial(_compiled, budget), ours=False, slow=True)
+            for budget in COMPILED_BUDGETS
+        },
     }
 )
 """By name. Levels and options are those of ``compress_model``."""
+
+PEAK_WAYS = (PLAIN, "checkpoint, least", *(planned_name(budget, bound) for bound in BOUNDS for budget in (0.5, 0.3)))
+"""Whose planned peaks are compared with measured ones."""
+
+QUICK_WAYS = (
+    PLAIN,
+    "L1",
+    "L2",
+    "Q-layers",
+    "L1 + few-bit",
+    *(planned_name(0.5, bound) for bound in BOUNDS),
+    "each block (torch)",
+    "each block (torch_remat)",
+)
+"""One of each kind."""
 
 
 def label(way: str) -> str:

@@ -1,0 +1,116 @@
+"""What ``python -m bench systems`` says of plans: within each budget, in both states of the gradients, of their peaks."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench import cli, records
+from bench.layout import console
+from bench.machine import Machine
+from bench.systems import cell as cells
+from bench.systems.budgets import within_budgets
+from bench.systems.peak_subjects import BESIDE
+from bench.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
+from bench.systems.report import render
+from bench.systems.results import Cell, Fresh, SystemResults
+from bench.systems.subjects import NAMES
+from bench.systems.ways import PEAK_WAYS, PLAIN, WAYS, planned_name
+
+MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
+BLOCKS = "each block (torch)"
+EXACT, ROUNDED = planned_name(0.5, 0), planned_name(0.5, 0.1)
+
+
+def cell(way, peak, ratio, error=0.0, planned=None):
+    fresh = Fresh(peak * 2, [ratio], [1.0], planned and planned * 2, 200)
+    return Cell(
+        "mlp", way, "an MLP", peak << 20, error, [ratio], [1.0], planned_bytes=planned and planned << 20, fresh=fresh
+    )
+
+
+def results(*others):
+    return SystemResults(MACHINE, "cpu", cells=[cell(PLAIN, 100, 1.0), *others])
+
+
+def only(found, bound=0.0):
+    (one,) = [one for one in within_budgets(found, "mlp") if one.bound == bound]
+    return one
+
+
+def printed(found):
+    output = console()
+    with output.capture() as captured:
+        output.print(render(found))
+    return " ".join(captured.get().split())
+
+
+def test_a_plan_is_beside_the_fastest_within_its_budget():
+    found = only(results(cell(EXACT, 50, 1.1), cell(BLOCKS, 40, 1.2), cell("L1", 30, 1.05, 0.2), cell("L2", 60, 1.0)))
+    assert found.rival.way == BLOCKS  # L1 rounds, L2 takes more memory
+    assert found.ratio == pytest.approx(1.1 / 1.2)
+    assert not found.beaten
+    assert only(results(cell(EXACT, 50, 1.24), cell(BLOCKS, 51, 1.2))).ratio < 1.04  # 2 % more than a budget is within
+    assert not only(results(cell(EXACT, 50, 1.23), cell(BLOCKS, 51, 1.2))).beaten
+    assert only(results(cell(EXACT, 50, 1.25), cell(BLOCKS, 51, 1.2))).beaten
+
+
+def test_a_rounding_plan_has_rivals_of_its_error():
+    found = only(results(cell(ROUNDED, 50, 1.1, 0.09), cell("L1", 30, 1.05, 0.2), cell(BLOCKS, 40, 1.01, 0.05)), 0.1)
+    assert found.rival.way == BLOCKS
+    assert found.beaten
+
+
+def test_what_misses_its_budget_is_no_plan():
+    found = only(results(cell(EXACT, 60, 1.0), cell(BLOCKS, 50, 1.2)))
+    assert found.plan is None
+    assert found.beaten
+    alone = only(results(cell(EXACT, 60, 1.0)))
+    assert alone.rival is None
+    assert not alone.beaten
+
+
+def test_the_report_says_where_plans_are_beaten_and_what_they_miss():
+    found = results(cell(EXACT, 50, 1.3, planned=40), cell(ROUNDED, 45, 1.2, 0.13, 45), cell(BLOCKS, 40, 1.1))
+    text = printed(found)
+    assert f"mlp, 50 %, error 0, adding: {BLOCKS}, 1.10 beats the plan's 1.30." in text
+    assert f"mlp, 50 %, error 0, fresh: {BLOCKS}, 1.10 beats the plan's 1.30." in text
+    assert f"the error of {ROUNDED} is 0.130, above its bound" in text
+    assert f"mlp {EXACT} 40.0 1.250" in text  # measured over planned
+    assert "an MLP: within a budget" in text
+
+
+def test_a_cell_has_both_states_of_the_gradients(counted, tmp_path):
+    found = cells.measure_here(cells.Request(Cell("mlp", EXACT), 2, "cpu", threads=1, seed=0))
+    assert not found.failure
+    assert found.error == 0
+    assert len(found.seconds) == len(found.fresh.seconds) == 2
+    assert found.peak_bytes == found.fresh.peak_bytes == 1 << 20
+    # The gradients that a fresh step makes are no part of its activation peak.
+    assert found.fresh.planned_plain_bytes < found.planned_plain_bytes
+    saved = SystemResults(MACHINE, "cpu", cells=[found])
+    records.save(saved, tmp_path / "out.json")
+    assert records.load(tmp_path / "out.json") == saved
+    assert saved.as_fresh.cell("mlp", EXACT).seconds == found.fresh.seconds
+    assert not SystemResults(MACHINE, "cpu", cells=[replace(found, fresh=None)]).as_fresh.cells
+
+
+def test_a_budget_out_of_reach_does_not_apply(counted, monkeypatch):
+    monkeypatch.setattr(cells, "WAYS", {**WAYS, "tiny": replace(WAYS[EXACT], ready=lambda s: _tiny(s))})
+    found = cells.measure_here(cells.Request(Cell("mlp", "tiny"), 0, "cpu", threads=1, seed=0))
+    assert "memory" in found.does_not_apply
+    assert not found.failure
+
+
+def _tiny(subject):
+    return WAYS[EXACT].ready.func(0.0001, 0.0, subject)
+
+
+def test_peaks_are_of_twenty_models_and_of_plans(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(cells, "measure", lambda request, process, seconds: asked.append(request) or request.cell)
+    assert cli.main(["systems", "--part", "peaks", "--threads", "1"]) == 0
+    assert {request.rounds for request in asked} == {0}
+    assert {request.cell.way for request in asked} == set(PEAK_WAYS)
+    models = {request.cell.subject for request in asked}
+    assert models == {*BESIDE, *PEAK_SUBJECTS} <= set(NAMES)
+    assert len(models) >= 20
