@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from torch import nn
 from integrations.adaptive.measurement import Measurement
 from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.plan_error import measured_error
-from integrations.adaptive.ranks import distributed
 from integrations.adaptive.saves import Save
 from integrations.adaptive.sensitivities import sensitivities
 from integrations.adaptive.weights import measured_weights, usual_weights
@@ -22,14 +21,16 @@ from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.costs.calibrating import agreed, calibrated
 from integrations.checkpoint.costs.rates import constant
 from integrations.checkpoint.graphs.graph import Graph
+from integrations.checkpoint.planning.menus import Menus
 from integrations.checkpoint.planning.plan import Plan
+from integrations.checkpoint.planning.search import solved_again
 from integrations.levels import Level
 from integrations.planning import planned
 
 
 class Weights:
-    """How much a noise in each value of a model changes its gradient: from one step aside, when somebody first asks;
-    by the operators where there can be none.
+    """How much a noise in each value of a model changes its gradient: by the operators that read it, until a plan
+    rounds something, and then from one step aside.
 
     Args:
         model: in training mode.
@@ -46,17 +47,38 @@ class Weights:
         loss: Loss | None = None,
         among_ranks: bool = False,
     ) -> None:
-        self._step = partial(sensitivities, model, args, kwargs, loss, among_ranks=among_ranks)
-        self._asked = False
+        self._step: Callable[[], Measurement | None] | None = partial(
+            sensitivities, model, args, kwargs, loss, among_ranks=among_ranks
+        )
         self._found: Measurement | None = None
+        self._seen: list[tuple[Graph, Sequence[Save]]] = []  # until there is a measurement
 
     def __call__(self, graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
         """Of a graph's values, which a capture saw saved so."""
-        if not self._asked:
-            self._asked = True
-            self._found = self._step()
-            del self._step  # which holds inputs
+        if self._step is not None:
+            self._seen.append((graph, tuple(saves)))
         return usual_weights(graph, saves) if self._found is None else measured_weights(graph, saves, self._found)
+
+    def measured(self, front: Plan) -> Plan:
+        """The front that follows from a measurement, which is made if there was none; the same one where it cannot be,
+        or where it has followed from that already."""
+        if self._step is None:
+            return front
+        step, self._step = self._step, None  # which holds inputs
+        seen, self._seen = self._seen, []
+        self._found = step()
+        if self._found is None:
+            return front
+        found = self._found
+
+        def weighted(graph: Graph | None, menus: Menus | None) -> Menus | None:
+            saves = next((saves for known, saves in seen if known is graph), None)
+            if graph is None or menus is None or saves is None:
+                return menus
+            return menus.weighted(measured_weights(graph, saves, found))
+
+        menus = weighted(front.graph, front.menus)
+        return solved_again(front, menus, weighted(front.rounded, front.rounded_menus))
 
 
 def front_of(
@@ -70,7 +92,7 @@ def front_of(
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
     weights: Weights | None = None,
-    in_step: bool = False,
+    among_ranks: bool = False,
     bits: Allotted | None = None,
 ) -> Plan:
     """The plan of the least memory for a forward, of all that keep to a bound on the error.
@@ -83,10 +105,10 @@ def front_of(
         args, kwargs: of the forward.
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
         weights: of values; ``None``: by the operators.
-        in_step: whether this is in front of a training forward, which all ranks come to at the same time.
+        among_ranks: whether all ranks plan for the same at the same time, see ``come_together``.
         bits: that an adaptive level gives its tensors, once it has measured them.
     """
-    rating = agreed if in_step else calibrated
+    rating = agreed if among_ranks else calibrated
     made = planned(
         model,
         level,
@@ -106,20 +128,35 @@ def front_of(
 
 
 def chosen(
-    front: Plan, bounds: Bounds, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], in_step: bool = False
+    front: Plan,
+    bounds: Bounds,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    weights: Weights | None,
+    among_ranks: bool = False,
 ) -> Plan:
-    """The best plan of a front within bounds. What rounds is measured in a step aside, and planned again where that is
-    further off than it may be.
+    """The best plan of a front within bounds. Where one rounds, or none is within them, sensitivities are measured, and
+    so is the error of the plan that follows, which is planned again where that is further off than it may be.
 
     Args:
         front: as ``front_of`` made it.
         bounds: to keep to.
-        model, args, kwargs, in_step: as there.
+        model, args, kwargs, weights, among_ranks: as there.
 
     Raises:
         ValueError: no plan keeps to the bounds. The message names the least that there is.
     """
-    return with_error_measured(within(front, bounds), model, args, kwargs, in_step)
+    try:
+        plan = within(front, bounds)
+    except ValueError:
+        if weights is None or (front := weights.measured(before := front)) is before:
+            raise
+        plan = within(front, bounds)
+    else:
+        if weights is not None and plan.choice.variance:
+            plan = within(weights.measured(front), bounds)
+    return with_error_measured(plan, model, args, kwargs, among_ranks)
 
 
 def within(front: Plan, bounds: Bounds) -> Plan:
@@ -134,7 +171,7 @@ def within(front: Plan, bounds: Bounds) -> Plan:
 
 
 def with_error_measured(
-    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], in_step: bool = False
+    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], among_ranks: bool = False
 ) -> Plan:
     """The plan with its error, or another whose error is within the bound. See ``chosen``."""
     if plan.compressed or plan.error == 0:
@@ -142,5 +179,5 @@ def with_error_measured(
     return within_error(
         plan,
         lambda one: measured_error(model, args, kwargs, one, one.loss),
-        among_ranks=in_step and distributed(),
+        among_ranks=among_ranks,
     )

@@ -59,9 +59,10 @@ def plan(
             step's. (A model whose only argument is a list is given it in a tuple.)
         kwargs: further arguments by name, of every input.
         memory, time, error, stores: as for ``compress_model``.
-        measure: whether it is measured how much each value's rounding changes the gradient, and the plan's error, in
-            steps aside that take as long as 10 to 20 steps of training, and up to half of a plain step's memory;
-            otherwise both are estimated by the operators. Inputs without elements are always estimated for.
+        measure: whether it is measured how much each value's rounding changes the gradient, and the plan's error, where
+            the plan rounds anything: in steps aside that take as long as some 20 steps of training, and up to half of a
+            plain step's memory. Otherwise both are estimated by the operators, as they always are for inputs without
+            elements.
         real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
 
     Returns:
@@ -83,16 +84,16 @@ def plan(
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
     level = LEVELS["L0"]
     how: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
-    fronts = []
-    for call in calls:
-        weights = Weights(model, *call, loss) if measure and bounds.error else None
-        fronts.append(front_of(model, level, bounds, *call, **how, weights=weights))
+    weights = [Weights(model, *call, loss) if measure and bounds.error else None for call in calls]
+    fronts = [
+        front_of(model, level, bounds, *call, **how, weights=one) for call, one in zip(calls, weights, strict=True)
+    ]
     if isinstance(memory, float) and len(fronts) > 1:
         bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
     found = []
     for number in _leading(fronts):
         if measure:
-            found.append(chosen(fronts[number], bounds, model, *calls[number]))
+            found.append(chosen(fronts[number], bounds, model, *calls[number], weights[number]))
         else:
             found.append(within(fronts[number], bounds))
     found.sort(key=lambda plan: plan.plain_peak, reverse=True)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from integrations.adaptive.plan import Plan as Allotted
-from integrations.adaptive.ranks import distributed
+from integrations.adaptive.ranks import come_together
 from integrations.bounded import Weights, chosen, front_of, with_error_measured
 from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.graphs.fingerprint import fingerprint
@@ -157,16 +157,17 @@ class Recomputing:
     ) -> Plans | None:
         """The plans from now on; ``None`` where none can be made."""
         inputs, bounds = Signature.of(args, kwargs), self._bounds
-        weights = Weights(model, args, kwargs, among_ranks=distributed()) if bounds.error else None
+        among_ranks = isinstance(self.asked, Bounds) and come_together(model, str(inputs))
+        weights = Weights(model, args, kwargs, among_ranks=among_ranks) if bounds.error else None
         plan = self._attempts.plan(
             model,
             inputs,
-            lambda: front_of(model, level, bounds, args, kwargs, weights=weights, in_step=True, bits=bits),
+            lambda: front_of(model, level, bounds, args, kwargs, weights=weights, among_ranks=among_ranks, bits=bits),
         )
         if plan is None:
             return self.plans
         try:
-            plan = chosen(plan, bounds, model, args, kwargs, in_step=True)
+            plan = chosen(plan, bounds, model, args, kwargs, weights, among_ranks)
         except ValueError:
             if self.plans is None:
                 raise

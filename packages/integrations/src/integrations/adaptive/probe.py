@@ -59,6 +59,8 @@ class Probe:
         bits: width whose rounding error the noise imitates.
         seed, step: of the noise, which torch's generators do not feel.
         block: whether the backward may run before the session is left, and so ends the forward.
+        hops: nodes through which an error is followed before the model takes over; each is one more call of a node for
+            each tensor.
 
     Attributes:
         measurement: what was found; ``None`` until the backward has passed.
@@ -66,11 +68,11 @@ class Probe:
         too_large: whether the forward's graph has too many nodes to look at, and is not measured.
     """
 
-    def __init__(self, bits: int, seed: int, step: int, block: bool = False) -> None:
+    def __init__(self, bits: int, seed: int, step: int, block: bool = False, hops: int = _HOPS) -> None:
         self.step = step
         self.measurement: Measurement | None = None
         self.sees = self.too_large = False
-        self._bits, self._block = bits, block
+        self._bits, self._block, self._hops = bits, block, hops
         self._over = False  # whether the forward is
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
         self._graph = Graph()
@@ -227,7 +229,7 @@ class Probe:
         for (following, at), part in zip(self._graph.edges[place], parts, strict=True):
             if part is None or following == NOWHERE:
                 continue
-            if following == PARAMETER or hops >= _HOPS:
+            if following == PARAMETER or hops >= self._hops:
                 stored.effects.append((following, _energy(part)))
             else:
                 waiting = self._errors.setdefault(following, {}).setdefault(stored, Error(hops))

@@ -7,8 +7,12 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from integrations.adaptive.measurement import Measurement
+from integrations.checkpoint.graphs.sharding import is_unit
 
 
 class RanksDisagree(RuntimeError):
@@ -19,6 +23,37 @@ def distributed() -> bool:
     """Whether there is more than one rank."""
     module = torch.distributed
     return module.is_available() and module.is_initialized() and module.get_world_size() > 1
+
+
+def come_together(model: nn.Module, inputs: str) -> bool:
+    """Whether all ranks are in front of the same forward of a model, with inputs that look alike, so that they may ask
+    each other. Every rank calls this in its first such forward.
+
+    Only DistributedDataParallel and ``fully_shard`` over all ranks tell that the others come, too: in a pipeline, a
+    rank may wait for what this forward is to send.
+
+    Args:
+        model: of the forward.
+        inputs: what they look like.
+    """
+    if not distributed():
+        return False
+    around = DistributedDataParallel._get_active_ddp_module()
+    if around is not None:
+        whole = torch.distributed.get_world_size(around.process_group) == torch.distributed.get_world_size()
+    else:
+        whole = is_unit(model) and _ranks_of(model) == torch.distributed.get_world_size()
+    if not whole:
+        return False
+    found = [""] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, inputs)
+    return len(set(found)) == 1
+
+
+def _ranks_of(model: nn.Module) -> int:
+    """Over how many ranks a unit's parameters are cut."""
+    meshes = [parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    return meshes[0].size() if meshes else 1
 
 
 def agreed(measurement: Measurement | None) -> Measurement | None:

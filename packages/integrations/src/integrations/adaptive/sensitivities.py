@@ -27,6 +27,10 @@ _STORED = replace(LEVELS["L1.1"], attention_bits=8, min_bytes=0)
 _IMITATED = 4
 """The width whose rounding is imitated: the middle of those that plans choose from."""
 
+# An adaptive level asks for what is right tensor by tensor, once in a thousand steps. A plan's whole error is measured
+# after this, and corrected: of a Llama of 4 layers the sum is 2 % off what 16 hops give, in 14 steps' time, not 48.
+_HOPS = 1
+
 
 def sensitivities(
     model: nn.Module,
@@ -36,14 +40,14 @@ def sensitivities(
     *,
     among_ranks: bool = False,
 ) -> Measurement | None:
-    """What one step with these inputs tells, whose backward takes as long as 8 to 14; ``None`` where it cannot be
-    measured. The model is as before afterwards.
+    """What one step with these inputs tells, which takes as long as some 14; ``None`` where it cannot be measured. The
+    model is as before afterwards.
 
     Args:
         model, args, kwargs, loss: as for ``measured_error``.
         among_ranks: whether each rank calls this at the same time: rank 0's is taken.
     """
-    probe = Probe(_IMITATED, _STORED.seed, 0)
+    probe = Probe(_IMITATED, _STORED.seed, 0, hops=_HOPS)
     try:
         OneStep(model, args, kwargs, loss).gradients(_probed(probe))
     except (RuntimeError, MemoryError):  # such as for want of memory, which the step itself may have

@@ -10,7 +10,7 @@ from integrations.adaptive.one_step import Unmeasured
 from integrations.adaptive.ranks import largest
 from integrations.checkpoint.planning.menus import Menus, Option
 from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.search import Captures, solved
+from integrations.checkpoint.planning.search import solved_again
 from integrations.warn import warn
 
 Measure = Callable[[Plan], float]
@@ -90,15 +90,7 @@ def _reweighted(plan: Plan, variance: float) -> Plan:
     if of_slopes > _NOTICED * predicted and factor > _USUAL:
         factor = _USUAL
         slopes = (variance - factor * (predicted - of_slopes)) / of_slopes
-    captures = Captures(
-        plan.graph,
-        _times(plan.menus, factor, slopes),
-        plan.rounded,
-        _times(plan.rounded_menus, factor, slopes),
-        plan.level,
-    )
-    made = solved(plan.model, captures, plan.error, plan.objective, plan.capture_seconds)
-    made = replace(made, loss=plan.loss, stores=plan.stores, search_seconds=plan.search_seconds + made.search_seconds)
+    made = solved_again(plan, _times(plan.menus, factor, slopes), _times(plan.rounded_menus, factor, slopes))
     return made.within(*plan.asked) if plan.is_bounded else made
 
 

@@ -76,6 +76,13 @@ def solved(
     )
 
 
+def solved_again(plan: Plan, menus: Menus | None, rounded_menus: Menus | None) -> Plan:
+    """The front of a plan's model with other menus, from the same captures; the least peak is chosen."""
+    captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
+    made = solved(plan.model, captures, plan.error, plan.objective, plan.capture_seconds)
+    return replace(made, loss=plan.loss, stores=plan.stores, search_seconds=plan.search_seconds + made.search_seconds)
+
+
 class _Front(NamedTuple):
     """What a search found of one graph."""
 
