@@ -1,4 +1,4 @@
-"""What ``python -m bench systems`` says of plans: within each budget, in both states of the gradients, their peaks."""
+"""What ``python -m bench systems`` says of plans: within budgets, in both states of the gradients, of their peaks."""
 
 from dataclasses import replace
 

@@ -48,7 +48,7 @@ def save_chart(results: SystemResults, path: Path) -> None:
 def _draw(results: SystemResults, panels: Sequence[tuple[SystemResults, str, str]]) -> Figure:
     """A panel for each model of results with one state of the gradients, which words name."""
     rows = -(-len(panels) // _COLUMNS)
-    height = 1.1 + 3.9 * rows
+    height = 1.25 + 3.9 * rows
     figure, grid = plt.subplots(rows, _COLUMNS, figsize=(11, height), squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
@@ -62,12 +62,12 @@ def _draw(results: SystemResults, panels: Sequence[tuple[SystemResults, str, str
     )
     text = (
         "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient's error "
-        f"is above {NOISE:g}, or not known; grey: the front of all, red: of others, blue: plans by their budgets, in "
+        f"is above {NOISE:g}, or not known.\nLines: grey the front of all, red of others, blue plans by their budgets, "
         "orange those that may round."
     )
-    figure.text(0.01, 0.55 / height, legend, color=INK, fontsize=8.5, va="bottom")
+    figure.text(0.01, 0.7 / height, legend, color=INK, fontsize=8.5, va="bottom")
     footer(figure, text, results.machine)
-    figure.tight_layout(rect=(0, 0.95 / height, 1, 1))
+    figure.tight_layout(rect=(0, 1.1 / height, 1, 1))
     return figure
 
 

@@ -70,9 +70,10 @@ def _table(results: SystemResults, subject: str) -> Table:
     unit, name = (MIB, "MiB") if plain is None or (plain.peak_bytes or 0) >= MIB else (KIB, "KiB")
     fresh = results.as_fresh
     states = [results, fresh] if fresh.cells else [results]
-    heads = [f"peak\n{name}", "\nof plain's, %", "step time\nover plain's"]
-    heads += [f"fresh: peak\n{name}", "\nof plain's, %", "step time\nover plain's"] if fresh.cells else []
-    table = columns(what, *heads, "gradient's\nerror", "")
+    heads = [f"peak\n{name}", "\nof plain's, %", "step time\nover plain's", "gradient's\nerror"]
+    if fresh.cells:  # eight columns of such names would be cut short
+        heads = [f"peak\n{name}", "\n%", "\ntime", f"fresh:\n{name}", "\n%", "\ntime", "gradient's\nerror"]
+    table = columns(what, *heads, "")
     winners = [{cell.way for cell in front(state, subject)} for state in states]
     for cell in cells:
         numbers = [number for state in states for number in _numbers(state, cell, unit)]
@@ -99,7 +100,7 @@ def _place(wins: Sequence[bool]) -> str:
     """Whether a way is on the fronts of the states of the gradients."""
     if all(wins):
         return "on the front"
-    return "on the front, fresh" if wins[-1] else "on the front, adding" if wins[0] else ""
+    return "front, fresh" if wins[-1] else "front, adding" if wins[0] else ""
 
 
 def _outcome(cell: Cell) -> str:
@@ -112,7 +113,7 @@ def _notes(results: SystemResults) -> Iterator[str]:
         yield f"Left out: {reason}."
     yield (
         "peak: the most during forward and backward, less what is left after it; steps add to gradients that are "
-        "there, fresh ones make them. step time: forward and backward, in turn with plain ones. gradient's error: of "
+        "there, fresh ones make them. step time: forward and backward, over plain ones in turn. gradient's error: of "
         "the whole gradient, with the same dropout; none for Q-layers where there is dropout, which draw their own. "
         "* not ours. on the "
         f"front: none takes less of both memory and time, peaks within {_CLOSE:.0%} of each other being the same; a "
