@@ -151,7 +151,6 @@ WRONG = {
     "layers, number": ({"layers": 2}, TypeError, "layers must be 'q'"),
     "layers, argument": ({"layers": {"level": "L3", "colour": 1}}, ValueError, "colour"),
     "level": ({"level": "L9", "layers": "q"}, ValueError, "level"),
-    "off and a plan": ({"level": "L0", "checkpoint": "optimal"}, ValueError, "checkpoint must be None at a level that"),
     "Q-layers and a plan": ({"layers": "q", "checkpoint": 0.5}, ValueError, "checkpoint must be None with Q-layers"),
 }
 
