@@ -19,6 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
+from integrations import bounded as bounded_plans
+from integrations import compress_model, compression
 from integrations.checkpoint import apply, plan
 from integrations.checkpoint.costs import calibrating
 from integrations.checkpoint.costs.rates import constant
@@ -125,8 +127,30 @@ def rates(rank):
     return found, len(asked)
 
 
+def bounded(rank, rows, outer=DistributedDataParallel):
+    """The plan that a rank follows after two steps within a memory and an error, where each has measured other rates."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh()))).train()
+    compress_model(model, memory=0.6, error=0.2, stores=("bits",))
+
+    def measured(device, dtype):
+        return replace(constant(device, dtype), product=1e11 * (1 + rank))
+
+    net = outer(model)
+    with patch.object(calibrating, "calibrated", measured), patch.object(bounded_plans, "calibrated", measured):
+        for _ in range(2):
+            model.zero_grad()
+            net(torch.randn(rows, 64, generator=torch.Generator().manual_seed(rank))).square().mean().backward()
+    made = compression(model).recomputing.plan
+    return [*map(str, made.choice.stores), made.measured]
+
+
 def main(rank):
-    found = {}
+    found = {"rates": rates(rank), "bounded": bounded(rank, 1024)}
+    found["bounded, uneven"] = len(bounded(rank, 1024 + 512 * rank)) > 1
+    if rank == 0:  # as in a pipeline, where the other rank waits for what this one sends
+        found["alone"] = len(bounded(rank, 1024, outer=lambda model: model)) > 1
+    dist.barrier()
     for case in OPTIONS:
         synchronise = (lambda model, step: step % 2 == 1) if case == "no_sync" else (lambda model, step: True)
         plain = trained(wrapped(case, rank, ""), inputs(rank), synchronise)
@@ -139,7 +163,6 @@ def main(rank):
         ours, plain = (trained(model, inputs(rank)) for model in (with_plan(collective(kind), rank), collective(kind)))
         found[kind] = equal(ours, plain)
     made = plan(Model(False).train(), inputs(rank), budget=0.7)
-    found["rates"] = rates(rank)
     found["plan"] = [f"{made.choice.mask:x}", made.peak, made.graph.fingerprint]
     return found
 

@@ -42,3 +42,17 @@ def test_ranks_make_the_same_plan(ranks):
 def test_ranks_agree_on_rank_0s_rates(ranks):
     """And ask each other once for each dtype; integers have those of float32."""
     assert [rank["rates"] for rank in ranks] == [[[1.0] * 3, 2], [[1.0] * 3, 0]]
+
+
+def test_ranks_that_come_together_follow_one_plan(ranks):
+    """By rank 0's rates and sensitivities and the largest error of both, which are those of different data."""
+    ours, others = (rank["bounded"] for rank in ranks)
+    assert ours == others
+    assert len(ours) > 1
+    assert 0 < ours[-1] <= 0.2
+
+
+def test_ranks_that_do_not_come_together_plan_for_themselves(ranks):
+    """With inputs of other shapes, and where one rank's forward comes before the other's."""
+    assert [rank["bounded, uneven"] for rank in ranks] == [True, True]
+    assert ranks[0]["alone"]
