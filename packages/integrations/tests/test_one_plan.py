@@ -299,3 +299,18 @@ def test_a_plan_explains_itself(tmp_path):
     assert "$" not in html.split("<script>")[0]
     assert "src=" not in html  # it needs nothing else
     assert "href" not in html
+
+
+def test_a_forward_that_nothing_need_be_done_for_runs_by_itself():
+    """A memory that the plain step keeps to: the first forward is looked at, for the report, and no other."""
+    model, args = deep()
+    integrations.compress_model(model, memory="1GiB")
+    handle = integrations.compression(model)
+    for _ in range(3):
+        model.zero_grad()
+        model(*args).sum().backward()
+    assert handle.step == 1
+    assert {row.codec for row in handle.report().rows if not row.owner} == {"kept"}
+    copied = copy.deepcopy(model)
+    copied(*args).sum().backward()
+    assert integrations.compression(copied).step == 2

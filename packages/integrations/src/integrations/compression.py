@@ -18,6 +18,7 @@ from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.surroundings import meet
 from integrations.checkpoint.capturing.capture import is_capturing
+from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.exchanges import Exchanges
 from integrations.handles import key_for
 from integrations.in_model import InModel
@@ -71,6 +72,7 @@ class Compression(InModel):
         self._adapter = Adapter()
         self._monitor: Monitor | None = None
         self.recomputing: Recomputing | None = None
+        self._plain: Schedule | None = None  # of the forward before, if its plan left everything as it is
         self._trials = 0  # trial runs that are under way
         self._paused = False  # while an exact gradient is taken for comparison
         self._records: list[Record] = []
@@ -152,6 +154,9 @@ class Compression(InModel):
             self.warn_once("compiled", f"{self.name}: {NOT_COMPILED}")
         elif self.recomputing is not None and args is not None:
             following = self.recomputing.following(self.model, self.level, args, dict(kwargs or {}), self.plan)
+            before, self._plain = self._plain, None if following is None else following.plain
+            if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
+                return None  # nothing is done, and the forward before has told so
         if self._monitor is not None and not self._trials:
             self._monitor.before_forward(self)
         return self.session(measured=True, following=following)
@@ -377,6 +382,7 @@ class Compression(InModel):
         # A copy starts without what belongs to a running forward of this one.
         state = {
             **super().__getstate__(),
+            "_plain": None,
             "_records": [],
             "_sessions": {},
             "_trials": 0,

@@ -45,6 +45,13 @@ class Following:
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._contexts = ExitStack()
 
+    @property
+    def plain(self) -> Schedule | None:
+        """What is followed, where everything waits as it does without a plan; else ``None``."""
+        schedule = self._followed.schedule
+        changes = self._level is not None or schedule.recomputed or schedule.stores
+        return None if changes else schedule
+
     def way(self, base: Level) -> Way | None:
         """How a session stores what the plan does not speak of, as where the forward is another than was planned for:
         in exact forms, where nothing is to be rounded; else as its level does, and where that is off, in 8 bits, which

@@ -194,7 +194,7 @@ class Recomputing:
         if plan is None:
             return "No plan yet of what backward makes again"
         count = len(plan.segments)
-        if not count and plan.choice.stores:
+        if not count:
             return "By a plan that makes nothing again"
         return f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made"
 

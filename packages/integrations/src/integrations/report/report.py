@@ -101,7 +101,8 @@ class Report:
         if self.loss:
             lines.append(self._after_loss())
         if self.recomputed:
-            lines.append(f"{self.recomputed}: of {format_bytes(self.recomputed_bytes)} nothing is stored.")
+            stored = f": of {format_bytes(self.recomputed_bytes)} nothing is stored" if self.recomputed_bytes else ""
+            lines.append(f"{self.recomputed}{stored}.")
         if listed:
             lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
         if self.offload:
