@@ -128,7 +128,7 @@ def rates(rank):
 
 
 def bounded(rank, rows, outer=DistributedDataParallel):
-    """The plan that a rank follows after two steps within a memory and an error, where each has measured other rates."""
+    """The plan that a rank follows after two steps within bounds, where each rank has measured other rates."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh()))).train()
     compress_model(model, memory=0.6, error=0.2, stores=("bits",))
