@@ -25,7 +25,6 @@ both_entrances = pytest.mark.parametrize("enter", ENTRANCES.values(), ids=ENTRAN
         ({"level": "l1"}, ValueError, f"level must be one of {LEVELS}, got 'l1'"),
         ({"level": 1}, TypeError, f"level must be a string, one of {LEVELS}, got 1"),
         ({"level": ["L1"]}, TypeError, f"level must be a string, one of {LEVELS}, got ['L1']"),
-        ({"level": None}, TypeError, f"level must be a string, one of {LEVELS}, got None"),
         (
             {"bit": 4},
             ValueError,

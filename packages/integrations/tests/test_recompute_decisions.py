@@ -6,6 +6,7 @@ biased, however it is averaged.
 
 import copy
 from dataclasses import replace
+from operator import sub
 
 import pytest
 import torch
@@ -285,8 +286,8 @@ def test_a_plan_counts_the_signs():
     assert {value: size for value, size in enumerate(plan.menus.aside) if size} == signs
     step = training_step(plan.graph, plan.menus)
     kept = [[value in some for value in range(len(plan.graph.values))] for some in randomly_kept(plan.graph)]
-    without, counted = ([simulate(one, some).peak for some in kept] for one in (replace(step, aside=()), step))
-    more = [one - other for one, other in zip(counted, without, strict=True)]
+    without, counted = ([simulate(one, some).nbytes for some in kept] for one in (replace(step, aside=()), step))
+    more = [max(map(sub, *pair)) for pair in zip(counted, without, strict=True)]
     assert 0 == min(more) < max(more) <= sum(signs.values())
 
     compressed(model, "L1.1", checkpoint=keeping_the_first(model, args))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import checkpoint, planning, recomputing
+from integrations import bounded, checkpoint, planning
 from integrations.checkpoint.planning import plans
 
 from .nets import assert_same, gradients, mlp, normal
@@ -103,7 +103,7 @@ def test_shapes_without_a_gradient_do_not_stop_others(monkeypatch):
         captures.append(args)
         return planning.planned(*args, **options)
 
-    monkeypatch.setattr(recomputing, "planned", planned)
+    monkeypatch.setattr(bounded, "planned", planned)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for rows in range(60, 80):
