@@ -213,6 +213,18 @@ CONVOLUTIONS = {
     "other channels": lambda: convolved(normal(8, 32, 28, 28), normal(128, 32, 3, 3)),
     "a product": lambda: convolved(normal(8, 512, 28, 28), normal(64, 512, 1, 1), padding=0),
     "a group each": lambda: convolved(normal(8, 256, 28, 28), normal(256, 1, 3, 3), groups=256),
+    "a group each, channels last": lambda: convolved(
+        normal(8, 256, 14, 14).to(memory_format=LAST), normal(256, 1, 5, 5), padding=2, groups=256
+    ),
+    "three columns, channels last": lambda: convolved(
+        normal(8, 256, 14, 14).to(memory_format=LAST), normal(256, 1, 3, 3), groups=256
+    ),
+    "groups of two to one": lambda: convolved(
+        normal(8, 256, 14, 14).to(memory_format=LAST), normal(512, 1, 3, 3), groups=256
+    ),
+    "wide groups": lambda: convolved(
+        normal(4, 512, 8, 8).to(memory_format=LAST), normal(512, 256, 3, 3).to(memory_format=LAST), groups=2
+    ),
 }
 
 

@@ -252,3 +252,30 @@ def test_what_is_said_to_be_written_later_is_not_read_again():
         assert_as_plain(
             model, graph, [value for value in range(len(graph.values)) if value < share * len(graph.values)], (x,), {}
         )
+
+
+class Twice(torch.autograd.Function):
+    """Computes what it did once more in backward, and differentiates that, as attention does at a level."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp().sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(x.exp().sin(), x, gradient)
+        return found
+
+
+def test_what_a_node_has_read_is_there_while_it_runs_another_backward():
+    """Rounded plans of a BERT took 1.18 of what was planned: query, key and value were gone after their first use."""
+    model, x = Net(lambda self, x: Twice.apply(x @ self.weight), weight=normal(64, 64)), normal(32, 64)
+    graph = capture(model, (x,))
+    [made] = [op.makes[0] for op in graph.ops if "mm" in op.name]
+    most = max(range(len(graph.ops), len(graph.other)), key=lambda event: graph.other[event])
+    assert made in graph.steps[most - len(graph.ops)].reads
+    assert graph.other[most] > 2 * graph.values[made].nbytes

@@ -102,3 +102,23 @@ def test_what_was_changed_in_place_is_not_lent(regions):
     [lending] = [region for region in regions if region.lent is not None]
     lending.lent[2].zero_()
     assert torch.equal(torch.autograd.grad(two.sum(), weight)[0], expected)
+
+
+def test_parts_of_a_tensor_do_not_take_the_memory_of_all():
+    """Each of query, key and value came back in as much memory as the product that they are parts of."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.product = nn.Linear(64, 3 * 64)
+
+        def forward(self, x):
+            parts = self.product(x).view(4, 128, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind()
+            return F.scaled_dot_product_attention(*parts)
+
+    model = integrations.compress_model(Attention(), "L1")
+    found = model(normal(4, 128, 64)).grad_fn.saved_tensors[:3]
+    order = torch.empty(4, 128, 4, 16).transpose(1, 2).stride()  # as in the product, without the gaps
+    assert [(part.untyped_storage().nbytes(), part.stride()) for part in found] == [
+        (part.nbytes, order) for part in found
+    ]

@@ -26,6 +26,8 @@ from integrations.saved.norms import Standardized
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 
+_ROOM = 1 << 16  # elements of memory up to which what is rounded comes back with its gaps
+
 Stream = int | Tensor
 """Of a tensor's noise: as Python counts, or on the device."""
 
@@ -138,11 +140,23 @@ class Region:
             compressed = codec.compress(self.source(tensor).clone())
             record.codec, record.why = codec_name(codec), f"{record.why}; a copy, since its storage is larger"
         else:
-            compressed = codec.compress(tensor if whole else self.source(tensor), seed=seed, stream=stream)
+            source = tensor if whole else self.source(tensor)
+            if isinstance(inner(codec), GroupAffine) and self._has_gaps:
+                source = source.detach().clone()  # in the same order: what fills its gaps has a region of its own
+            compressed = codec.compress(source, seed=seed, stream=stream)
             record.codec = codec_name(compressed.codec)
         record.stored_bytes = compressed.nbytes
         record.host = isinstance(compressed.codec, Offload)
         return compressed
+
+    @property
+    def _has_gaps(self) -> bool:
+        """Whether the elements lie apart, as those of query, key and value in what one product makes, in so much memory
+        that it matters: restored so, each of the three would take that of all."""
+        shape, strides = self.layout
+        if self.dense or not self.layout.spaced or 0 in strides:
+            return False
+        return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) >= _ROOM
 
     @property
     def _exact(self) -> bool:

@@ -27,6 +27,7 @@ class Backward:
         self._recording, self._memory = recording, memory
         self._watches: list[weakref.ref[Any]] = []
         self._node: object = self  # of no step
+        self._task: int | None = None  # of the engine, that of backward itself
         self._reading = False  # whether the node has read, and made nothing so far
         self._working = False  # whether it has made something
         self._makers: dict[int, object] = {}  # of storages that backward makes, the nodes
@@ -36,7 +37,7 @@ class Backward:
 
     def read(self, value: int) -> None:
         """The node that runs reads a value that was saved."""
-        self._turn()
+        self._turn(reads=True)
         self._recording.steps[-1].append(value)
         self._reading = not self._working
 
@@ -95,11 +96,18 @@ class Backward:
     def _freed(self, nbytes: int, _: object) -> None:
         self._live -= nbytes
 
-    def _turn(self) -> None:
-        """Begins a step if another node's turn has come."""
+    def _turn(self, reads: bool = False) -> None:
+        """Begins a step if another node's turn has come.
+
+        Not for the nodes of a backward inside of a node's own, such as that of attention which is computed again: what
+        the node has read is there until it is over. Unless they read what was saved, too.
+        """
         self._settle()
-        name = _running()
-        if name != self._node or not self._recording.steps:
+        name, task = _running(), torch._C._current_graph_task_id()
+        if self._task is None:
+            self._task = task
+        inside = task not in (-1, self._task) and not reads
+        if (name != self._node and not inside) or not self._recording.steps:
             self._node, self._reading, self._working = name, False, False
             self._begin([])
 

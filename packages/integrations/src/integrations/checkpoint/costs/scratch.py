@@ -7,6 +7,7 @@ were measured to take, with AVX-512, is this within some per cent; ``workspaces`
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 _BLOCK = 16  # channels in a block
+_SLIDING = 3  # columns of a kernel that slides over one channel
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -33,11 +35,36 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     if product:
         return _nbytes(image) // max(1, image.shape[0]) if backward else 0
     if _last(image) or _last(weight):
+        groups, dilation = (args[9], args[6]) if backward else (args[8], args[5])
+        if groups > 1:
+            return _in_groups(weight, groups, any(step != 1 for step in dilation), backward)
         return (2 if backward else 1) * _nbytes(weight)
     inside, outside = _blocked(image), _blocked(args[0] if backward else results[0])
     if backward:
         return max(inside + outside + _nbytes(weight), 2 * inside)
     return max(inside, outside) + _nbytes(weight)
+
+
+def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:
+    """Bytes for copies of weights where channels come last, in groups: each has whole blocks of channels, however few
+    there are, so that one kernel of 5 x 5 to each channel takes 256 times its size.
+
+    In a forward, groups of few channels have kernels that read weights as they lie. For one channel each there is one
+    that makes their gradient so, too, as long as three columns hold it.
+    """
+    made, read = weight.shape[0] // groups, weight.shape[1]
+    few = made == read < _BLOCK
+    if few and not backward:
+        return 0
+    if backward and made == read == 1 and weight.shape[-1] <= _SLIDING and not dilated:
+        return 0
+    elements = groups * math.prod(-(-channels // _BLOCK) * _BLOCK for channels in (made, read))
+    elements *= math.prod(weight.shape[2:])
+    size = weight.element_size()
+    if not backward:
+        return elements * size
+    summed = 4 if size < 4 else 0  # sums of what has half a float's bits are floats
+    return elements * (size + summed) * (1 if min(made, read) < _BLOCK else 2)
 
 
 def _last(tensor: Tensor) -> bool:
