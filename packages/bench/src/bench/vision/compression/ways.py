@@ -49,7 +49,6 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         PLAIN: Way("plain"),
         **{level: Way("hooks", level) for level in ("L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2")},
         **{f"Q-layers {level}": Way("layers", level) for level in ("L1", "L2", "L3")},
-        # Levels that adapt refuse plans; L1.2 has 2 bits, too, and can be planned for.
         **{f"{level} + checkpoint": Way("hooks", level, recomputed=True) for level in ("L1", "L1.2", "L2.2")},
     }
 )
