@@ -111,9 +111,13 @@ def test_what_trains_without_a_value_as_its_input_has_an_error_that_is_bounded(k
 def test_a_value_of_which_a_step_told_nothing_keeps_its_weight_by_the_rules():
     """As behind an adapter that starts at zero."""
     seen = []
-    plan = planned(mlp(), BASE, (normal(32, 64),), {}, error=0.1, weights=lambda *of: seen.append(of) or usual_weights(*of))
+    plan = planned(
+        mlp(), BASE, (normal(32, 64),), {}, error=0.1, weights=lambda *of: seen.append(of) or usual_weights(*of)
+    )
     measurement = sensitivities(mlp(), (normal(32, 64),), {})
-    silent = replace(measurement, tensors=tuple(replace(one, costs=(0.0,) * len(one.costs)) for one in measurement.tensors[:1]))
+    silent = replace(
+        measurement, tensors=tuple(replace(one, costs=(0.0,) * len(one.costs)) for one in measurement.tensors[:1])
+    )
     graph, saves = seen[-1]
     assert plan.rounded is not None
     usual, found = usual_weights(graph, saves), measured_weights(graph, saves, silent)
@@ -333,3 +337,62 @@ def test_what_stays_above_the_bound_is_said(plan):
         found = within_error(plan, lambda one: 0.12)
     assert found.measured == 0.12
     assert found.within(error=0.0).measured is None
+
+
+class Varying(nn.Module):
+    """Goes another way halfway where it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (
+            nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.GELU()))) for _ in range(2)
+        )
+        self.varies = False
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x.sigmoid() if self.varies else x)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(0.005, "What follows is kept: gradients are right"), (0.1, "What follows is stored in 8 bits, and nothing")],
+)
+def test_a_forward_that_goes_another_way_keeps_to_the_bound(error, message):
+    model, x = Varying(), normal(512, 128)
+    plan = integrations.plan(model, (x,), error=error, stores=("bits",), loss=lambda output: output.square().mean())
+    assert plan.choice.rounds
+    model.varies = True
+    exact = gradients(copy.deepcopy(model), x)
+    integrations.apply(model, plan)
+    with pytest.warns(UserWarning, match=message):
+        found = gradients(model, x)
+    wrong = sum((found[name] - value).square().sum() for name, value in exact.items())
+    assert (wrong / sum(value.square().sum() for value in exact.values())).sqrt() <= error
+
+
+def test_a_plan_that_rounds_may_be_monitored():
+    model, x = blocks(1), normal(256, 64)
+    integrations.compress_model(model, error=0.1)
+    handle = integrations.compression(model)
+
+    def closure():
+        model(x).square().mean().backward()
+
+    with pytest.raises(ValueError, match="closure must be given for a plan"):
+        handle.monitor()
+    with pytest.raises(ValueError, match="raise_bits must be False for a plan"):
+        handle.monitor(closure, raise_bits=True)
+    handle.monitor(closure, every=1, bound=1e-6)
+    closure()
+    with pytest.warns(UserWarning, match="A plan with a lower error, or with error=0, lowers it"):
+        closure()
+    assert handle.last_error.relative > 0
+    assert handle.last_error.measured
+
+
+def test_a_plan_that_rounds_nothing_is_not_monitored():
+    handle = integrations.compression(integrations.compress_model(blocks(1), error=0))
+    with pytest.raises(ValueError, match="a monitored level must quantise, got L0"):
+        handle.monitor(lambda: None)

@@ -21,6 +21,10 @@ AGAIN = ("recompute",)
 ERROR = 0.1
 """The bound on the gradient's error where none is named: training does not notice it, as steps' own noise is larger."""
 
+EIGHT_BITS = 0.01
+"""The least bound that 8 bits for everything are taken to keep: they make an error of 0.009 where the whole gradient
+is as wrong as what backward reads, see ``adaptive.weights.noise_of``."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -74,8 +78,8 @@ class Bounds:
         if error is not None:
             raise ValueError(
                 f"error must be None beside level {resolved.title(name)}, which says how everything is stored, got "
-                f"{error!r}; leave out the level and its options, and each value waits in the store that is best for it "
-                "within the error"
+                f"{error!r}; leave out the level and its options, and each value waits in the store that is best for "
+                "it within the error"
             )
         return replace(found, error=None)
 

@@ -103,8 +103,8 @@ def _reweighted(plan: Plan, variance: float) -> Plan:
 
 
 def _no_less(plan: Plan, variance: float) -> Plan:
-    """A plan that is predicted to have no less than that variance: so what is planned from the same menus later, such as
-    for gradients that are there already, has the correction, too."""
+    """A plan that is predicted to have no less than that variance: so what is planned from the same menus later, as for
+    gradients that are there already, has the correction, too."""
     predicted = plan.choice.variance
     if not 0 < predicted < variance:
         return plan
