@@ -110,16 +110,17 @@ def test_what_trains_without_a_value_as_its_input_has_an_error_that_is_bounded(k
 
 def test_a_value_of_which_a_step_told_nothing_keeps_its_weight_by_the_rules():
     """As behind an adapter that starts at zero."""
-    seen = []
-    plan = planned(
-        mlp(), BASE, (normal(32, 64),), {}, error=0.1, weights=lambda *of: seen.append(of) or usual_weights(*of)
-    )
-    measurement = sensitivities(mlp(), (normal(32, 64),), {})
-    silent = replace(
-        measurement, tensors=tuple(replace(one, costs=(0.0,) * len(one.costs)) for one in measurement.tensors[:1])
-    )
-    graph, saves = seen[-1]
-    assert plan.rounded is not None
+    model, x, seen = mlp(), normal(32, 64), []
+
+    def weights(graph, saves):
+        seen.append((graph, saves))
+        return usual_weights(graph, saves)
+
+    planned(model, BASE, (x,), {}, error=0.1, weights=weights)
+    measurement = sensitivities(model, (x,), {})
+    nothing = [replace(one, costs=(0.0,) * len(one.costs)) for one in measurement.tensors]
+    silent = replace(measurement, tensors=tuple(nothing[:1]))
+    graph, saves = seen[0]
     usual, found = usual_weights(graph, saves), measured_weights(graph, saves, silent)
     # Drawn gradients of the output leave half of the bound's square to the loss that is not known.
     assert found == pytest.approx([weight / 0.7**2 for weight in usual])
