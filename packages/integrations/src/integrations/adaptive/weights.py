@@ -79,7 +79,9 @@ def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
     at = [_saver(save, graph, readers) for save in saves]
     shares = _shares({op for save, op in zip(saves, at, strict=True) if save.of_layer})
     layers = max(1, len(shares))
-    shares |= {op: 1 / layers for op, found in enumerate(graph.ops) if not found.reads and op not in shares}
+    sources = [op for op, found in enumerate(graph.ops) if not found.reads and op not in shares]
+    # One of them is mostly the first layer; many are casts of weights, which have the shares of their layers.
+    shares |= dict.fromkeys(sources, 1 / max(1, len(shares) + len(sources) - 1))
     ways = _ways(graph, readers)
     passing = _passing(graph, readers, ways, shares)
     weights = [0.0] * len(graph.values)
