@@ -62,7 +62,10 @@ def test_what_does_not_go_together_is_refused():
     model, args = deep()
     for asked, message in (
         ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint must be None beside memory, time, error and stores"),
-        ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level='L1'.*leave out the level"),
+        ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level L1,.*leave out the level"),
+        ({"memory": 0.9, "bits": 4, "error": 0}, "error must be None beside level L0 with bits=4,.*got 0; leave out"),
+        ({"memory": 0.9, "level": "L0", "bits": 2, "error": 0.001}, "error must be None beside level L0 with bits=2"),
+        ({"memory": 0.9, "level": "L1", "bits": 9}, "bits must be from 1 to 8, got 9"),
         ({"memory": 0.5, "level": "L9"}, "level must be one of"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -117,7 +117,7 @@ def compress_model(
             keeps to the bounds; the message names the least that can be had.
     """
     inner = compiled_module(model)
-    bounds = Bounds.asked(memory, time, error, stores, level)
+    bounds = Bounds.asked(memory, time, error, stores, level, options)
     exchanges = Exchanges.asked(activations, linear, layers)
     level = level_with(level, bounds)
     handle = _new_handle(Compression, inner, level, strict, options)

@@ -14,7 +14,7 @@ from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.plan_error import measured_error
 from integrations.adaptive.saves import Save
 from integrations.adaptive.sensitivities import sensitivities
-from integrations.adaptive.weights import measured_weights, usual_weights
+from integrations.adaptive.weights import measured_weights, part_of_bound, usual_weights
 from integrations.adaptive.within_error import within_error
 from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.capturing.loss import Loss
@@ -154,7 +154,7 @@ def chosen(
             raise
         plan = within(front, bounds)
     else:
-        if weights is not None and plan.choice.variance:
+        if weights is not None and plan.choice.rounds:
             plan = within(weights.measured(front), bounds)
     return with_error_measured(plan, model, args, kwargs, among_ranks)
 
@@ -180,4 +180,5 @@ def with_error_measured(
         plan,
         lambda one: measured_error(model, args, kwargs, one, one.loss),
         among_ranks=among_ranks,
+        part=part_of_bound(plan.graph),
     )

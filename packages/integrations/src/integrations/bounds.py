@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from integrations.checkpoint.planning.budget import Budget, bytes_of, require_error, require_ratio
-from integrations.levels import LEVELS
+from integrations.levels import resolve_level
 from integrations.stores import Store
 
 WAYS = ("recompute", "exact", "bits", "slopes", "host")
@@ -20,6 +20,10 @@ AGAIN = ("recompute",)
 
 ERROR = 0.1
 """The bound on the gradient's error where none is named: training does not notice it, as steps' own noise is larger."""
+
+EIGHT_BITS = 0.01
+"""The least bound that 8 bits for everything are taken to keep: they make an error of 0.009 where the whole gradient
+is as wrong as what backward reads, see ``adaptive.weights.noise_of``."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,28 @@ class Bounds:
         object.__setattr__(self, "stores", _checked(self.stores))
 
     @classmethod
-    def asked(cls, memory: Any, time: Any, error: Any, stores: Any, level: str | None) -> Self | None:
+    def asked(
+        cls, memory: Any, time: Any, error: Any, stores: Any, level: str | None, options: Mapping[str, Any]
+    ) -> Self | None:
         """Those of ``compress_model``'s arguments; ``None`` where none is given. The bound on the error is ``ERROR``
-        where none is named, but beside a level that rounds.
+        where none is named, but beside a level that stores something, by its name or by its options.
 
         Raises:
-            TypeError, ValueError: as for ``Bounds``; or there is a bound on the error beside such a level.
+            TypeError, ValueError: as for ``Bounds`` and ``resolve_level``; or there is a bound on the error beside such
+                a level.
         """
         if memory is None and time is None and error is None and stores is None:
             return None
         found = cls(memory, time, ERROR if error is None else error, WAYS if stores is None else stores)
-        if level is None or level not in LEVELS or LEVELS[level].off:
+        name = "L0" if level is None else level
+        resolved = resolve_level(name, options)
+        if resolved.off:
             return found
         if error is not None:
             raise ValueError(
-                f"error must be None beside level={level!r}, which says how everything is stored, got {error!r}; leave "
-                "out the level, and each value waits in the store that is best for it within the error"
+                f"error must be None beside level {resolved.title(name)}, which says how everything is stored, got "
+                f"{error!r}; leave out the level and its options, and each value waits in the store that is best for "
+                "it within the error"
             )
         return replace(found, error=None)
 

@@ -114,6 +114,11 @@ class Compression(InModel):
         """Whether a forward saves what it would save by itself: the level is off, and there is no plan."""
         return self.level.off and self.recomputing is None
 
+    @property
+    def rounds_by_plan(self) -> bool:
+        """Whether it is the plan that may round what backward reads, and not the level."""
+        return self.level.off and self.recomputing is not None and self.recomputing.rounds
+
     # ---- a forward ----
 
     @property
@@ -308,8 +313,8 @@ class Compression(InModel):
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: a value is out of range; the level quantises nothing; or there is a bound, and neither a closure
-                nor an adaptive level.
+            ValueError: a value is out of range; neither the level nor a plan quantises anything; or there is a bound,
+                and neither a closure nor an adaptive level.
         """
         self._monitor = None if every is None else Monitor.asked(self, closure, every, bound, raise_bits)
 

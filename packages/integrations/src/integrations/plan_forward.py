@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from integrations.bounds import EIGHT_BITS
 from integrations.checkpoint.dispatch.casts import fresh_casts
 from integrations.checkpoint.dispatch.memory import Geometry
 from integrations.checkpoint.dispatch.versions import unseen
@@ -54,11 +55,12 @@ class Following:
 
     def way(self, base: Level) -> Way | None:
         """How a session stores what the plan does not speak of, as where the forward is another than was planned for:
-        in exact forms, where nothing is to be rounded; else as its level does, and where that is off, in 8 bits, which
-        keep to any bound that is worth a plan. ``None`` for how its level does."""
+        as its level does, for which this is ``None``; where that is off, in 8 bits if these are within the plan's bound
+        on the error, and otherwise in exact forms."""
         if self._level is not None:
             return None
-        if not self._followed.schedule.graph.rounded:
+        plan, schedule, _ = self._followed
+        if not schedule.graph.rounded or (base.off and plan.error < EIGHT_BITS):
             return exactly(base)
         return in_eight_bits(base) if base.off else None
 

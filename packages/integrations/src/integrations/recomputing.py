@@ -119,6 +119,11 @@ class Recomputing:
         """The one that was followed last; ``None`` before the first."""
         return None if self.plans is None else self.plans.followed
 
+    @property
+    def rounds(self) -> bool:
+        """Whether plans may round, where the level does not."""
+        return bool(self._bounds.error) if not isinstance(self.asked, Plan) else self.asked.error > 0
+
     def following(
         self,
         model: nn.Module,

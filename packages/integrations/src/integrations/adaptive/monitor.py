@@ -80,9 +80,14 @@ class Monitor:
             raise TypeError(f"closure must be callable or None, got {closure!r}")
         settings = Settings(every, bound, raise_bits)
         level, name = handle.level, handle.level.title(handle.level_name)
-        if level.bits is None:
+        if handle.rounds_by_plan:
+            if closure is None and bound is not None:
+                raise ValueError("closure must be given for a plan, which predicts no step's error; or give bound=None")
+            if raise_bits:
+                raise ValueError("raise_bits must be False for a plan, which has many numbers of bits; lower its error")
+        elif level.bits is None:
             raise ValueError(f"a monitored level must quantise, got {name}, whose gradients are exact; try level='L1'")
-        if closure is None and bound is not None and not level.adaptive:
+        elif closure is None and bound is not None and not level.adaptive:
             raise ValueError(f"closure must be given at {name}, whose fixed bits predict no error; or give bound=None")
         return cls(settings, closure, handle.step)
 
@@ -157,10 +162,12 @@ class Monitor:
         # A gradient that is not finite has no error; a scaler skips that step.
         above = math.isfinite(found.relative) and found.relative > bound
         if above and not self._above:
-            handle.warn(
-                f"{handle.name}, step {handle.step}: {found}; the bound is {bound:g}. "
-                f"{'Its bits are raised.' if self.settings.raise_bits else 'More bits, or another level, lower it.'}"
-            )
+            lower = "More bits, or another level, lower it."
+            if handle.rounds_by_plan:
+                lower = "A plan with a lower error, or with error=0, lowers it."
+            elif self.settings.raise_bits:
+                lower = "Its bits are raised."
+            handle.warn(f"{handle.name}, step {handle.step}: {found}; the bound is {bound:g}. {lower}")
         self._above = above
         if above and self.settings.raise_bits:
             self._raise_bits(handle)

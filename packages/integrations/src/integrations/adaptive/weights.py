@@ -11,7 +11,9 @@ Two things make it up:
 * How much of the whole gradient that concerns. Layers are taken to have equal shares of its energy, but for the last
   one, whose share does not shrink with depth. What goes on into the gradients below concerns the shares of all layers
   whose way to the output goes by the node; where a value has several readers, its gradient is taken to come from each
-  of them alike.
+  of them alike. Parameters that need no value for their gradients (a bias, an embedding, a prompt, a layer of the
+  model's input) leave no trace in what is saved, and neither do those that are frozen; so each operator that reads no
+  value is taken to have as much behind it as a layer: of too many rather than of none.
 
 Both are rough: nets differ, and one net does from step to step. A measurement is better as soon as there is one, and is
 taken for all that it knows; the rest keeps its weight by the rules, corrected as those were that are known.
@@ -26,6 +28,7 @@ from types import MappingProxyType
 from integrations.adaptive.measurement import Measurement
 from integrations.adaptive.rounding import WIDTHS
 from integrations.adaptive.saves import Save, final_values, readers_of
+from integrations.checkpoint.capturing.loss import OF_LOSSES
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.saved.rules import Need
 
@@ -52,6 +55,11 @@ _VECTOR = 0.1  # of a layer's share, that of a norm's weight
 _LAST = 0.3  # of the gradient's energy, that of the last layer's weight
 
 
+UNKNOWN_LOSS = 0.7
+"""Of a bound on the error, what may be measured with drawn gradients of the output in the place of the loss's. A loss
+whose gradient is concentrated in few elements leaves less of the parameters' gradient to be relative to: the error was
+1.1 times as large with the cross-entropy of an MLP, and 1.4 times with that of a batch that it had learnt."""
+
 _RANGE = 5.6
 Ways = Mapping[tuple[int, int], float]
 
@@ -70,6 +78,10 @@ def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
     readers, last = readers_of(graph), final_values(graph)
     at = [_saver(save, graph, readers) for save in saves]
     shares = _shares({op for save, op in zip(saves, at, strict=True) if save.of_layer})
+    layers = max(1, len(shares))
+    sources = [op for op, found in enumerate(graph.ops) if not found.reads and op not in shares]
+    # One of them is mostly the first layer; many are casts of weights, which have the shares of their layers.
+    shares |= dict.fromkeys(sources, 1 / max(1, len(shares) + len(sources) - 1))
     ways = _ways(graph, readers)
     passing = _passing(graph, readers, ways, shares)
     weights = [0.0] * len(graph.values)
@@ -79,7 +91,7 @@ def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
             continue
         concerned = shares[op] if save.of_layer else _concerned(save, op, graph, ways, passing)
         if concerned is None:
-            concerned = _VECTOR / max(1, len(shares))
+            concerned = _VECTOR / layers
         weights[last[save.value]] += part * concerned
     return tuple(weights)
 
@@ -91,7 +103,11 @@ def weights_by(measurement: Measurement | None) -> Callable[[Graph, Sequence[Sav
 
 def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measurement) -> tuple[float, ...]:
     """The same, by what one step has told: the most that any width's error says, since errors grow otherwise than
-    ``noise_of`` where elements are not normally distributed."""
+    ``noise_of`` where elements are not normally distributed.
+
+    A value of which the step's gradient told nothing, being zero, as behind an adapter that starts at zero, keeps its
+    weight by the rules: the next step's is not. Where backward started from drawn gradients, all weights are larger by
+    what keeps the bound with the loss that is not known, see ``UNKNOWN_LOSS``."""
     last, usual = final_values(graph), usual_weights(graph, saves)
     value_of = {save.identity: last[save.value] for save in saves}
     weights: dict[int, float] = {}
@@ -101,9 +117,15 @@ def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measureme
             costs = zip(WIDTHS[1:], tensor.costs[1:], strict=True)
             most = max(cost / measurement.gradient / noise_of(bits) for bits, cost in costs)
             weights[found] = weights.get(found, 0.0) + most
-    expected = sum(usual[value] for value in weights)
+    expected = sum(usual[value] for value, weight in weights.items() if weight)
     correction = sum(weights.values()) / expected if expected else 1.0
-    return tuple(weights.get(value, correction * weight) for value, weight in enumerate(usual))
+    more = part_of_bound(graph) ** -2
+    return tuple(more * (weights.get(value) or correction * weight) for value, weight in enumerate(usual))
+
+
+def part_of_bound(graph: Graph) -> float:
+    """Of a bound on the error, the part that is aimed at by what backward of such a step tells."""
+    return 1.0 if graph.differentiated in OF_LOSSES else UNKNOWN_LOSS
 
 
 def _saver(save: Save, graph: Graph, readers: Sequence[Sequence[int]]) -> int:
@@ -154,6 +176,8 @@ def _concerned(save: Save, op: int, graph: Graph, ways: Ways, passing: Sequence[
     """The share of the gradient's energy that is wrong where what the operator has saved is; ``None`` for what only
     makes the gradient of a parameter that it is multiplied with, element by element."""
     reads = graph.ops[op].reads
+    if not reads:
+        return passing[save.value]
     if save.need is not Need.PRODUCT or save.identity.operator in _SQUARES or save.value not in reads:
         return sum(passing[value] * ways[value, op] for value in reads)
     # A factor makes the other's gradient, which is a sum where the other is smaller, and errors average out in it.

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from integrations.adaptive.one_step import Unmeasured
 from integrations.adaptive.ranks import largest
+from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus, Option
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.search import solved_again
@@ -24,7 +25,7 @@ _HELD = 0.85  # of the bound; a plan that is predicted to be above that was held
 _LOW = 0.6  # of the bound; below that, a plan that was held back by the bound may be made smaller or faster
 
 
-def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False) -> Plan:
+def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False, part: float = 1.0) -> Plan:
     """The plan with its measured error; or another for what it was asked for, with weights that fit the measurement.
 
     Where the measured error is above the bound, weights are corrected by what was measured over what was predicted,
@@ -36,32 +37,36 @@ def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False) -> 
         measure: measures one.
         among_ranks: whether each rank of the process group calls this with the same plan at the same time: the largest
             error of all counts, and all come to the same plan.
+        part: of the bound, what may be measured, where that is with another loss than training's.
 
     Raises:
         ValueError: with such weights, nothing fits what was asked for.
     """
     good: Plan | None = None
+    bound = part * plan.error
     for left in range(_MOST, -1, -1):
-        if plan.choice.variance == 0:
+        if not plan.choice.rounds:
             return plan
         found, why = _measured(plan, measure)
         if among_ranks:
             found = largest(found)
         if math.isnan(found):
             return good or replace(plan, unmeasured=why or "another rank could not measure it")
-        if found <= plan.error:
-            good = plan = replace(plan, measured=found)
+        if found <= bound:
             held_back = plan.choice.error > _HELD * plan.error
-            if not left or found > _LOW * plan.error or not held_back:
+            good = plan = replace(_no_less(plan, (found / part) ** 2), measured=found)
+            if not left or found > _LOW * bound or not held_back:
                 return plan
         elif good is not None:
             return good
         elif not left:
             break
-        other = _reweighted(plan, (_ABOVE * max(found, plan.error / 100)) ** 2)
+        other = _reweighted(plan, (_ABOVE * max(found, bound / 100) / part) ** 2)
         if good is not None and _waits_alike(other, good):
             return good
         plan = other
+    if found <= plan.error:  # if not with any loss
+        return replace(plan, measured=found)
     warn(
         f"the gradient's relative error under the plan of {plan.model} measures {found:.3g}, above error={plan.error}, "
         f"after {_MOST} plans that were to lower it; ask for a lower error, or for error=0"
@@ -72,7 +77,8 @@ def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False) -> 
 def _measured(plan: Plan, measure: Measure) -> tuple[float, str]:
     """The error; or NaN, and why there is none."""
     try:
-        return measure(plan), ""
+        found = measure(plan)
+        return (found, "") if math.isfinite(found) else (math.nan, "the gradient of the step aside is not finite")
     except Unmeasured as error:
         return math.nan, str(error)
     except (RuntimeError, MemoryError) as error:  # such as for want of memory, which the step itself may have
@@ -86,12 +92,35 @@ def _reweighted(plan: Plan, variance: float) -> Plan:
     the variance comes of such, what is more than rounding in bits is off by does, too.
     """
     predicted, of_slopes = plan.choice.variance, _variance_of_slopes(plan)
+    if not predicted:  # by weights that no factor corrects
+        return plan.within(plan.memory, plan.time, 0.0)
     factor = slopes = variance / predicted
     if of_slopes > _NOTICED * predicted and factor > _USUAL:
         factor = _USUAL
         slopes = (variance - factor * (predicted - of_slopes)) / of_slopes
     made = solved_again(plan, _times(plan.menus, factor, slopes), _times(plan.rounded_menus, factor, slopes))
     return made.within(*plan.asked) if plan.is_bounded else made
+
+
+def _no_less(plan: Plan, variance: float) -> Plan:
+    """A plan that is predicted to have no less than that variance: so what is planned from the same menus later, as for
+    gradients that are there already, has the correction, too."""
+    predicted = plan.choice.variance
+    if not 0 < predicted < variance:
+        return plan
+    factor = variance / predicted
+
+    def corrected(choice: Choice) -> Choice:
+        return replace(choice, variance=factor * choice.variance)
+
+    front = [corrected(choice) for choice in plan.front]
+    return replace(
+        plan,
+        choice=corrected(plan.choice),
+        front=tuple(choice for choice in front if not choice.rounds or choice.error <= plan.error),
+        menus=_times(plan.menus, factor, factor),
+        rounded_menus=_times(plan.rounded_menus, factor, factor),
+    )
 
 
 def _waits_alike(one: Plan, other: Plan) -> bool:

@@ -55,10 +55,10 @@ class CompressedTraining:
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         memory, time, error, stores = (arguments.get(name) for name in ("memory", "time", "error", "stores"))
-        bounds = Bounds.asked(memory, time, error, stores, level)
+        options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
+        bounds = Bounds.asked(memory, time, error, stores, level, options)
         self.asked = require_one(bounds, arguments.get("checkpoint"))
         self.level_name = level_with(level, bounds)
-        options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
         self.level = resolve_level(self.level_name, options)
         self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers")))
         if self.asked is not None:

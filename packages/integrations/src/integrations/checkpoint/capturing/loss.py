@@ -18,6 +18,11 @@ Loss = Callable[[Any], Any]
 OF_LOSS = "what loss returned"
 """What is said of a step that differentiates what a function of the user's returned."""
 
+_OF_OWN = "the loss that the model returned"
+
+OF_LOSSES = (OF_LOSS, _OF_OWN)
+"""What is said of steps that start from where training does."""
+
 
 def require_loss(loss: object) -> None:
     """Refuses what is no ``Loss``.
@@ -57,7 +62,7 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
         return Differentiated(_trained(made), OF_LOSS, True)
     own = own_loss(outputs)
     if own is not None:
-        return Differentiated([own], "the loss that the model returned", False)
+        return Differentiated([own], _OF_OWN, False)
     return Differentiated(_trained(tensors_in(outputs)), "every output that requires a gradient", True)
 
 

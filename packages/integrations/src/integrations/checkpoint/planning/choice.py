@@ -52,6 +52,11 @@ class Choice:
         return numbers_of(self.mask)
 
     @property
+    def rounds(self) -> bool:
+        """Whether a value waits in another form than an exact one, whatever that is predicted to do."""
+        return any(not store.exact for _, store in self.stores)
+
+    @property
     def error(self) -> float:
         """The predicted relative error of the gradient."""
         return math.sqrt(self.variance)

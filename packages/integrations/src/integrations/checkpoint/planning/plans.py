@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
+from integrations.bounds import EIGHT_BITS
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.capturing.loss import OF_LOSS
 from integrations.checkpoint.graphs.schedule import Schedule
@@ -141,10 +142,7 @@ class Plans:
             again = self._note(plan, inputs)
         if again is not None:
             after = "; the next forward with such inputs is preceded by another capture" if again else ""
-            warn(
-                f"{plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients "
-                f"are right and memory is not saved{after}"
-            )
+            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {_what_follows(plan)}{after}")
 
     def _note(self, plan: Plan, inputs: Signature) -> bool | None:
         """Whether there will be another capture; ``None`` if nothing is to be said."""
@@ -207,3 +205,12 @@ def _elements(model: nn.Module) -> tuple[int, int]:
             trained += count
             standing += count if parameter.grad is not None else 0
     return trained, standing
+
+
+def _what_follows(plan: Plan) -> str:
+    """What becomes of the rest of a forward that is another than its plan's."""
+    if plan.compressed:
+        return "What follows is stored as the level says, and nothing of it is made again: less memory is saved"
+    if plan.followed.rounded and plan.error >= EIGHT_BITS:
+        return "What follows is stored in 8 bits, and nothing of it is made again: less memory is saved"
+    return "What follows is kept: gradients are right and memory is not saved"

@@ -58,7 +58,7 @@ def _title(plan: Plan) -> str:
     what = f"{plan.model} for inputs {plan.graph.inputs}{state}: activation peak"
     if not plan.segments and not plan.choice.stores:
         return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
-    error = f", gradient's error {error_of(plan)}" if plan.choice.variance else ""
+    error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
     return (
         f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
         f"{plan.overhead:+.1%} by the operators' {'measured' if plan.graph.measured else 'modelled'} times{error}"
