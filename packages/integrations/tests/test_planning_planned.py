@@ -113,9 +113,18 @@ def test_within_both_the_error_is_least(plan, exact):
     loose = exact.within(time=1.5)
     found = plan.within(loose.peak, 1.5)
     assert found.choice.variance == 0
-    tight = plan.within(exact.front[0].peak - 1, 5)
-    assert 0 < tight.choice.error <= 0.1
-    assert tight.asked[:2] == (exact.front[0].peak - 1, 5)
+    least = plan.front[0]
+    tight = plan.within(least.peak, 5)
+    assert 0 < tight.choice.error < least.error  # which is that of the least time, not of the least error
+    assert tight.peak <= least.peak
+    assert tight.asked == (least.peak, 5, 0.1)
+
+
+def test_a_plan_within_both_still_has_the_whole_front(plan, exact):
+    found = plan.within(exact.within(time=1.5).peak, 1.5)
+    assert found.front == plan.front
+    for asked in ({"memory": exact.front[0].peak - 1}, {"memory": 0.5}, {"time": 1.1}):
+        assert found.within(**asked).choice == plan.within(**asked).choice
 
 
 def test_a_smaller_error_is_another_search(plan, exact):
@@ -132,6 +141,8 @@ def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
         plan.within(1)
     with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, "):
         plan.within(exact.front[0].peak, 1.0)
+    with pytest.raises(ValueError, match=r"memory must have a unit as a string"):
+        plan.within("8")
     with pytest.raises(ValueError, match=r"time must be from 1, the plain step's, got 0.9"):
         plan.within(time=0.9)
     with pytest.raises(ValueError, match="error must be from 0"):
