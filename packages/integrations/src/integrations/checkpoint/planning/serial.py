@@ -26,6 +26,21 @@ _PLAIN = (
 """Fields that are JSON as they are."""
 
 
+class OfOldLevel(ValueError):
+    """A plan for a level, in a format that did not say how values are stored: it has to be made again.
+
+    Attributes:
+        budget: of the activation peak, as it was asked for.
+    """
+
+    def __init__(self, budget: Any) -> None:
+        super().__init__(
+            f"text must be what {_WRITER} returned, of format {FORMAT}; got a plan for a level of format 2, which did "
+            "not say how values are stored: plan again"
+        )
+        self.budget = budget
+
+
 def to_json(plan: Plan) -> str:
     """The plan as JSON."""
     return json.dumps(_content(plan))
@@ -102,10 +117,7 @@ def _of_this_format(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != 2:
         return of_format(content, FORMAT, _WRITER)
     if content.get("compressed"):
-        raise ValueError(
-            f"text must be what {_WRITER} returned, of format {FORMAT}; got a plan for a level of format 2, which did "
-            "not say how values are stored: plan again"
-        )
+        raise OfOldLevel(content.get("budget"))
     renewed = {name: entry for name, entry in content.items() if name not in ("format", "compressed", "stored")}
     renewed["memory"] = renewed.pop("budget", None)
     for choice in (renewed.get("choice"), *list(renewed.get("front") or ())):
