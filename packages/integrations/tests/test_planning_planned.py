@@ -81,6 +81,36 @@ def test_a_file_has_all_of_it(plan, tmp_path):
     assert Plan.from_json(plan.to_json()).accumulating == plan.accumulating
 
 
+def _options(content, **changed):
+    for row in content["rounded_menus"]["rows"]:
+        for option in row:
+            option.update(changed)
+
+
+DAMAGED = {
+    "a way": (lambda content: content.update(stores=["disk"]), "stores must be several of"),
+    "a store": (lambda content: content["choice"].update(stores={"1 bits": "1"}), "value 0 has no store 1 bits"),
+    "a graph": (lambda content: content.update(rounded=None, rounded_menus=None), "rounded must be a graph"),
+    "a model": (lambda content: content["rounded"].update(fingerprint=""), "rounded must be of the model"),
+    "bytes": (lambda content: _options(content, held=-5), "held must not be negative"),
+    "noise": (lambda content: _options(content, noise=float("nan")), "noise must be finite"),
+    "weights": (lambda content: content["rounded_menus"]["weights"].__setitem__(0, -1.0), r"weights\[0\] must be"),
+    "an event": (
+        lambda content: content["rounded_menus"]["stored_at"].__setitem__(0, 10**9),
+        r"stored_at\[0\] must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_file_whose_parts_do_not_go_together_is_refused(plan, damage):
+    change, message = DAMAGED[damage]
+    content = json.loads(plan.to_json())
+    change(content)
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(json.dumps(content))
+
+
 def test_plans_of_format_2_are_read():
     made = checkpoint.plan(transformer(), X, budget=0.9)
     content = json.loads(made.to_json())

@@ -83,7 +83,7 @@ def solved_again(plan: Plan, menus: Menus | None, rounded_menus: Menus | None) -
 
 
 def most_exact(plan: Plan, peak: int, seconds: float) -> Choice | None:
-    """The choice of the least error, of those that round, in a peak and so many seconds; ``None`` where none is found."""
+    """The choice of the least error in a peak and so many seconds, of those that round; ``None``: none is found."""
     graph = plan.rounded
     if graph is None or seconds < (more := _more(graph, plan.graph)):
         return None

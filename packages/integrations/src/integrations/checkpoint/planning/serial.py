@@ -6,11 +6,12 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from integrations.bounds import Bounds
 from integrations.checkpoint.graphs.entries import complete, entry_of, fields_of, loaded, of_format
 from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.planning.budget import bytes_of, require_error, require_ratio
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus
+from integrations.checkpoint.planning.problem import training_step
 from integrations.levels import Level
 
 if TYPE_CHECKING:
@@ -89,17 +90,35 @@ def _of_content(kind: type[Plan], given: Any) -> Plan:
             also=tuple(_of_content(kind, other) for other in also or ()),
             **fields_of(kind, content),
         )
-        if plan.memory is not None:
-            bytes_of(plan.memory, 1)
-        if plan.time is not None:
-            require_ratio(plan.time)
-        require_error(plan.error)
+        Bounds(plan.memory, plan.time, plan.error, plan.stores)
+        _require_whole(plan)
     choice, front = plan.choice, plan.front
-    if not front or any(one.most >= len(plan.graph_of(one).values) for one in (choice, *front)):
-        raise ValueError("text must be what Plan.to_json returned; its choices name values that the graph lacks")
     if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
         raise ValueError("text must be what Plan.to_json returned; its front ends below the choice's peak")
     return plan
+
+
+def _require_whole(plan: Plan) -> None:
+    """Refuses a plan whose parts do not go together, ahead of a model that would follow it.
+
+    Raises:
+        KeyError, TypeError, ValueError: they do not; the message says which.
+    """
+    if not plan.front:
+        raise ValueError("front must have a choice")
+    if plan.rounded is not None and plan.rounded.fingerprint != plan.graph.fingerprint:
+        raise ValueError("rounded must be of the model that graph is of")
+    for graph, menus in ((plan.graph, plan.menus), (plan.rounded, plan.rounded_menus)):
+        if graph is not None:
+            training_step(graph, menus)  # which looks at all numbers
+    for choice in (plan.choice, *plan.front):
+        if choice.rounded and plan.rounded is None:
+            raise ValueError("rounded must be a graph where a choice is of that")
+        if choice.most >= len(plan.graph_of(choice).values):
+            raise ValueError("its choices name values that the graph lacks")
+        menus = plan.menus_of(choice)
+        for value, store in choice.stores:
+            menus.option(value, store)
 
 
 def _menus(content: Any, graph: Graph | None) -> Menus | None:
