@@ -228,7 +228,9 @@ class Plan:
             time: of a step, in those of the plain one: 1.1 allows a tenth more, by the models of times.
             error: bound on the relative error of the gradient. ``None``: that of this plan.
 
-        The plans of other inputs that it comes with, ``also``, keep to the same.
+        The plans of other inputs that it comes with, ``also``, keep to the same. Another error is another search, and
+        memory and time together are several, for the least error; all else is in the front. The error of another
+        choice is predicted, not measured.
 
         Raises:
             TypeError: an argument has the wrong type.
