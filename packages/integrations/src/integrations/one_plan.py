@@ -129,7 +129,7 @@ def apply(model: Model, plan: Plan) -> Model:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the plan is of another model, or for a level, which ``compress_model`` is to be given with it; or the
+        ValueError: the plan is of another model, or for a level, which ``compress_model`` takes with it; or the
             model is compressed, or follows a plan.
     """
     if not isinstance(plan, Plan):

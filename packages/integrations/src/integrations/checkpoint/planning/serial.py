@@ -112,7 +112,7 @@ def _require_whole(plan: Plan) -> None:
         if graph is not None:
             training_step(graph, menus)  # which looks at all numbers
     for choice in (plan.choice, *plan.front):
-        if choice.rounded and plan.rounded is None:
+        if choice.rounded != plan.graph_of(choice).rounded:
             raise ValueError("rounded must be a graph where a choice is of that")
         if choice.most >= len(plan.graph_of(choice).values):
             raise ValueError("its choices name values that the graph lacks")
