@@ -8,8 +8,9 @@ import pytest
 from torch import nn
 
 import integrations
-from integrations import checkpoint
+from integrations import bounded, checkpoint
 from integrations.bounds import WAYS, Bounds
+from integrations.checkpoint.planning.plans import Plans
 from integrations.stores import Store
 
 from .nets import assert_same, gradients, normal
@@ -190,6 +191,56 @@ def test_the_state_is_taken_over():
         with pytest.raises(ValueError, match=r"memory must be in|bounds must have memory, time, error and stores"):
             integrations.compression(twin).load_state_dict(wrong)
         assert integrations.compression(twin).state_dict() == before
+
+
+def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(monkeypatch):
+    """Of inputs that come later; they do not run without a plan."""
+    model, (x,) = deep()
+    integrations.compress_model(model, memory=0.2, error=0.1)
+    gradients(model, x)
+    monkeypatch.setattr(bounded, "measured_error", lambda *given: 5.0)
+    with (
+        pytest.warns(UserWarning, match="measures 5, above error=0.1"),
+        pytest.warns(UserWarning, match=r"fits the budget 0\.2: the least activation peak, .* is taken"),
+    ):
+        gradients(model, normal(2 * len(x), x.shape[1]))
+    plan = integrations.compression(model).recomputing.plan
+    assert plan.graph.inputs.shapes == ((2 * len(x), x.shape[1]),)
+    assert not plan.is_bounded
+
+
+def test_what_does_not_fit_is_said_in_the_bounds_that_were_asked_for():
+    model, (x,) = deep()
+    followed = integrations.plan(model, (x,), time=1.2, error=0)
+    plans = Plans(followed, "replan")
+    with pytest.warns(UserWarning, match=r"fits time=1\.2: the least"):
+        plans._tell_of_excess(followed)
+
+
+def test_a_plan_beside_another_level_is_refused_before_anything_changes():
+    model, args = deep()
+    at_level, other = (copy.deepcopy(model) for _ in range(2))
+    integrations.compress_model(at_level, "L1", memory=0.9)
+    stored = gradients(at_level, *args)
+    leveled = integrations.compression(at_level).recomputing.plan
+    by_value = integrations.plan(model, args, error=0)
+    refused = [
+        (
+            lambda: integrations.apply(other, leveled),
+            r"for this level, got one for L1.*level='L1', and checkpoint=plan",
+        ),
+        (lambda: integrations.compress_model(other, "L1.1", checkpoint=leveled), "for this level, got one for L1"),
+        (
+            lambda: integrations.compress_model(other, "L1", checkpoint=by_value),
+            r"leave out the level: integrations\.apply",
+        ),
+    ]
+    for call, message in refused:
+        with pytest.raises(ValueError, match=message):
+            call()
+        assert "forward" not in other.__dict__
+    integrations.compress_model(other, "L1", checkpoint=leveled)
+    assert_same(gradients(other, *args), stored)
 
 
 def test_copies_have_the_plan():

@@ -81,6 +81,36 @@ def test_a_file_has_all_of_it(plan, tmp_path):
     assert Plan.from_json(plan.to_json()).accumulating == plan.accumulating
 
 
+def _options(content, **changed):
+    for row in content["rounded_menus"]["rows"]:
+        for option in row:
+            option.update(changed)
+
+
+DAMAGED = {
+    "a way": (lambda content: content.update(stores=["disk"]), "stores must be several of"),
+    "a store": (lambda content: content["choice"].update(stores={"1 bits": "1"}), "value 0 has no store 1 bits"),
+    "a graph": (lambda content: content.update(rounded=None, rounded_menus=None), "rounded must be a graph"),
+    "a model": (lambda content: content["rounded"].update(fingerprint=""), "rounded must be of the model"),
+    "bytes": (lambda content: _options(content, held=-5), "held must not be negative"),
+    "noise": (lambda content: _options(content, noise=float("nan")), "noise must be finite"),
+    "weights": (lambda content: content["rounded_menus"]["weights"].__setitem__(0, -1.0), r"weights\[0\] must be"),
+    "an event": (
+        lambda content: content["rounded_menus"]["stored_at"].__setitem__(0, 10**9),
+        r"stored_at\[0\] must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_file_whose_parts_do_not_go_together_is_refused(plan, damage):
+    change, message = DAMAGED[damage]
+    content = json.loads(plan.to_json())
+    change(content)
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(json.dumps(content))
+
+
 def test_plans_of_format_2_are_read():
     made = checkpoint.plan(transformer(), X, budget=0.9)
     content = json.loads(made.to_json())
@@ -113,9 +143,18 @@ def test_within_both_the_error_is_least(plan, exact):
     loose = exact.within(time=1.5)
     found = plan.within(loose.peak, 1.5)
     assert found.choice.variance == 0
-    tight = plan.within(exact.front[0].peak - 1, 5)
-    assert 0 < tight.choice.error <= 0.1
-    assert tight.asked[:2] == (exact.front[0].peak - 1, 5)
+    least = plan.front[0]
+    tight = plan.within(least.peak, 5)
+    assert 0 < tight.choice.error < least.error  # which is that of the least time, not of the least error
+    assert tight.peak <= least.peak
+    assert tight.asked == (least.peak, 5, 0.1)
+
+
+def test_a_plan_within_both_still_has_the_whole_front(plan, exact):
+    found = plan.within(exact.within(time=1.5).peak, 1.5)
+    assert found.front == plan.front
+    for asked in ({"memory": exact.front[0].peak - 1}, {"memory": 0.5}, {"time": 1.1}):
+        assert found.within(**asked).choice == plan.within(**asked).choice
 
 
 def test_a_smaller_error_is_another_search(plan, exact):
@@ -132,6 +171,8 @@ def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
         plan.within(1)
     with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, "):
         plan.within(exact.front[0].peak, 1.0)
+    with pytest.raises(ValueError, match=r"memory must have a unit as a string"):
+        plan.within("8")
     with pytest.raises(ValueError, match=r"time must be from 1, the plain step's, got 0.9"):
         plan.within(time=0.9)
     with pytest.raises(ValueError, match="error must be from 0"):

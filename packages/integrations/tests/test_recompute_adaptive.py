@@ -65,7 +65,7 @@ def test_a_budget_holds_with_other_bits(model):
         gradients(model, x)
     plan = plan_of(model)
     assert plan.budget == 0.4
-    assert plan.peak <= 0.4 * plan._uncompressed_peak
+    assert plan.peak <= 0.4 * plan.uncompressed_peak
 
 
 def test_an_adaptation_that_is_asked_for_measures_all(model):

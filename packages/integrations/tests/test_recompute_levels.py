@@ -144,6 +144,21 @@ def test_the_state_has_the_plan():
     assert integrations.compression(twin).state_dict() == before
 
 
+@pytest.mark.parametrize("asked", [0.9, None])
+def test_a_state_whose_plan_is_of_an_old_format_is_planned_for_again(asked):
+    model, args = deep()
+    twin = copy.deepcopy(model)
+    gradients(compressed(model, checkpoint=0.9), *args)
+    state = integrations.compression(model).state_dict()
+    old = {**json.loads(state["recomputing"]["plan"]), "format": 2, "budget": 0.9, "compressed": True}
+    integrations.compress_model(twin, "L1", min_bytes=0)
+    recomputing = {"asked": asked, "plan": json.dumps(old)}
+    integrations.compression(twin).load_state_dict({**state, "version": 5, "recomputing": recomputing})
+    assert integrations.compression(twin).recomputing.asked == 0.9
+    assert_same(gradients(model, *args), gradients(twin, *args))
+    assert integrations.compression(twin).recomputing.plan == integrations.compression(model).recomputing.plan
+
+
 def test_copies_and_pickles_follow_the_same_plan():
     model, args = deep()
     gradients(compressed(model), *args)

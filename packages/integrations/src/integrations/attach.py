@@ -65,8 +65,8 @@ def compress_model(
 
     With ``memory``, ``time``, ``error`` or ``stores``, the first training forward is planned for: of each value the
     plan says whether it is kept, rounded, stored exactly in fewer bits, computed again, or sent to host memory. Of
-    memory, time and error, what is not bounded is made the least: the time
-    within ``memory``, the memory within ``time``, the error where both are given, the memory where none is.
+    memory, time and error, what is not bounded is made the least: the time within ``memory``, the memory within
+    ``time``, the error where both are given, the memory where none is.
 
     The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
     ``restore_model`` undoes it. ``eval()``, ``no_grad`` and ``inference_mode`` are not affected.
@@ -112,9 +112,9 @@ def compress_model(
     Raises:
         TypeError: ``model`` is not a module, or an argument has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
-            already, or follows a plan; an option applies to no layer of it; with a plan, if the level is adaptive, or
-            a part of the model is compressed. The model is as it was then. In the first training forward: no plan
-            keeps to the bounds; the message names the least that can be had.
+            already, or follows a plan; an option applies to no layer of it; with a plan, if a part of the model is
+            compressed, or the plan is for another level. The model is as it was then. In the first training forward: no
+            plan keeps to the bounds; the message names the least that can be had.
     """
     inner = compiled_module(model)
     bounds = Bounds.asked(memory, time, error, stores, level, options)

@@ -129,7 +129,8 @@ def apply(model: Model, plan: Plan) -> Model:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the plan is of another model; or the model is compressed, or follows a plan.
+        ValueError: the plan is of another model, or for a level, which ``compress_model`` takes with it; or the
+            model is compressed, or follows a plan.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan of integrations.plan, got {type(plan).__name__}")

@@ -18,7 +18,8 @@ from integrations.checkpoint.planning.attempts import Attempts
 from integrations.checkpoint.planning.budget import bytes_of
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.plans import Plans
-from integrations.levels import Level
+from integrations.checkpoint.planning.serial import OfOldLevel
+from integrations.levels import LEVELS, Level
 from integrations.locking import OwnLock
 from integrations.plan_forward import Following
 
@@ -67,13 +68,34 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
 
     Raises:
         TypeError: ``asked`` has the wrong type.
-        ValueError: it is no budget, or a plan of another model.
+        ValueError: it is no budget; or a plan of another model, or for another level.
     """
     if not isinstance(asked, Bounds):
         require_asked(asked)
     if isinstance(asked, Plan):
         require_of(asked, model)
+        _require_at(asked, level)
     return Recomputing(asked, level)
+
+
+def _require_at(plan: Plan, level: Level) -> None:
+    """Refuses a plan beside a level that stores values in another way than the plan says.
+
+    Raises:
+        ValueError: it would.
+    """
+    if plan.level is not None and plan.level != level:
+        name = next((name for name, known in LEVELS.items() if known == plan.level), None)
+        raise ValueError(
+            f"checkpoint must be a plan for this level, got one for {name or plan.level}, which says how everything is "
+            f"stored; call compress_model with that level{'' if name is None else f', level={name!r},'} and "
+            "checkpoint=plan"
+        )
+    if plan.level is None and plan.menus is not None and not level.off:
+        raise ValueError(
+            "checkpoint must be a plan of integrations.checkpoint.plan beside a level, which says how everything is "
+            "stored, got one that has a store for each value; leave out the level: integrations.apply(model, plan)"
+        )
 
 
 def require_asked(asked: object) -> None:
@@ -225,13 +247,21 @@ class Recomputing:
         """
         if not isinstance(state, Mapping) or set(state) != {"asked", "plan"}:
             raise ValueError(f"the state's checkpoint must be what state_dict returned, got {state!r:.80}")
-        plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        asked: Any = state["asked"]
+        try:
+            plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        except OfOldLevel as old:  # made again in front of the next forward
+            plan = None
+            asked = (old.budget or OPTIMAL) if asked is None else asked
         if plan is not None:
             require_of(plan, model)
-        asked: Any = plan if state["asked"] is None else state["asked"]
         if isinstance(asked, Mapping):
             asked = Bounds.of(asked)
-        found = recomputing_for(model, level, asked)
+        else:
+            asked = plan if asked is None else asked
+            if not isinstance(asked, Bounds):
+                require_asked(asked)
+        found = Recomputing(asked, level)
         if plan is not None and found.plans is None:
             found.plans = _Fronts(plan, level)
         return found
@@ -258,7 +288,16 @@ class _Fronts(Plans):
         self._level, self._weights, self._bits = level, weights, bits
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        return with_error_measured(super()._made(model, args, kwargs, real), model, args, kwargs)
+        made = super()._made(model, args, kwargs, real)
+        try:
+            return with_error_measured(made, model, args, kwargs)
+        except ValueError:
+            if not made.is_bounded:
+                raise
+        # The error measures so far above what was predicted that nothing within it keeps to the other bounds.
+        least = with_error_measured(made.within(), model, args, kwargs)
+        self._tell_of_excess(least)
+        return least
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first

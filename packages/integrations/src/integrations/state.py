@@ -13,7 +13,8 @@ from integrations.recomputing import Recomputing
 if TYPE_CHECKING:
     from integrations.compression import Compression
 
-STATE_VERSION = 5  # 1 had no plan, 2 no monitor, 3 no shapes of parameters, 4 nothing that is recomputed
+STATE_VERSION = 6
+"""1 had no plan, 2 no monitor, 3 no shapes of parameters, 4 nothing that is recomputed, 5 no bounds and no stores."""
 _KEYS = ("version", "level", "options", "step", "adaptive", "monitor", "recomputing")
 
 

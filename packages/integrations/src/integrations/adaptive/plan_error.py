@@ -51,7 +51,7 @@ def measured_error(
 def _exact(plan: Plan) -> Plan:
     """The plan of the least peak that rounds nothing."""
     exact = plan.within(error=0.0) if plan.level is None else plan
-    return exact._choosing(exact.front[0], exact.asked)
+    return exact.choosing(exact.front[0], exact.asked)
 
 
 class _Strict(Plans):

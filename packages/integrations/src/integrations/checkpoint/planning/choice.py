@@ -93,13 +93,13 @@ class Choice:
         stores = [
             (value, Store.of(words))
             for words, mask in dict(given.pop("stores")).items()
-            for value in numbers_of(int(of_type(str, mask, "stores"), 16))
+            for value in numbers_of(_mask_in(of_type(str, mask, "stores")))
         ]
         if len(stores) != len(dict(stores)):
             raise ValueError("stores must name each value once")
         return cls(
-            mask=int(kept, 16),
-            held=None if held is None else int(held, 16),
+            mask=_mask_in(kept),
+            held=None if held is None else _mask_in(held),
             stores=tuple(sorted(stores)),
             **fields_of(cls, given),
         )
@@ -109,6 +109,14 @@ class Choice:
         """The largest number of a value that it names; -1 for none."""
         named = (self.mask | (self.held or 0)).bit_length() - 1
         return max(named, *(value for value, _ in self.stores), -1)
+
+
+def _mask_in(text: str) -> int:
+    """The mask that is written so."""
+    mask = int(text, 16)
+    if mask < 0:
+        raise ValueError(f"a choice's values must be bits of a number from 0, got {text!r}")
+    return mask
 
 
 def numbers_of(mask: int) -> tuple[int, ...]:

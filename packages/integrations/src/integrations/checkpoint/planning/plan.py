@@ -18,14 +18,12 @@ from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus
 from integrations.checkpoint.planning.planned_segments import PlannedSegment, planned_segments
 from integrations.checkpoint.planning.problem import training_step
-from integrations.checkpoint.planning.reach import out_of_memory, out_of_time
 from integrations.checkpoint.planning.serial import of_json, to_json
+from integrations.checkpoint.planning.unmet import out_of_memory, out_of_time
 from integrations.levels import Level
 from integrations.stores import Store
 
 _ACCUMULATING = "accumulating"
-_PARTS_OF_ERROR = (0.0, 0.125, 0.25, 0.5)
-"""Of the error that is allowed, those that are tried where memory and time are given: each is a search."""
 
 Objective = Literal["peak", "paper"]
 
@@ -144,7 +142,7 @@ class Plan:
     @property
     def plain_peak(self) -> int:
         """Those of the step that keeps everything as it is; of a plan for a level, as that stores it."""
-        return self.front[-1].peak if self.menus is None or self.compressed else self._uncompressed_peak
+        return self.front[-1].peak if self.menus is None or self.compressed else self.uncompressed_peak
 
     @property
     def cut(self) -> float:
@@ -172,7 +170,7 @@ class Plan:
         if self.choice.held is None:
             return self
         flat = [choice for choice in self.front if choice.held is None and choice.peak >= self.peak]
-        return self._choosing(flat[0], self.asked)
+        return self.choosing(flat[0], self.asked)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -230,7 +228,9 @@ class Plan:
             time: of a step, in those of the plain one: 1.1 allows a tenth more, by the models of times.
             error: bound on the relative error of the gradient. ``None``: that of this plan.
 
-        The plans of other inputs that it comes with, ``also``, keep to the same.
+        The plans of other inputs that it comes with, ``also``, keep to the same. Another error is another search, and
+        memory and time together are several, for the least error; all else is in the front. The error of another
+        choice is predicted, not measured.
 
         Raises:
             TypeError: an argument has the wrong type.
@@ -244,24 +244,32 @@ class Plan:
         if not self.also:
             return found
         if isinstance(memory, float):  # of the largest, which this is
-            memory = bytes_of(memory, self._uncompressed_peak)
+            memory = self._bytes_of(memory)
         return replace(found, also=tuple(other._within(memory, time, error) for other in self.also))
 
     def _within(self, memory: Budget | None, time: float | None, error: float | None) -> Plan:
         """The same, by itself."""
         plan = self if error is None or error == self.error else self._of_error(error)
         asked = Asked(memory, time, plan.error)
-        allowed = None if memory is None else bytes_of(memory, self._uncompressed_peak)
-        if allowed is None or time is None or plan.error == 0:
-            return plan._chosen(asked, allowed)
+        allowed = None if memory is None else self._bytes_of(memory)
         found = plan._chosen(asked, allowed)
-        for part in _PARTS_OF_ERROR:
-            try:
-                least = plan._of_error(part * plan.error)._chosen(asked, allowed)
-            except ValueError:
-                continue
-            return replace(least, error=plan.error)  # which is what was asked for, of other inputs, too
-        return found
+        if allowed is None or time is None or plan.error == 0 or found.choice.variance == 0:
+            return found
+        return plan.choosing(plan._most_exact(found.choice, allowed, time), asked)
+
+    def _bytes_of(self, memory: Budget) -> int:
+        """The bytes that a bound on memory allows, under the name that it has where such plans are asked for."""
+        return bytes_of(memory, self.uncompressed_peak, "budget" if self.menus is None else "memory")
+
+    def _most_exact(self, found: Choice, allowed: int, time: float) -> Choice:
+        """The choice of the least error in a peak and a time, which one of the front keeps to."""
+        from integrations.checkpoint.planning.search import most_exact
+
+        try:  # what rounds nothing is of another graph
+            return self._of_error(0.0)._chosen(Asked(None, time, 0.0), allowed).choice
+        except ValueError:
+            best = most_exact(self, allowed, (time - 1) * self.plain_seconds)
+        return found if best is None or found.variance <= best.variance else best
 
     def _of_error(self, error: float) -> Plan:
         """This plan for another bound on the error, without one on memory or time."""
@@ -281,15 +289,16 @@ class Plan:
         if not fitting:
             raise ValueError(out_of_memory(self, asked))
         if asked.time is None:
-            return self._choosing(fitting[0] if allowed is None else fitting[-1], asked)
+            return self.choosing(fitting[0] if allowed is None else fitting[-1], asked)
         seconds = (asked.time - 1) * self.plain_seconds
         fitting = [choice for choice in fitting if choice.seconds <= seconds]
         if not fitting:
             raise ValueError(out_of_time(self, asked))
-        return self._choosing(fitting[0], asked)
+        return self.choosing(fitting[0], asked)
 
-    def _choosing(self, choice: Choice, asked: Asked) -> Plan:
-        """Another plan of the front, which has the same plans for other states of the gradients."""
+    def choosing(self, choice: Choice, asked: Asked) -> Plan:
+        """The plan of another choice of these graphs, with this front and the same plans for other states of the
+        gradients."""
         measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
         found = replace(
             self,
@@ -303,7 +312,7 @@ class Plan:
         return found
 
     @cached_property
-    def _uncompressed_peak(self) -> int:
+    def uncompressed_peak(self) -> int:
         """Bytes of the activation peak of the model by itself."""
         return simulate(training_step(self.graph), [True] * len(self.graph.values)).peak - self.graph.gradients
 

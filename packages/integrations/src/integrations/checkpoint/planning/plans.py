@@ -116,12 +116,15 @@ class Plans:
         self._attempts.returned()
 
     def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
-        """Warns of a plan that takes more than the budget, once for inputs and state."""
+        """Warns of a plan that takes more than was asked for, once for inputs and state."""
         if (about := (plan.graph.inputs, state)) not in self._excess:
             self._excess.add(about)
+            memory, time, _ = self._first.asked
+            bounds = [] if memory is None else [f"the budget {memory!r}"]
+            bounds += [] if time is None else [f"time={time:g}"]
             warn(
-                f"no plan of {plan.model} for inputs {plan.graph.inputs}{state} fits the budget "
-                f"{self._first.memory!r}: the least activation peak, {format_bytes(plan.peak)}, is taken"
+                f"no plan of {plan.model} for inputs {plan.graph.inputs}{state} fits {' and '.join(bounds)}: the least "
+                f"activation peak, {format_bytes(plan.peak)}, is taken"
             )
 
     def _tell_of_loss(self, made: Plan) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
-from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, simulate
+from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan, simulate
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.planning.choice import Choice, mask_of
 from integrations.checkpoint.planning.menus import Menus
@@ -50,8 +50,7 @@ def solved(
     graph, menus, rounded, rounded_menus, level = captures
     found = [_front(graph, menus) if level is None or menus is None else _front_at_level(graph, menus)]
     if error and rounded is not None:
-        more = rounded.seconds - graph.seconds  # of attention, which backward computes again
-        found.append(_front(rounded, rounded_menus, error**2, max(0.0, more)))
+        found.append(_front(rounded, rounded_menus, error**2, _more(rounded, graph)))
     front = _merged(choice for one in found for choice in one.front)
     choice = front[0]
     if objective == "paper":
@@ -81,6 +80,24 @@ def solved_again(plan: Plan, menus: Menus | None, rounded_menus: Menus | None) -
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
     made = solved(plan.model, captures, plan.error, plan.objective, plan.capture_seconds)
     return replace(made, loss=plan.loss, stores=plan.stores, search_seconds=plan.search_seconds + made.search_seconds)
+
+
+def most_exact(plan: Plan, peak: int, seconds: float) -> Choice | None:
+    """The choice of the least error in a peak and so many seconds, of those that round; ``None``: none is found."""
+    graph = plan.rounded
+    if graph is None or seconds < (more := _more(graph, plan.graph)):
+        return None
+    step = training_step(graph, plan.rounded_menus)
+    try:
+        found = most_exact_plan(step, peak + graph.gradients, seconds - more)
+    except ValueError:
+        return None
+    return _choice(graph, plan.rounded_menus, found, more)
+
+
+def _more(rounded: Graph, graph: Graph) -> float:
+    """Seconds that a step takes longer in which attention is computed again by backward."""
+    return max(0.0, rounded.seconds - graph.seconds)
 
 
 class _Front(NamedTuple):

@@ -6,11 +6,12 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from integrations.bounds import Bounds
 from integrations.checkpoint.graphs.entries import complete, entry_of, fields_of, loaded, of_format
 from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.planning.budget import bytes_of, require_error, require_ratio
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus
+from integrations.checkpoint.planning.problem import training_step
 from integrations.levels import Level
 
 if TYPE_CHECKING:
@@ -24,6 +25,21 @@ _PLAIN = (
     *("capture_seconds", "search_seconds"),
 )
 """Fields that are JSON as they are."""
+
+
+class OfOldLevel(ValueError):
+    """A plan for a level, in a format that did not say how values are stored: it has to be made again.
+
+    Attributes:
+        budget: of the activation peak, as it was asked for.
+    """
+
+    def __init__(self, budget: Any) -> None:
+        super().__init__(
+            f"text must be what {_WRITER} returned, of format {FORMAT}; got a plan for a level of format 2, which did "
+            "not say how values are stored: plan again"
+        )
+        self.budget = budget
 
 
 def to_json(plan: Plan) -> str:
@@ -74,17 +90,35 @@ def _of_content(kind: type[Plan], given: Any) -> Plan:
             also=tuple(_of_content(kind, other) for other in also or ()),
             **fields_of(kind, content),
         )
-        if plan.memory is not None:
-            bytes_of(plan.memory, 1)
-        if plan.time is not None:
-            require_ratio(plan.time)
-        require_error(plan.error)
+        Bounds(plan.memory, plan.time, plan.error, plan.stores)
+        _require_whole(plan)
     choice, front = plan.choice, plan.front
-    if not front or any(one.most >= len(plan.graph_of(one).values) for one in (choice, *front)):
-        raise ValueError("text must be what Plan.to_json returned; its choices name values that the graph lacks")
     if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
         raise ValueError("text must be what Plan.to_json returned; its front ends below the choice's peak")
     return plan
+
+
+def _require_whole(plan: Plan) -> None:
+    """Refuses a plan whose parts do not go together, ahead of a model that would follow it.
+
+    Raises:
+        KeyError, TypeError, ValueError: they do not; the message says which.
+    """
+    if not plan.front:
+        raise ValueError("front must have a choice")
+    if plan.rounded is not None and plan.rounded.fingerprint != plan.graph.fingerprint:
+        raise ValueError("rounded must be of the model that graph is of")
+    for graph, menus in ((plan.graph, plan.menus), (plan.rounded, plan.rounded_menus)):
+        if graph is not None:
+            training_step(graph, menus)  # which looks at all numbers
+    for choice in (plan.choice, *plan.front):
+        if choice.rounded != plan.graph_of(choice).rounded:
+            raise ValueError("rounded must be a graph where a choice is of that")
+        if choice.most >= len(plan.graph_of(choice).values):
+            raise ValueError("its choices name values that the graph lacks")
+        menus = plan.menus_of(choice)
+        for value, store in choice.stores:
+            menus.option(value, store)
 
 
 def _menus(content: Any, graph: Graph | None) -> Menus | None:
@@ -102,10 +136,7 @@ def _of_this_format(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != 2:
         return of_format(content, FORMAT, _WRITER)
     if content.get("compressed"):
-        raise ValueError(
-            f"text must be what {_WRITER} returned, of format {FORMAT}; got a plan for a level of format 2, which did "
-            "not say how values are stored: plan again"
-        )
+        raise OfOldLevel(content.get("budget"))
     renewed = {name: entry for name, entry in content.items() if name not in ("format", "compressed", "stored")}
     renewed["memory"] = renewed.pop("budget", None)
     for choice in (renewed.get("choice"), *list(renewed.get("front") or ())):

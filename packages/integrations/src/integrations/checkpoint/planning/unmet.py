@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def out_of_memory(plan: Plan, asked: Asked) -> str:
     """Why no plan has such a peak."""
-    budget, least, plain = asked.memory, plan.front[0].peak, plan._uncompressed_peak
+    budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
     share = ""
     if 0 < least <= plain:  # a fraction that is rounded up, so that it can be met
         share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
@@ -33,7 +33,7 @@ def out_of_memory(plan: Plan, asked: Asked) -> str:
         name = f"memory with error={plan.error:g}"
         way_out = _allow(plan)
     other = plan.accumulating
-    if isinstance(budget, float) and other is not plan and other.peak <= budget * other._uncompressed_peak:
+    if isinstance(budget, float) and other is not plan and other.peak <= budget * other.uncompressed_peak:
         way_out = (
             "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
             "to gain; in steps that add to gradients that are there already, activations go from "
@@ -44,7 +44,7 @@ def out_of_memory(plan: Plan, asked: Asked) -> str:
 
 def out_of_time(plan: Plan, asked: Asked) -> str:
     """Why no plan that is within the memory is as fast."""
-    fastest = plan._choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
+    fastest = plan.choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
     ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met
     within = "of all plans" if asked.memory is None else f"of all plans within memory={asked.memory!r}"
     way_out = _allow(plan, "more memory") if asked.memory is not None else _allow(plan)
