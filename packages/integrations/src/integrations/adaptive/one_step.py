@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from integrations.adaptive.ranks import distributed
 from integrations.checkpoint.capturing.capture import capturing, is_only_read
 from integrations.checkpoint.capturing.loss import Loss, differentiated
 from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
@@ -67,7 +69,8 @@ class OneStep:
             around: a block for the forward; ``None``: it runs plainly.
 
         Raises:
-            Unmeasured: there are no elements, or nothing that requires a gradient.
+            Unmeasured: there are no elements, or nothing that requires a gradient; or the model talks to other ranks,
+                which do not take this step.
             Exception: what the model raises.
         """
         self.require_elements()
@@ -79,7 +82,7 @@ class OneStep:
         stand_ins = StandIns(stand_in)
         args, kwargs = stand_ins.of_all((self.args, self.kwargs))
         objects = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
-        with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad():
+        with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad(), _alone():
             parameters = list(model.parameters())
             with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
                 # Hooks of the model itself have run already, where this is in front of a forward.
@@ -93,6 +96,21 @@ class OneStep:
             with _without_autocast():  # as in training, where it ends with the forward
                 torch.autograd.backward(tensors, started)
             return [parameter.grad for parameter in parameters]
+
+
+def _alone() -> AbstractContextManager[Any]:
+    """A block of one rank alone."""
+    return _WithoutCollectives() if distributed() else nullcontext()  # type: ignore[no-untyped-call]
+
+
+class _WithoutCollectives(TorchDispatchMode):
+    """Refuses what would wait for other ranks, or be paired with a collective of theirs that is meant for another,
+    before it starts: in the forward and in backward."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace or func.namespace == "symm_mem":
+            raise Unmeasured(f"the model talks to other ranks ({func.name()}), which take no step aside with this one")
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
