@@ -27,6 +27,9 @@ _SEED = 0x5EED
 Around = Callable[[nn.Module, Any], AbstractContextManager[Any]]
 """From a model and the inputs of its forward to a block in which that runs."""
 
+Take = Callable[[int, Tensor], None]
+"""Is given the place of a parameter and its gradient."""
+
 
 class Unmeasured(RuntimeError):
     """A step cannot be taken aside: the message says why."""
@@ -62,11 +65,13 @@ class OneStep:
             if tensor.is_meta or not has_elements(tensor):
                 raise Unmeasured("the model or its inputs have no elements: they are fake, or on the meta device")
 
-    def gradients(self, around: Around | None = None) -> list[Tensor | None]:
+    def gradients(self, around: Around | None = None, take: Take | None = None) -> list[Tensor | None]:
         """Of the model's parameters, in their order; ``None`` for those that got none.
 
         Args:
             around: a block for the forward; ``None``: it runs plainly.
+            take: is given each gradient, or each part of it, as soon as it is there, which is let go then: all are
+                ``None`` afterwards.
 
         Raises:
             Unmeasured: there are no elements, or nothing that requires a gradient; or the model talks to other ranks,
@@ -84,6 +89,8 @@ class OneStep:
         objects = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
         with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad(), _alone():
             parameters = list(model.parameters())
+            if take is not None:
+                _hand_over(parameters, take)
             with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
                 # Hooks of the model itself have run already, where this is in front of a forward.
                 outputs = model.forward(*args, **kwargs)
@@ -127,19 +134,45 @@ def _drawn(tensor: Tensor) -> Tensor:
     return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
 
 
-def relative_error(found: list[Tensor | None], exact: list[Tensor | None]) -> float:
-    """Euclidean norm of the difference of two gradients over that of the second; they are not there afterwards."""
-    gradient = error = 0.0
-    for place, expected in enumerate(exact):
-        got = found[place]
-        if expected is not None:
-            gradient += _square(expected)
-            # In place: one more copy of the gradients, not two.
-            error += _square(expected if got is None else got.sub_(expected))
-        elif got is not None:
-            error += _square(got)
-        found[place] = exact[place] = None
-    return (error / gradient) ** 0.5 if gradient else float(error > 0)
+def _hand_over(parameters: list[nn.Parameter], take: Take) -> None:
+    """Has gradients taken as backward makes them, so that they are never all there at once."""
+    for place, parameter in enumerate(parameters):
+        if parameter.requires_grad:
+
+            def arrived(parameter: Tensor, place: int = place) -> None:
+                gradient, parameter.grad = parameter.grad, None
+                if gradient is not None:
+                    take(place, gradient)
+
+            parameter.register_post_accumulate_grad_hook(arrived)
+
+
+class Difference:
+    """The relative error of gradients that come one by one: the Euclidean norm of their difference from exact ones over
+    that of these. One copy of the gradients is there at a time, and one gradient beside.
+
+    Args:
+        exact: of each parameter; they become the differences.
+    """
+
+    def __init__(self, exact: list[Tensor | None]) -> None:
+        self._left = exact
+        self._whole = _energy(exact)
+
+    def take(self, place: int, found: Tensor) -> None:
+        """A gradient, or a part of one, has come."""
+        left = self._left[place]
+        self._left[place] = found.neg() if left is None else left.sub_(found)
+
+    @property
+    def relative(self) -> float:
+        """After all have come."""
+        error = _energy(self._left)
+        return (error / self._whole) ** 0.5 if self._whole else float(error > 0)
+
+
+def _energy(gradients: list[Tensor | None]) -> float:
+    return sum(_square(gradient) for gradient in gradients if gradient is not None)
 
 
 def _square(tensor: Tensor) -> float:

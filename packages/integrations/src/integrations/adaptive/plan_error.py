@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from actcore import current_rank
-from integrations.adaptive.one_step import OneStep, Unmeasured, relative_error
+from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.plans import Followed, Plans
@@ -45,7 +45,9 @@ def measured_error(
     """
     step = OneStep(model, args, kwargs, plan.loss if loss is None else loss)
     exact = step.gradients() if plan.memory is None else step.gradients(partial(following, plan=_exact(plan)))
-    return relative_error(step.gradients(partial(following, plan=plan)), exact)
+    difference = Difference(exact)
+    step.gradients(partial(following, plan=plan), difference.take)
+    return difference.relative
 
 
 def _exact(plan: Plan) -> Plan:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from actcore import current_rank
 from integrations.adaptive.measurement import Measurement
@@ -45,12 +45,16 @@ def sensitivities(
     """
     probe = Probe(_IMITATED, _STORED.seed, 0, hops=_HOPS)
     try:
-        OneStep(model, args, kwargs, loss).gradients(_probed(probe))
+        OneStep(model, args, kwargs, loss).gradients(_probed(probe), _let_go)
     except (RuntimeError, MemoryError):  # such as for want of memory, which the step itself may have
         found = None
     else:
         found = probe.measurement
     return found if found is not None and found.finite and found.tensors else None
+
+
+def _let_go(place: int, gradient: Tensor) -> None:
+    """The probe has looked at it."""
 
 
 def _probed(probe: Probe) -> Any:
