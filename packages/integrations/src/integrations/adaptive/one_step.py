@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from integrations.adaptive.ranks import distributed
 from integrations.checkpoint.capturing.capture import capturing, is_only_read
 from integrations.checkpoint.capturing.loss import Loss, differentiated
 from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
 from integrations.checkpoint.dispatch.casts import fresh_casts
-from integrations.checkpoint.graphs.sharding import class_of, whole_parameters
+from integrations.checkpoint.graphs.sharding import class_of, distributed, whole_parameters
 from integrations.plain import has_elements
 from integrations.saved.tensors import tensors_in
 

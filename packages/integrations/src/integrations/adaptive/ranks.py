@@ -12,17 +12,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from integrations.adaptive.measurement import Measurement
-from integrations.checkpoint.graphs.sharding import is_unit
+from integrations.checkpoint.graphs.sharding import distributed, is_unit
 
 
 class RanksDisagree(RuntimeError):
     """Ranks run the model differently, so that no one plan fits them."""
-
-
-def distributed() -> bool:
-    """Whether there is more than one rank."""
-    module = torch.distributed
-    return module.is_available() and module.is_initialized() and module.get_world_size() > 1
 
 
 def come_together(model: nn.Module, inputs: str) -> bool:

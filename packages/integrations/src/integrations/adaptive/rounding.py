@@ -108,7 +108,7 @@ def _spreads(flat: Tensor, group_size: int) -> Tensor:
 
 
 _Extremes = list[tuple[Tensor, Tensor, int]]
-"""Of whole groups and of the last one, if it is not whole: the least and the largest, and how many elements each has."""
+"""Of whole groups, and of the last one if it is not whole: the least, the largest, and how many elements each has."""
 
 
 def _extremes(flat: Tensor, group_size: int) -> _Extremes:
