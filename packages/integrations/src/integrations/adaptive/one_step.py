@@ -177,4 +177,4 @@ def _energy(gradients: list[Tensor | None]) -> float:
 def _square(tensor: Tensor) -> float:
     # In parts: what is made of a tensor in doubles takes more than its memory.
     parts = tensor.reshape(-1).split(1 << 20)
-    return sum(torch.linalg.vector_norm(part, dtype=torch.float64).square().item() for part in parts)
+    return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)

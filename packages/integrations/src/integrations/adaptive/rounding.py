@@ -114,11 +114,13 @@ _Extremes = list[tuple[Tensor, Tensor, int]]
 def _extremes(flat: Tensor, group_size: int) -> _Extremes:
     flat = flat if flat.dtype is torch.float64 else flat.float()
     whole = flat.numel() // group_size * group_size
-    found = []
+    found: _Extremes = []
     if whole:
-        found.append((*flat[:whole].view(-1, group_size).aminmax(dim=1), group_size))
+        low, high = flat[:whole].view(-1, group_size).aminmax(dim=1)
+        found.append((low, high, group_size))
     if whole < flat.numel():
-        found.append((*(bound.view(1) for bound in flat[whole:].aminmax()), flat.numel() - whole))
+        low, high = flat[whole:].aminmax()
+        found.append((low.view(1), high.view(1), flat.numel() - whole))
     return found
 
 
