@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 from integrations import bounded as bounded_plans
-from integrations import compress_model, compression
+from integrations import compress_model, compression, recomputing
+from integrations.adaptive import ranks
 from integrations.checkpoint import apply, plan
-from integrations.checkpoint.costs import calibrating
 from integrations.checkpoint.costs.rates import constant
 
 OPTIONS = {
@@ -114,42 +114,88 @@ def wrapped(case, rank, planned):
     return outer
 
 
-def rates(rank):
-    """Those that the ranks agree on, where each has measured others; and how often each has measured."""
-    asked = []
-
-    def measured(device, dtype):
-        asked.append(dtype)
-        return replace(constant(device, dtype), product=float(1 + rank))
-
-    with patch.object(calibrating, "calibrated", measured):
-        found = [calibrating.agreed("cpu", dtype).product for dtype in (torch.float32, torch.int64, torch.bfloat16)]
-    return found, len(asked)
-
-
-def bounded(rank, rows, outer=DistributedDataParallel):
-    """The plan that a rank follows after two steps within bounds, where each rank has measured other rates."""
+def layers():
     torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh()))).train()
+    return [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())]
+
+
+def bounded(rank, rows, outer=DistributedDataParallel, steps=2, first=None):
+    """The plan that a rank follows after some steps within bounds, where each rank has measured other rates."""
+    model = nn.Sequential(*([] if first is None else [first]), *layers()).train()
     compress_model(model, memory=0.6, error=0.2, stores=("bits",))
 
     def measured(device, dtype):
         return replace(constant(device, dtype), product=1e11 * (1 + rank))
 
     net = outer(model)
-    with patch.object(calibrating, "calibrated", measured), patch.object(bounded_plans, "calibrated", measured):
-        for _ in range(2):
+    with patch.object(bounded_plans, "calibrated", measured):
+        for step in range(steps):
             model.zero_grad()
-            net(torch.randn(rows, 64, generator=torch.Generator().manual_seed(rank))).square().mean().backward()
-    made = compression(model).recomputing.plan
-    return [*map(str, made.choice.stores), made.measured]
+            size = rows[step] if isinstance(rows, list) else rows
+            net(torch.randn(size, 64, generator=torch.Generator().manual_seed(rank))).square().mean().backward()
+    return compression(model).recomputing.plan
+
+
+def followed(made):
+    return None if made is None else [*map(str, made.choice.stores), made.measured]
+
+
+class Means(nn.Module):
+    """What all ranks have in the mean, and the means that were seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        total = x.detach().sum()
+        dist.all_reduce(total)
+        if type(total) is torch.Tensor:
+            self.seen.append(total.item())
+        return x + total / 1e6
+
+
+def talking(rank):
+    """Plans of a model whose forward talks, of which rank 0 meets larger inputs in its third step, the means that it
+    has seen, and how often the ranks asked each other."""
+    means, asked = Means(), []
+
+    def counted(*given):
+        asked.append(given)
+        return ranks.come_together(*given)
+
+    with patch.object(recomputing, "come_together", counted):
+        made = bounded(rank, [1024, 1024, 2048 if rank == 0 else 1024, 1024], steps=4, first=means)
+    return [made.measured, made.unmeasured, len(means.seen), len(asked)]
+
+
+def failing(rank, failed):
+    """What a rank follows where planning fails on one of both, and how often it asked the other."""
+
+    def fails(*given, **named):
+        raise MemoryError("no room")
+
+    real = recomputing.front_of
+    with patch.object(recomputing, "front_of", fails if rank == failed else real):
+        return followed(bounded(rank, 1024, steps=1))
+
+
+def refused(rank):
+    """What is raised where nothing is within the bounds."""
+    model = nn.Sequential(*layers()).train()
+    compress_model(model, memory=1, error=0.0)
+    try:
+        DistributedDataParallel(model)(torch.randn(1024, 64))
+    except ValueError as error:
+        return str(error)
 
 
 def main(rank):
-    found = {"rates": rates(rank), "bounded": bounded(rank, 1024)}
-    found["bounded, uneven"] = len(bounded(rank, 1024 + 512 * rank)) > 1
+    found = {"bounded": followed(bounded(rank, 1024)), "talking": talking(rank), "refused": refused(rank)}
+    found["failing"] = [failing(rank, failed) for failed in range(2)]
+    found["bounded, uneven"] = followed(bounded(rank, 1024 + 512 * rank)) is not None
     if rank == 0:  # as in a pipeline, where the other rank waits for what this one sends
-        found["alone"] = len(bounded(rank, 1024, outer=lambda model: model)) > 1
+        found["alone"] = followed(bounded(rank, 1024, outer=lambda model: model)) is not None
     dist.barrier()
     for case in OPTIONS:
         synchronise = (lambda model, step: step % 2 == 1) if case == "no_sync" else (lambda model, step: True)

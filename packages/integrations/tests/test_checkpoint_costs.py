@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actcore import GroupAffine, Narrow, Offload, Positive, Raw
 from integrations.checkpoint import capture
+from integrations.checkpoint.costs import calibrating
 from integrations.checkpoint.costs.calibrating import calibrated
 from integrations.checkpoint.costs.calls import Calls
 from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
@@ -149,8 +150,6 @@ def test_rates_come_in_coarse_steps(rates):
 
 @pytest.fixture
 def unmeasured():
-    from integrations.checkpoint.costs import calibrating
-
     calibrating._measured.cache_clear()
     yield
     calibrating._measured.cache_clear()
@@ -161,6 +160,20 @@ def test_measuring_touches_nothing_and_is_touched_by_nothing(unmeasured):
     with FakeTensorMode(), torch.device("meta"), torch.autocast("cpu"), torch.inference_mode():
         assert calibrated("cpu", torch.float32).measured
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_memory_of_the_host_is_asked_for_on_the_host(monkeypatch):
+    """Where tensors are made on a GPU by default, pinned ones were, too, which torch refuses."""
+    asked, real = [], torch.empty
+
+    def empty(*size, pin_memory=False, **named):
+        if pin_memory:
+            asked.append(str(torch.device(named["device"])))
+        return real(*size, **named)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    calibrating._Bench(torch.device("cpu"), torch.float32)._crossing(True)
+    assert asked == ["cpu", "cpu"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")

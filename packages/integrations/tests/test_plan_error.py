@@ -1,6 +1,7 @@
 """The error of a plan: weights of values before and after a measurement, a step aside, and a plan solved again."""
 
 import copy
+import itertools
 import random
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
-from integrations.adaptive.one_step import OneStep, Unmeasured, relative_error
+from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
 from integrations.adaptive.plan_error import measured_error
 from integrations.adaptive.sensitivities import sensitivities
 from integrations.adaptive.weights import measured_weights, noise_of, usual_weights
@@ -199,13 +200,44 @@ def test_under_autocast_backward_is_outside_of_it_as_in_training(monkeypatch):
 
 def test_without_a_loss_backward_starts_from_the_same_numbers_each_time():
     model, x = blocks(1), normal(32, 64)
-    one, other = (OneStep(model, (x,)).gradients() for _ in range(2))
-    assert relative_error(one, other) == 0
+    step = OneStep(model, (x,))
+    difference = Difference(step.gradients())
+    assert not any(gradient is not None for gradient in step.gradients(take=difference.take))
+    assert difference.relative == 0
+
+
+def test_the_difference_of_gradients_that_come_in_parts():
+    difference = Difference([torch.tensor([3.0, 4.0]), None, torch.zeros(2)])
+    for place, found in ((0, [1.0, 4.0]), (1, [1.0, 0.0]), (0, [2.0, 2.0])):
+        difference.take(place, torch.tensor(found))
+    # (3, 4) - (1, 4) - (2, 2) = (0, -2), and (1, 0) where there was nothing, over (3, 4).
+    assert difference.relative == pytest.approx(5**0.5 / 5)
+
+
+def peak_of(call):
+    """The most bytes that are allocated at once on a CPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    events = sorted(watched.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+
+
+def test_steps_aside_take_no_more_than_the_plain_step():
+    """Or the plan says why it was not measured."""
+    model, x = mlp(256, 12), normal(1024, 256)
+    plan = planned(model, BASE, (x,), {}, error=0.1).within(0.7)
+    step = OneStep(model, (x,))
+    plain = peak_of(step.gradients)
+    assert peak_of(lambda: measured_error(model, (x,), {}, plan)) <= plain
+    assert peak_of(lambda: sensitivities(model, (x,), {})) <= plain
+    small = planned(model, BASE, (x[:8],), {}, error=0.1)
+    with pytest.raises(Unmeasured, match="more memory than the plain step"):
+        measured_error(model, (x[:8],), {}, all_stored(small, 4))
 
 
 def test_a_plan_that_rounds_nothing_has_no_error():
     """Bit for bit, dropout and statistics included."""
-    model, x = blocks(), normal(32, 64)
+    model, x = blocks(), normal(1024, 64)
     plan = integrations.checkpoint.plan(model, (x,))
     assert plan.segments
     assert measured_error(model, (x,), {}, plan, lambda output: output.square().mean()) == 0

@@ -39,17 +39,36 @@ def test_ranks_make_the_same_plan(ranks):
     assert ranks[0]["plan"] == ranks[1]["plan"]
 
 
-def test_ranks_agree_on_rank_0s_rates(ranks):
-    """And ask each other once for each dtype; integers have those of float32."""
-    assert [rank["rates"] for rank in ranks] == [[[1.0] * 3, 2], [[1.0] * 3, 0]]
-
-
 def test_ranks_that_come_together_follow_one_plan(ranks):
-    """By rank 0's rates and sensitivities and the largest error of both, which are those of different data."""
+    """Rank 0's, whose rates, sensitivities and measured error are those of its own data."""
     ours, others = (rank["bounded"] for rank in ranks)
     assert ours == others
     assert len(ours) > 1
     assert 0 < ours[-1] <= 0.2
+
+
+def test_no_step_aside_is_taken_of_a_forward_that_talks_to_other_ranks(ranks):
+    """Its collectives would be paired with those of other forwards. Ranks ask each other once, whatever comes later."""
+    for rank in ranks:
+        measured, why, seen, asked = rank["talking"]
+        assert measured is None
+        assert "talks to other ranks (c10d::allreduce_)" in why
+        assert (seen, asked) == (4, 1)
+
+
+def test_no_rank_waits_where_planning_fails_on_another(ranks):
+    """Where rank 0's fails, the other plans alone; where the other's would, nobody asks it to."""
+    (none, ours), (alone, others) = (rank["failing"] for rank in ranks)
+    assert none is None
+    assert alone
+    assert ours
+    assert ours == others
+
+
+def test_what_no_plan_keeps_to_is_said_on_all_ranks(ranks):
+    ours, others = (rank["refused"] for rank in ranks)
+    assert ours == others
+    assert ours
 
 
 def test_ranks_that_do_not_come_together_plan_for_themselves(ranks):

@@ -18,7 +18,7 @@ from integrations.adaptive.weights import measured_weights, part_of_bound, usual
 from integrations.adaptive.within_error import within_error
 from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.capturing.loss import Loss
-from integrations.checkpoint.costs.calibrating import agreed, calibrated
+from integrations.checkpoint.costs.calibrating import calibrated
 from integrations.checkpoint.costs.rates import constant
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.planning.menus import Menus
@@ -36,7 +36,9 @@ class Weights:
         model: in training mode.
         args, kwargs: of its forward.
         loss: from its output to what backward starts from.
-        among_ranks: whether each rank asks at the same time, and all take rank 0's answer.
+
+    Attributes:
+        found: the measurement, once there is one.
     """
 
     def __init__(
@@ -45,19 +47,25 @@ class Weights:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         loss: Loss | None = None,
-        among_ranks: bool = False,
     ) -> None:
-        self._step: Callable[[], Measurement | None] | None = partial(
-            sensitivities, model, args, kwargs, loss, among_ranks=among_ranks
-        )
-        self._found: Measurement | None = None
+        self._step: Callable[[], Measurement | None] | None = partial(sensitivities, model, args, kwargs, loss)
+        self.found: Measurement | None = None
         self._seen: list[tuple[Graph, Sequence[Save]]] = []  # until there is a measurement
 
     def __call__(self, graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
         """Of a graph's values, which a capture saw saved so."""
         if self._step is not None:
             self._seen.append((graph, tuple(saves)))
-        return usual_weights(graph, saves) if self._found is None else measured_weights(graph, saves, self._found)
+        return usual_weights(graph, saves) if self.found is None else measured_weights(graph, saves, self.found)
+
+    def close(self, found: Measurement | None = None) -> None:
+        """Nothing is measured any more, and inputs are let go.
+
+        Args:
+            found: what another rank has measured.
+        """
+        self._step, self._seen = None, []
+        self.found = self.found if found is None else found
 
     def measured(self, front: Plan) -> Plan:
         """The front that follows from a measurement, which is made if there was none; the same one where it cannot be,
@@ -66,10 +74,9 @@ class Weights:
             return front
         step, self._step = self._step, None  # which holds inputs
         seen, self._seen = self._seen, []
-        self._found = step()
-        if self._found is None:
+        self.found = found = step()
+        if found is None:
             return front
-        found = self._found
 
         def weighted(graph: Graph | None, menus: Menus | None) -> Menus | None:
             saves = next((saves for known, saves in seen if known is graph), None)
@@ -92,7 +99,6 @@ def front_of(
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
     weights: Weights | None = None,
-    among_ranks: bool = False,
     bits: Allotted | None = None,
 ) -> Plan:
     """The plan of the least memory for a forward, of all that keep to a bound on the error.
@@ -105,10 +111,8 @@ def front_of(
         args, kwargs: of the forward.
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
         weights: of values; ``None``: by the operators.
-        among_ranks: whether all ranks plan for the same at the same time, see ``come_together``.
         bits: that an adaptive level gives its tensors, once it has measured them.
     """
-    rating = agreed if among_ranks else calibrated
     made = planned(
         model,
         level,
@@ -121,7 +125,7 @@ def front_of(
         allows=bounds.allows,
         recompute=bounds.recomputes,
         weights=usual_weights if weights is None else weights,
-        rating=constant if bounds.stores == AGAIN else rating,
+        rating=constant if bounds.stores == AGAIN else calibrated,
         bits=bits,
     )
     return replace(made, stores=bounds.stores)
@@ -134,7 +138,6 @@ def chosen(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     weights: Weights | None,
-    among_ranks: bool = False,
 ) -> Plan:
     """The best plan of a front within bounds. Where one rounds, or none is within them, sensitivities are measured, and
     so is the error of the plan that follows, which is planned again where that is further off than it may be.
@@ -142,7 +145,7 @@ def chosen(
     Args:
         front: as ``front_of`` made it.
         bounds: to keep to.
-        model, args, kwargs, weights, among_ranks: as there.
+        model, args, kwargs, weights: as there.
 
     Raises:
         ValueError: no plan keeps to the bounds. The message names the least that there is.
@@ -156,7 +159,7 @@ def chosen(
     else:
         if weights is not None and plan.choice.rounds:
             plan = within(weights.measured(front), bounds)
-    return with_error_measured(plan, model, args, kwargs, among_ranks)
+    return with_error_measured(plan, model, args, kwargs)
 
 
 def within(front: Plan, bounds: Bounds) -> Plan:
@@ -170,15 +173,10 @@ def within(front: Plan, bounds: Bounds) -> Plan:
     return front.within(bounds.memory, bounds.time)
 
 
-def with_error_measured(
-    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], among_ranks: bool = False
-) -> Plan:
+def with_error_measured(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     """The plan with its error, or another whose error is within the bound. See ``chosen``."""
     if plan.compressed or plan.error == 0:
         return plan
     return within_error(
-        plan,
-        lambda one: measured_error(model, args, kwargs, one, one.loss),
-        among_ranks=among_ranks,
-        part=part_of_bound(plan.graph),
+        plan, lambda one: measured_error(model, args, kwargs, one, one.loss), part=part_of_bound(plan.graph)
     )

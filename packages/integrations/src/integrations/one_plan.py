@@ -49,8 +49,13 @@ def plan(
     error, what is not bounded is made the least: the time within ``memory``, the memory within ``time``, the error
     where both are given, the memory where none is.
 
-    The model's forward runs on fake tensors, which have no elements: no memory is taken, no generator moves, and
-    parameters, gradients and buffers are not touched. Ranks that plan for the same shapes get the same.
+    The model's forward runs on fake tensors, which have no elements and take no memory. Where ``measure`` has steps
+    taken aside, these are real, on aliases of the parameters. No generator moves, and parameters, gradients and buffers
+    are as before afterwards.
+
+    Ranks that call this get plans of their own, by the rates of their machine and by what they measured. For one plan
+    on all, plan on one, ``plan.save(path)``, and ``apply`` what ``Plan.load(path)`` returns on each;
+    ``compress_model(model, memory=...)`` under DistributedDataParallel does as much by itself.
 
     Args:
         model: in training mode, and not wrapped: plan for the module that DistributedDataParallel is given.
@@ -60,9 +65,9 @@ def plan(
         kwargs: further arguments by name, of every input.
         memory, time, error, stores: as for ``compress_model``.
         measure: whether it is measured how much each value's rounding changes the gradient, and the plan's error, where
-            the plan rounds anything: in steps aside that take as long as some 20 steps of training, and up to half of a
-            plain step's memory. Otherwise both are estimated by the operators, as they always are for inputs without
-            elements.
+            the plan rounds anything: in steps aside that take as long as some 20 steps of training, and about a plain
+            step's memory. Otherwise both are estimated by the operators, as they always are for inputs without
+            elements, and where there are several ranks and the model talks to them.
         real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
 
     Returns:

@@ -9,6 +9,7 @@ from torch import nn
 
 from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.ranks import come_together
+from integrations.adaptive.together import Answer, of_rank_0
 from integrations.bounded import Weights, chosen, front_of, with_error_measured
 from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.graphs.fingerprint import fingerprint
@@ -131,6 +132,7 @@ class Recomputing:
         self.plans: Plans | None = None
         self._attempts = Attempts()
         self._bits: Allotted | None = None  # for which the plans were made
+        self._asks = isinstance(asked, Bounds)  # the first forward other ranks, no other does
         self._lock = OwnLock()
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
@@ -182,24 +184,36 @@ class Recomputing:
     def _planned(
         self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
     ) -> Plans | None:
-        """The plans from now on; ``None`` where none can be made."""
+        """The plans from now on; ``None`` where none can be made. In front of a model's first forward ranks may come
+        together: then rank 0 plans, and all follow its plan."""
         inputs, bounds = Signature.of(args, kwargs), self._bounds
-        among_ranks = isinstance(self.asked, Bounds) and come_together(model, str(inputs))
-        weights = Weights(model, args, kwargs, among_ranks=among_ranks) if bounds.error else None
-        plan = self._attempts.plan(
-            model,
-            inputs,
-            lambda: front_of(model, level, bounds, args, kwargs, weights=weights, among_ranks=among_ranks, bits=bits),
-        )
-        if plan is None:
-            return self.plans
+        weights = Weights(model, args, kwargs) if bounds.error else None
+
+        def made() -> Plan | None:
+            plan = self._attempts.plan(
+                model, inputs, lambda: front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits)
+            )
+            return None if plan is None else chosen(plan, bounds, model, args, kwargs, weights)
+
+        asks, self._asks = self._asks and self.plans is None, False
+        together = asks and come_together(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
         try:
-            plan = chosen(plan, bounds, model, args, kwargs, weights, among_ranks)
+            if together:
+                answer = of_rank_0(lambda: Answer(made(), None if weights is None else weights.found))
+                plan = answer.plan
+                if weights is not None:
+                    weights.close(answer.measurement)
+                if plan is None or fingerprint(model) != plan.graph.fingerprint:
+                    plan = None if answer.ours else made()
+            else:
+                plan = made()
         except ValueError:
             if self.plans is None:
                 raise
             return self.plans  # which were within the bounds by the level's average, as others will be again
-        return _Fronts(plan, level, weights, bits)
+        if weights is not None:
+            weights.close()
+        return self.plans if plan is None else _Fronts(plan, level, weights, bits)
 
     @property
     def _bounds(self) -> Bounds:

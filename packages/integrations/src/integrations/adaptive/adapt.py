@@ -16,7 +16,8 @@ from integrations.adaptive.guard import trial
 from integrations.adaptive.measurement import Measurement, mean_of
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.probe import Probe
-from integrations.adaptive.ranks import agreed, distributed
+from integrations.adaptive.ranks import agreed
+from integrations.checkpoint.graphs.sharding import distributed
 from integrations.levels import Level
 
 MOST_PASSES = 10

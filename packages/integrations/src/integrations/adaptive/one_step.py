@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from integrations.checkpoint.capturing.capture import capturing, is_only_read
 from integrations.checkpoint.capturing.loss import Loss, differentiated
 from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
 from integrations.checkpoint.dispatch.casts import fresh_casts
-from integrations.checkpoint.graphs.sharding import class_of, whole_parameters
+from integrations.checkpoint.graphs.sharding import class_of, distributed, whole_parameters
 from integrations.plain import has_elements
 from integrations.saved.tensors import tensors_in
 
@@ -24,6 +25,9 @@ _SEED = 0x5EED
 
 Around = Callable[[nn.Module, Any], AbstractContextManager[Any]]
 """From a model and the inputs of its forward to a block in which that runs."""
+
+Take = Callable[[int, Tensor], None]
+"""Is given the place of a parameter and its gradient."""
 
 
 class Unmeasured(RuntimeError):
@@ -60,14 +64,17 @@ class OneStep:
             if tensor.is_meta or not has_elements(tensor):
                 raise Unmeasured("the model or its inputs have no elements: they are fake, or on the meta device")
 
-    def gradients(self, around: Around | None = None) -> list[Tensor | None]:
+    def gradients(self, around: Around | None = None, take: Take | None = None) -> list[Tensor | None]:
         """Of the model's parameters, in their order; ``None`` for those that got none.
 
         Args:
             around: a block for the forward; ``None``: it runs plainly.
+            take: is given each gradient, or each part of it, as soon as it is there, which is let go then: all are
+                ``None`` afterwards.
 
         Raises:
-            Unmeasured: there are no elements, or nothing that requires a gradient.
+            Unmeasured: there are no elements, or nothing that requires a gradient; or the model talks to other ranks,
+                which do not take this step.
             Exception: what the model raises.
         """
         self.require_elements()
@@ -79,8 +86,10 @@ class OneStep:
         stand_ins = StandIns(stand_in)
         args, kwargs = stand_ins.of_all((self.args, self.kwargs))
         objects = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
-        with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad():
+        with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad(), _alone():
             parameters = list(model.parameters())
+            if take is not None:
+                _hand_over(parameters, take)
             with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
                 # Hooks of the model itself have run already, where this is in front of a forward.
                 outputs = model.forward(*args, **kwargs)
@@ -93,6 +102,21 @@ class OneStep:
             with _without_autocast():  # as in training, where it ends with the forward
                 torch.autograd.backward(tensors, started)
             return [parameter.grad for parameter in parameters]
+
+
+def _alone() -> AbstractContextManager[Any]:
+    """A block of one rank alone."""
+    return _WithoutCollectives() if distributed() else nullcontext()  # type: ignore[no-untyped-call]
+
+
+class _WithoutCollectives(TorchDispatchMode):
+    """Refuses what would wait for other ranks, or be paired with a collective of theirs that is meant for another,
+    before it starts: in the forward and in backward."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace or func.namespace == "symm_mem":
+            raise Unmeasured(f"the model talks to other ranks ({func.name()}), which take no step aside with this one")
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -109,21 +133,48 @@ def _drawn(tensor: Tensor) -> Tensor:
     return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
 
 
-def relative_error(found: list[Tensor | None], exact: list[Tensor | None]) -> float:
-    """Euclidean norm of the difference of two gradients over that of the second; they are not there afterwards."""
-    gradient = error = 0.0
-    for place, expected in enumerate(exact):
-        got = found[place]
-        if expected is not None:
-            gradient += _square(expected)
-            # In place: one more copy of the gradients, not two.
-            error += _square(expected if got is None else got.sub_(expected))
-        elif got is not None:
-            error += _square(got)
-        found[place] = exact[place] = None
-    return (error / gradient) ** 0.5 if gradient else float(error > 0)
+def _hand_over(parameters: list[nn.Parameter], take: Take) -> None:
+    """Has gradients taken as backward makes them, so that they are never all there at once."""
+    for place, parameter in enumerate(parameters):
+        if parameter.requires_grad:
+
+            def arrived(parameter: Tensor, place: int = place) -> None:
+                gradient, parameter.grad = parameter.grad, None
+                if gradient is not None:
+                    take(place, gradient)
+
+            parameter.register_post_accumulate_grad_hook(arrived)
+
+
+class Difference:
+    """The relative error of gradients that come one by one: the Euclidean norm of their difference from exact ones over
+    that of these. One copy of the gradients is there at a time, and one gradient beside.
+
+    Args:
+        exact: of each parameter; they become the differences.
+    """
+
+    def __init__(self, exact: list[Tensor | None]) -> None:
+        self._left = exact
+        self._whole = _energy(exact)
+
+    def take(self, place: int, found: Tensor) -> None:
+        """A gradient, or a part of one, has come."""
+        left = self._left[place]
+        self._left[place] = found.neg() if left is None else left.sub_(found)
+
+    @property
+    def relative(self) -> float:
+        """After all have come."""
+        error = _energy(self._left)
+        return (error / self._whole) ** 0.5 if self._whole else float(error > 0)
+
+
+def _energy(gradients: list[Tensor | None]) -> float:
+    return sum(_square(gradient) for gradient in gradients if gradient is not None)
 
 
 def _square(tensor: Tensor) -> float:
-    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
-    return norm.square().item()
+    # In parts: what is made of a tensor in doubles takes more than its memory.
+    parts = tensor.reshape(-1).split(1 << 20)
+    return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)

@@ -10,12 +10,13 @@ from typing import Any
 from torch import nn
 
 from actcore import current_rank
-from integrations.adaptive.one_step import OneStep, Unmeasured, relative_error
+from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.plans import Followed, Plans
 from integrations.levels import LEVELS
 from integrations.plan_forward import Following
+from integrations.report import format_bytes
 from integrations.saved.modules import ModulePaths
 from integrations.saved.policy import FixedBits
 from integrations.saved.recipes import Recipes
@@ -40,12 +41,32 @@ def measured_error(
             normally distributed gradients of what it returns, drawn from a fixed seed.
 
     Raises:
-        Unmeasured: there are no elements, no gradient, or the forward is not the plan's.
+        Unmeasured: there are no elements, no gradient, or no room; or the forward is not the plan's.
         Exception: what the model raises.
     """
     step = OneStep(model, args, kwargs, plan.loss if loss is None else loss)
+    step.require_elements()
+    _require_room(model, plan)
     exact = step.gradients() if plan.memory is None else step.gradients(partial(following, plan=_exact(plan)))
-    return relative_error(step.gradients(partial(following, plan=plan)), exact)
+    difference = Difference(exact)
+    step.gradients(partial(following, plan=plan), difference.take)
+    return difference.relative
+
+
+def _require_room(model: nn.Module, plan: Plan) -> None:
+    """Refuses what would take more memory than the plain step: the exact gradients are there while the plan is
+    followed, beside its peak, which has what is left after a step, the gradients, on top.
+
+    Raises:
+        Unmeasured: so it is.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    if plan.peak + gradients > plan.plain_peak:
+        raise Unmeasured(
+            f"a step aside would take more memory than the plain step: {format_bytes(gradients)} of gradients beside "
+            f"the plan's {format_bytes(plan.peak)}, where the plain step has {format_bytes(plan.plain_peak)}"
+        )
 
 
 def _exact(plan: Plan) -> Plan:

@@ -1,5 +1,5 @@
-"""One plan for all ranks: rank 0's measurement decides, after all have agreed on what there is to plan. And one error
-of the gradient: the largest."""
+"""One plan for all ranks: rank 0's measurement decides, after all have agreed on what there is to plan; or rank 0 plans
+alone, and the others wait for what it has found. And one error of the gradient: the largest."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from integrations.adaptive.measurement import Measurement
-from integrations.checkpoint.graphs.sharding import is_unit
+from integrations.checkpoint.graphs.sharding import distributed, is_unit
 
 
 class RanksDisagree(RuntimeError):
     """Ranks run the model differently, so that no one plan fits them."""
 
 
-def distributed() -> bool:
-    """Whether there is more than one rank."""
-    module = torch.distributed
-    return module.is_available() and module.is_initialized() and module.get_world_size() > 1
-
-
 def come_together(model: nn.Module, inputs: str) -> bool:
     """Whether all ranks are in front of the same forward of a model, with inputs that look alike, so that they may ask
-    each other. Every rank calls this in its first such forward.
+    each other. Every rank calls this in its first such forward, and in no other.
 
     Only DistributedDataParallel and ``fully_shard`` over all ranks tell that the others come, too: in a pipeline, a
-    rank may wait for what this forward is to send.
+    rank may wait for what this forward is to send. They tell so of the model that they are given, not of a part of it,
+    which a rank may leave out.
 
     Args:
         model: of the forward.
@@ -40,7 +35,8 @@ def come_together(model: nn.Module, inputs: str) -> bool:
         return False
     around = DistributedDataParallel._get_active_ddp_module()
     if around is not None:
-        whole = torch.distributed.get_world_size(around.process_group) == torch.distributed.get_world_size()
+        ranks = torch.distributed.get_world_size(around.process_group)
+        whole = around.module is model and ranks == torch.distributed.get_world_size()
     else:
         whole = is_unit(model) and _ranks_of(model) == torch.distributed.get_world_size()
     if not whole:

@@ -14,6 +14,8 @@ WIDTHS = range(1, 9)
 # Groups of a tensor that are looked at, evenly spread: 65,536 elements of 256 a group.
 _SAMPLED = 256
 
+_PART = 1 << 18  # elements of which doubles are made at once
+
 
 def rounding_energies(flat: Tensor, group_size: int, scales: Tensor | None = None) -> Tensor:
     """The expected squared error of ``GroupAffine`` with 1 to 8 bits, summed over the elements.
@@ -81,27 +83,48 @@ def rounding_noise(
         deviations: of each element, by ``rounding_deviations``; ``None`` takes them for equal within a group.
         scales: as for ``rounding_energies``.
     """
-    _, amplitudes = _bounds(flat, group_size)
+    amplitudes = _spreads(flat, group_size)
     if scales is not None:
         amplitudes = amplitudes * scales
     if deviations is not None:
         amplitudes = amplitudes * deviations
     signs = torch.empty_like(amplitudes).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-    scale = (energy / amplitudes.double().square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+    # In parts: what is made of a tensor in doubles takes twice its memory.
+    energies = [torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in amplitudes.split(_PART)]
+    scale = (energy / torch.stack(energies).sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
     return signs.mul_(amplitudes).mul_(scale.to(amplitudes.dtype))
 
 
 def _bounds(flat: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """The lower bound and the range of each element's group, in float32 at least."""
+    extremes = _extremes(flat, group_size)
+    return _spread_out([low for low, _, _ in extremes], extremes), _spreads(flat, group_size)
+
+
+def _spreads(flat: Tensor, group_size: int) -> Tensor:
+    """The range of each element's group, in float32 at least."""
+    extremes = _extremes(flat, group_size)
+    return _spread_out([high - low for low, high, _ in extremes], extremes)
+
+
+_Extremes = list[tuple[Tensor, Tensor, int]]
+"""Of whole groups, and of the last one if it is not whole: the least, the largest, and how many elements each has."""
+
+
+def _extremes(flat: Tensor, group_size: int) -> _Extremes:
     flat = flat if flat.dtype is torch.float64 else flat.float()
     whole = flat.numel() // group_size * group_size
-    lows, spreads = [], []
+    found: _Extremes = []
     if whole:
         low, high = flat[:whole].view(-1, group_size).aminmax(dim=1)
-        lows.append(low.repeat_interleave(group_size))
-        spreads.append((high - low).repeat_interleave(group_size))
+        found.append((low, high, group_size))
     if whole < flat.numel():
         low, high = flat[whole:].aminmax()
-        lows.append(low.expand(flat.numel() - whole))
-        spreads.append((high - low).expand(flat.numel() - whole))
-    return torch.cat(lows), torch.cat(spreads)
+        found.append((low.view(1), high.view(1), flat.numel() - whole))
+    return found
+
+
+def _spread_out(bounds: list[Tensor], extremes: _Extremes) -> Tensor:
+    """Bounds of groups for each element."""
+    parts = [bound.repeat_interleave(size) for bound, (_, _, size) in zip(bounds, extremes, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from actcore import current_rank
 from integrations.adaptive.measurement import Measurement
 from integrations.adaptive.one_step import OneStep
 from integrations.adaptive.probe import Probe
-from integrations.adaptive.ranks import agreed
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.levels import LEVELS
 from integrations.saved.modules import ModulePaths
@@ -37,25 +36,25 @@ def sensitivities(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     loss: Loss | None = None,
-    *,
-    among_ranks: bool = False,
 ) -> Measurement | None:
     """What one step with these inputs tells, which takes as long as some 14; ``None`` where it cannot be measured. The
     model is as before afterwards.
 
     Args:
         model, args, kwargs, loss: as for ``measured_error``.
-        among_ranks: whether each rank calls this at the same time: rank 0's is taken.
     """
     probe = Probe(_IMITATED, _STORED.seed, 0, hops=_HOPS)
     try:
-        OneStep(model, args, kwargs, loss).gradients(_probed(probe))
+        OneStep(model, args, kwargs, loss).gradients(_probed(probe), _let_go)
     except (RuntimeError, MemoryError):  # such as for want of memory, which the step itself may have
         found = None
     else:
         found = probe.measurement
-    found = found if found is not None and found.finite and found.tensors else None
-    return agreed(found) if among_ranks else found
+    return found if found is not None and found.finite and found.tensors else None
+
+
+def _let_go(place: int, gradient: Tensor) -> None:
+    """The probe has looked at it."""
 
 
 def _probed(probe: Probe) -> Any:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cache
 from mmap import mmap
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, 
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actcore import Codec, GroupAffine, Positive
-from integrations.adaptive.ranks import distributed, first_of
 from integrations.checkpoint.costs.codecs import GROUPS, MASK
 from integrations.checkpoint.costs.rates import LARGE, SMALL, Host, Line, Rates, constant, rated
 
@@ -51,24 +49,6 @@ def calibrated(device: str, dtype: torch.dtype) -> Rates:
     elif device != "cpu":
         return constant(device, dtype)
     return _measured(device, index, rated(dtype), torch.get_num_threads())
-
-
-def agreed(device: str, dtype: torch.dtype) -> Rates:
-    """Rank 0's rates, so that all ranks plan alike; those of this machine where there is one rank.
-
-    A collective: every rank comes here at the same time and asks for the same, as where a model is planned for in its
-    first training forward. What a group of ranks has agreed on is not asked for again.
-    """
-    if not distributed():
-        return calibrated(device, dtype)
-    known = _agreed.setdefault(torch.distributed.group.WORLD, {})
-    key = device, rated(dtype)
-    if key not in known:
-        known[key] = first_of(calibrated(device, dtype) if torch.distributed.get_rank() == 0 else None)
-    return known[key]
-
-
-_agreed: WeakKeyDictionary[Any, dict[tuple[str, torch.dtype], Rates]] = WeakKeyDictionary()
 
 
 @cache
@@ -195,7 +175,7 @@ class _Bench:
         seconds = []
         for nbytes in (_FEW, 4 << 20):
             there = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-            here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            here = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
             to, given = (here, there) if out else (there, here)
             seconds.append(self._seconds(lambda to=to, given=given: to.copy_(given, non_blocking=True)))  # type: ignore[misc]
         each = max(0.0, seconds[1] - seconds[0]) / ((4 << 20) - _FEW)
@@ -252,7 +232,7 @@ class _Seen(TorchDispatchMode):
 
 def _host(on_cuda: bool) -> Host:
     """That of Python, by the time of an operator that a mode of Python sees."""
-    given = torch.zeros(8)
+    given = torch.zeros(8, device="cpu")
     with _Seen():  # type: ignore[no-untyped-call]
         unit = min(_least(given.neg) for _ in range(5))
     if on_cuda:  # a launch is a few microseconds of the device's time, and the rest is hidden behind others

@@ -27,6 +27,12 @@ class Follower(Protocol):
     paused: bool
 
 
+def distributed() -> bool:
+    """Whether there is more than one rank."""
+    module = torch.distributed
+    return module.is_available() and module.is_initialized() and module.get_world_size() > 1
+
+
 def is_unit(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was given the module."""
     fsdp = sys.modules.get(_FSDP)  # who has not imported it has no such module

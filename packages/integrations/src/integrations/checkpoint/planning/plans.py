@@ -11,7 +11,7 @@ from integrations.bounds import EIGHT_BITS
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.capturing.loss import OF_LOSS
 from integrations.checkpoint.graphs.schedule import Schedule
-from integrations.checkpoint.graphs.sharding import whole_parameters
+from integrations.checkpoint.graphs.sharding import distributed, whole_parameters
 from integrations.checkpoint.graphs.signature import Signature
 from integrations.checkpoint.planning.attempts import Attempts
 from integrations.checkpoint.planning.plan import Plan
@@ -97,7 +97,8 @@ class Plans:
                 )
             if (plan is None or (astray.due and astray.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
                 real = astray.captures == _MOST_CAPTURES
-                if not (real and whole_parameters(model)):  # of which there are no real tensors to capture with
+                # Of cut parameters there are no real tensors to capture with; other ranks have no part in a capture.
+                if not (real and (whole_parameters(model) or distributed())):
                     made = self._attempts.plan(model, inputs, lambda: self._made(model, args, kwargs, real))
                     if made is None and plan is None:
                         return None
