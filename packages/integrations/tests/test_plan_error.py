@@ -341,17 +341,6 @@ def test_what_a_few_bits_of_a_derivative_are_off_by_is_not_put_down_to_all_else(
     assert sum(again.weights) == pytest.approx(1.9 * sum(menus.weights))
 
 
-@pytest.mark.parametrize("of_another", [0.12, float("nan")])
-def test_the_largest_error_of_all_ranks_counts(plan, of_another, monkeypatch):
-    monkeypatch.setattr("integrations.adaptive.within_error.largest", lambda found: of_another)
-    if of_another > 0:
-        with pytest.warns(UserWarning, match=r"measures 0\.12"):
-            assert within_error(plan, lambda one: 0.09, among_ranks=True).measured == 0.12
-    else:
-        found = within_error(plan, lambda one: 0.09, among_ranks=True)
-        assert (found.measured, found.unmeasured) == (None, "another rank could not measure it")
-
-
 def test_a_plan_that_rounds_far_too_much_rounds_nothing_in_the_end(plan):
     found = within_error(plan, lambda one: 5.0)
     assert (found.choice.rounds, found.measured) == (False, None)

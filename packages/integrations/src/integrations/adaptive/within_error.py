@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from integrations.adaptive.one_step import Unmeasured
-from integrations.adaptive.ranks import largest
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus, Option
 from integrations.checkpoint.planning.plan import Plan
@@ -25,7 +24,7 @@ _HELD = 0.85  # of the bound; a plan that is predicted to be above that was held
 _LOW = 0.6  # of the bound; below that, a plan that was held back by the bound may be made smaller or faster
 
 
-def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False, part: float = 1.0) -> Plan:
+def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
     """The plan with its measured error; or another for what it was asked for, with weights that fit the measurement.
 
     Where the measured error is above the bound, weights are corrected by what was measured over what was predicted,
@@ -35,8 +34,6 @@ def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False, par
     Args:
         plan: for an error, a memory, a time.
         measure: measures one.
-        among_ranks: whether each rank of the process group calls this with the same plan at the same time: the largest
-            error of all counts, and all come to the same plan.
         part: of the bound, what may be measured, where that is with another loss than training's.
 
     Raises:
@@ -48,10 +45,8 @@ def within_error(plan: Plan, measure: Measure, *, among_ranks: bool = False, par
         if not plan.choice.rounds:
             return plan
         found, why = _measured(plan, measure)
-        if among_ranks:
-            found = largest(found)
         if math.isnan(found):
-            return good or replace(plan, unmeasured=why or "another rank could not measure it")
+            return good or replace(plan, unmeasured=why)
         if found <= bound:
             held_back = plan.choice.error > _HELD * plan.error
             good = plan = replace(_no_less(plan, (found / part) ** 2), measured=found)
