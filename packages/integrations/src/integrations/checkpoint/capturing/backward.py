@@ -104,7 +104,7 @@ class Backward:
         """
         self._settle()
         name, task = _running(), torch._C._current_graph_task_id()
-        if self._task is None:
+        if self._task is None and task != -1:  # what it starts from is made outside of the engine
             self._task = task
         inside = task not in (-1, self._task) and not reads
         if (name != self._node and not inside) or not self._recording.steps:
