@@ -90,7 +90,7 @@ def test_a_handles_state_is_plain():
     handle = integrations.compression(Trainer().model)
     state = handle.state_dict()
     assert state == {
-        "version": 5,
+        "version": 6,
         "level": "L1.2",
         "options": dataclasses.asdict(integrations.LEVELS["L1.2"]),
         "step": 0,

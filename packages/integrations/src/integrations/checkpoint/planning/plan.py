@@ -255,21 +255,23 @@ class Plan:
         found = plan._chosen(asked, allowed)
         if allowed is None or time is None or plan.error == 0 or found.choice.variance == 0:
             return found
-        return plan.choosing(plan._most_exact(found.choice, allowed, time), asked)
+        return plan.choosing(plan._most_exact(allowed, time), asked)
 
     def _bytes_of(self, memory: Budget) -> int:
         """The bytes that a bound on memory allows, under the name that it has where such plans are asked for."""
         return bytes_of(memory, self.uncompressed_peak, "budget" if self.menus is None else "memory")
 
-    def _most_exact(self, found: Choice, allowed: int, time: float) -> Choice:
-        """The choice of the least error in a peak and a time, which one of the front keeps to."""
+    def _most_exact(self, allowed: int, time: float) -> Choice:
+        """The choice of the least error in a peak and a time, which one of the front keeps to at least."""
         from integrations.checkpoint.planning.search import most_exact
 
         try:  # what rounds nothing is of another graph
             return self._of_error(0.0)._chosen(Asked(None, time, 0.0), allowed).choice
         except ValueError:
-            best = most_exact(self, allowed, (time - 1) * self.plain_seconds)
-        return found if best is None or found.variance <= best.variance else best
+            seconds = (time - 1) * self.plain_seconds
+        fitting = [choice for choice in self.front if choice.peak <= allowed and choice.seconds <= seconds]
+        best = most_exact(self, allowed, seconds)
+        return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
 
     def _of_error(self, error: float) -> Plan:
         """This plan for another bound on the error, without one on memory or time."""
