@@ -177,8 +177,7 @@ Assignment FormFit::fit(double price) {
       cheaper = chosen_;
       high *= 16;
     }
-    for (int32_t i = 0; i < 60 && low == 0; ++i) {
-      const double middle = high / 16;
+    const auto try_price = [&](double middle) {
       const double found = choose(price, middle, other);
       if (found > most) {
         low = middle;
@@ -188,19 +187,9 @@ Assignment FormFit::fit(double price) {
         variance = found;
         chosen_ = other;
       }
-    }
-    for (int32_t i = 0; i < kHalvings && high > low * 1.001; ++i) {
-      const double middle = std::sqrt(low) * std::sqrt(high);
-      const double found = choose(price, middle, other);
-      if (found > most) {
-        low = middle;
-        cheaper = other;
-      } else {
-        high = middle;
-        variance = found;
-        chosen_ = other;
-      }
-    }
+    };
+    for (int32_t i = 0; i < 60 && low == 0; ++i) try_price(high / 16);
+    for (int32_t i = 0; i < kHalvings && high > low * 1.001; ++i) try_price(std::sqrt(low) * std::sqrt(high));
     known_ = of_variance_ = high;
     use_what_is_left(price, cheaper, most - variance, chosen_);
   }

@@ -166,7 +166,7 @@ class _Value:
         codecs = [part.codec for part in stored]
         named = ruled.store is not None  # at a level nothing can be gained in time, and times are those beyond its own
         return Option(
-            ruled.store,
+            store=ruled.store,
             held=min(self.nbytes, sum(part.nbytes for part in stored)),
             restored=self.nbytes if any(codec is not None for codec in codecs) else 0,
             passing=max((self.nbytes for part in stored if part.passing), default=0),
@@ -182,7 +182,7 @@ class _Value:
         crossing = sum(part.nbytes for part in stored if not part.keeps)
         codecs = [Offload(part.codec) for part in stored if part.codec is not None]
         return Option(
-            ruled.store,
+            store=ruled.store,
             held=0,
             restored=self.nbytes + crossing,
             passing=crossing + max((self.nbytes for part in stored if part.passing), default=0),

@@ -6,33 +6,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from actcore import Form
 from integrations.checkpoint.graphs.entries import entry_of, fields_of, of_type
 from integrations.stores import Store
 
 
-@dataclass(frozen=True)
-class Option:
-    """A store for a value, and what it takes.
+@dataclass(frozen=True, kw_only=True)
+class Option(Form):
+    """A store for a value, with the form that the search weighs: bytes, seconds, noise.
 
     Attributes:
         store: for all operators that save the value, and repetitions that read it. ``None``: that of a level, which
             has no name, and is the only one there is.
-        held: bytes while it waits.
-        restored: bytes of what is made of it where it is read; 0 where nothing is, as for shapes.
-        passing: bytes that storing it takes beside, while that runs.
-        store_seconds, restore_seconds: to store it, and each time that it is restored.
-        noise: the variance of its rounding, relative to the mean square of the elements; 0: it is exact.
-        serves: whether a repetition may read it. If not, backward alone may: of signs nothing can be made again.
     """
 
     store: Store | None
-    held: int
-    restored: int
-    passing: int = 0
-    store_seconds: float = 0.0
-    restore_seconds: float = 0.0
-    noise: float = 0.0
-    serves: bool = True
 
 
 @dataclass(frozen=True)

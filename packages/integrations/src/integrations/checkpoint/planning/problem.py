@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import actcore
 from actcore import TrainingStep
 from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.planning.menus import Menus, Option
+from integrations.checkpoint.planning.menus import Menus
 
 
 def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
@@ -34,23 +33,11 @@ def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
     return replace(
         step,
         seconds=[seconds + menus.repeating for seconds in step.seconds],
-        forms=[tuple(map(_form, row)) for row in menus.options],
+        forms=menus.options,
         weights=menus.weights,
         aside=menus.aside,
         stored_at=[_or_none(event) for event in menus.stored_at],
         formed=[any(option.store is None for option in row) for row in menus.options],
-    )
-
-
-def _form(option: Option) -> actcore.Form:
-    return actcore.Form(
-        held=option.held,
-        restored=option.restored,
-        passing=option.passing,
-        store_seconds=option.store_seconds,
-        restore_seconds=option.restore_seconds,
-        noise=option.noise,
-        serves=option.serves,
     )
 
 
