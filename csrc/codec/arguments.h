@@ -33,6 +33,14 @@ struct GroupAffineDecompress {
   void* output;
 };
 
+// The same elements, looked at before they are stored.
+struct WideGroup {
+  const void* input;
+  ElementType type;
+  int64_t numel;
+  int64_t group_size;
+};
+
 // Where the rows of a tensor lie when each has its own width: `rows` times `row_size` elements, the codes of one row
 // after those of another.
 struct RowWidths {

@@ -6,6 +6,7 @@
 #include "cpu/float8.h"
 #include "cpu/group_affine.h"
 #include "cpu/narrow.h"
+#include "cpu/wide_group.h"
 
 namespace actcore::ACTCORE_ISA {
 namespace {
@@ -19,6 +20,10 @@ void group_affine_decompress(const GroupAffineDecompress& args, int64_t begin, i
   with_type(args.type, [&]<class E>() {
     with_bits(args.bits, [&]<int bits>() { decompress_groups<E, bits>(args, begin, end); });
   });
+}
+
+bool has_wide_group(const WideGroup& args, int64_t begin, int64_t end) {
+  return with_type(args.type, [&]<class E>() { return any_wide<E>(args, begin, end); });
 }
 
 void float8_compress(const Float8Compress& args, int64_t begin, int64_t end) {
@@ -74,10 +79,10 @@ namespace actcore::cpu {
 
 extern const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels);
 const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels) = {
-    ACTCORE_TEXT(ACTCORE_ISA),    ACTCORE_ISA::group_affine_compress, ACTCORE_ISA::group_affine_decompress,
-    ACTCORE_ISA::float8_compress, ACTCORE_ISA::float8_decompress,     ACTCORE_ISA::pack_bits,
-    ACTCORE_ISA::unpack_bits,     ACTCORE_ISA::bit_mask_compress,     ACTCORE_ISA::bit_mask_decompress,
-    ACTCORE_ISA::positive_mask,   ACTCORE_ISA::narrow_compress,       ACTCORE_ISA::narrow_decompress,
+    ACTCORE_TEXT(ACTCORE_ISA),   ACTCORE_ISA::group_affine_compress, ACTCORE_ISA::group_affine_decompress,
+    ACTCORE_ISA::has_wide_group, ACTCORE_ISA::float8_compress, ACTCORE_ISA::float8_decompress, ACTCORE_ISA::pack_bits,
+    ACTCORE_ISA::unpack_bits, ACTCORE_ISA::bit_mask_compress, ACTCORE_ISA::bit_mask_decompress,
+    ACTCORE_ISA::positive_mask, ACTCORE_ISA::narrow_compress, ACTCORE_ISA::narrow_decompress,
 };
 
 }  // namespace actcore::cpu

@@ -17,6 +17,8 @@ struct Kernels {
   // Units: groups.
   void (*group_affine_compress)(const GroupAffineCompress& args, int64_t begin, int64_t end);
   void (*group_affine_decompress)(const GroupAffineDecompress& args, int64_t begin, int64_t end);
+  // Whether one of the groups is wide.
+  bool (*has_wide_group)(const WideGroup& args, int64_t begin, int64_t end);
   void (*float8_compress)(const Float8Compress& args, int64_t begin, int64_t end);
   void (*float8_decompress)(const Float8Decompress& args, int64_t begin, int64_t end);
 

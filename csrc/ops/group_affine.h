@@ -36,6 +36,21 @@ GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t 
           groups};
 }
 
+struct WideGroupCall {
+  WideGroup args;
+  Tensor wide;
+  int64_t groups;
+};
+
+inline WideGroupCall wide_group_call(const Tensor& input, int64_t group_size) {
+  const char* op = "has_wide_group";
+  require_group_size(op, group_size);
+  require_contiguous(op, "input", input);
+  const ElementType type = element_type(op, "input", input.scalar_type());
+  const int64_t numel = input.numel();
+  return {{input.const_data_ptr(), type, numel, group_size}, make_misfit(input), group_count(numel, group_size)};
+}
+
 struct GroupAffineDecompressCall {
   GroupAffineDecompress args;
   Tensor output;

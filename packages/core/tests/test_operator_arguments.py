@@ -170,6 +170,9 @@ WRONG = [
         f"mask must hold 125 bytes, got 124; {DAMAGED}",
     ),
     ("bit_mask_decompress", (U8[:125], -1, torch.float32, 0.0, 1.0), "numel must not be negative, got -1"),
+    ("has_wide_group", (U8, 256), "input must be float32, float64, float16 or bfloat16"),
+    ("has_wide_group", (F32[::2], 256), "input must be contiguous; call .contiguous() first"),
+    ("has_wide_group", (F32, 100), "group_size must be a positive multiple of 32, got 100"),
     ("positive_mask", (U8,), "input must be float32, float64, float16 or bfloat16"),
     ("positive_mask", (F32[::2],), "input must be contiguous; call .contiguous() first"),
 ]

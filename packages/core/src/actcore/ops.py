@@ -55,6 +55,11 @@ def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: Key, st
     return codes, input.new_empty((group_count(input.numel(), group_size), 2))
 
 
+@torch.library.register_fake("actcore::has_wide_group")
+def _(input: Tensor, group_size: int) -> Tensor:
+    return input.new_empty(1, dtype=torch.int32)
+
+
 @torch.library.register_fake("actcore::group_affine_decompress")
 def _(codes: Tensor, bounds: Tensor, numel: int, bits: int, group_size: int) -> Tensor:
     return bounds.new_empty(numel)
@@ -131,6 +136,7 @@ OPERATORS = (
     "group_affine_compress",
     "group_affine_compress.tensor",
     "group_affine_decompress",
+    "has_wide_group",
     "group_affine_rows_compress",
     "group_affine_rows_compress.tensor",
     "group_affine_rows_decompress",

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=WAYS,
         metavar="WAY",
-        help=f"repeatable: {'; '.join(WAYS)}; default: all that need no compiler",
+        help=f"repeatable: {_written(WAYS)}; default: all that need no compiler",
     )
     parser.add_argument(
         "--compile", action="store_true", help="with torch.compile, which takes minutes a model; the default on CUDA"
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help=f"{', '.join(GPU_SUBJECTS)} in the ways {'; '.join(GPU_WAYS)}, with what a step takes of the device and "
+        help=f"{', '.join(GPU_SUBJECTS)} in the ways {_written(GPU_WAYS)}, with what a step takes of the device and "
         "of the processor beside it; without a GPU the models are small; the default on CUDA",
     )
     parser.add_argument("--no-time", action="store_true", help="peaks and gradients alone, for a machine that is busy")
@@ -69,6 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_deadline(parser, "cell")
     add_shared(parser, threads=torch.get_num_threads(), place=", cell by cell; what the file has is not measured again")
     add_chart(parser)
+
+
+def _written(ways: Iterable[str]) -> str:
+    """Names of ways for a help text, in which ``argparse`` takes a lone percent sign for a placeholder."""
+    return "; ".join(ways).replace("%", "%%")
 
 
 def run_systems(options: argparse.Namespace) -> None:

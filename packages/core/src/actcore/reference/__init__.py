@@ -10,6 +10,7 @@ from actcore.reference.group_affine import (
     group_affine_decompress,
     group_affine_rows_compress,
     group_affine_rows_decompress,
+    has_wide_group,
 )
 from actcore.reference.levels import level_codes
 from actcore.reference.masked import dropout_mask, mask_backward, relu_mask
@@ -26,6 +27,7 @@ __all__ = [
     "group_affine_decompress",
     "group_affine_rows_compress",
     "group_affine_rows_decompress",
+    "has_wide_group",
     "level_codes",
     "mask_backward",
     "max_pool",

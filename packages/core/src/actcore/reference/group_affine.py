@@ -40,6 +40,20 @@ def group_affine_compress(
     return pack_bits(codes.to(torch.uint8), bits), bounds.to(x.dtype)
 
 
+def has_wide_group(x: Tensor, group_size: int) -> Tensor:
+    """Whether codes would leave nothing of most elements of a group: no finite bounds, or at least two elements, a
+    sixteenth of all and a quarter of those between the bounds, are not zero and below a thousandth of the range."""
+    for group in x.reshape(-1).to(_compute_dtype(x.dtype)).split(group_size):
+        if not group.isfinite().all():
+            return torch.ones(1, dtype=torch.int32)
+        low, high = group.min(), group.max()
+        between = (group > low) & (group < high)
+        lost = int((between & (group != 0) & (group.abs() < high / 1000 - low / 1000)).sum())
+        if lost > 1 and 16 * lost >= group.numel() and 4 * lost >= int(between.sum()):
+            return torch.ones(1, dtype=torch.int32)
+    return torch.zeros(1, dtype=torch.int32)
+
+
 def group_affine_decompress(codes: Tensor, bounds: Tensor, numel: int, bits: int, group_size: int) -> Tensor:
     """``low + code * step`` with one rounding, and the upper bound itself for the top code."""
     levels = 2**bits - 1

@@ -170,8 +170,8 @@ class _Value:
             held=min(self.nbytes, sum(part.nbytes for part in stored)),
             restored=self.nbytes if any(codec is not None for codec in codecs) else 0,
             passing=max((self.nbytes for part in stored if part.passing), default=0),
-            store_seconds=named * sum(store_seconds(self.rates, codec, self._numel) for codec in codecs),
-            restore_seconds=named * max(restore_seconds(self.rates, codec, self._numel) for codec in codecs),
+            store_seconds=named * sum(self._seconds(store_seconds, part) for part in stored),
+            restore_seconds=named * max(self._seconds(restore_seconds, part) for part in stored),
             noise=named * _noise(stored),
             serves=serves,
         )
@@ -190,6 +190,9 @@ class _Value:
             restore_seconds=max((restore_seconds(self.rates, codec, self._numel) for codec in codecs), default=0.0),
             noise=_noise(stored),
         )
+
+    def _seconds(self, taken: Callable[..., float], part: Part) -> float:
+        return taken(self.rates, part.codec, self._numel, part.normalised)
 
     def aside(self, ruled: _Ruled) -> int:
         """Bytes of what the forward stores even if the value is made again from what is rounded."""

@@ -22,12 +22,14 @@ class Part(NamedTuple):
         nbytes: of all of the value's memory in that form.
         alone: whether it serves this saver alone, and no other shares it.
         passing: whether storing it takes another tensor of that size.
+        normalised: whether it is stored as it is normalised, with its statistics.
     """
 
     codec: Codec | None
     nbytes: int
     alone: bool = False
     passing: bool = False
+    normalised: bool = False
 
     @property
     def keeps(self) -> bool:
@@ -77,7 +79,8 @@ def _part(decision: Decision, saver: Saver) -> Part:
     if isinstance(codec, GroupAffine):
         size = codec.stored_bytes(count, saved.dtype)
         alone = decision.form is not None
-        return Part(codec, size, alone, decision.normalised or alone) if size < whole else kept
+        passing = decision.normalised or alone
+        return Part(codec, size, alone, passing, decision.normalised) if size < whole else kept
     if isinstance(codec, Raw):
         return kept
     if codec is None and saved.device.type != "cpu":  # a mask of unknown values: to look at it would wait

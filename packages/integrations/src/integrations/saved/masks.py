@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actcore import Layout
+from actcore.ops import below_autograd
 from integrations.saved.history import node_of
 
 # They move elements or take some, and change none.
@@ -34,9 +35,6 @@ _PUTS = frozenset(
         *("IndexPut", "MaskedFill", "MaskedScatter", "Scatter", "SelectScatter", "SliceScatter", "Where"),
     }
 )
-
-_AT_ONCE = 1 << 15  # elements that are looked at; what is made of them stays in the processor's cache
-_FAR = 1000  # a step of 8 bits is a range over 255: rounding leaves nothing of values below this part of the range
 
 
 def may_be_masked(tensor: Tensor) -> bool:
@@ -64,22 +62,4 @@ def is_masked(tensor: Tensor, group_size: int) -> bool:
     """Whether a group of the tensor's elements, as they are stored, is so wide that nothing would be left of most of
     them; as elements that are masked make it, and few others. Reads the tensor: for the CPU."""
     flat = Layout.of(tensor).flatten(tensor.detach())
-    whole = flat.numel() // group_size * group_size
-    stretches = flat[:whole].view(-1, group_size).split(max(1, _AT_ONCE // group_size))
-    return any(map(_has_wide, stretches)) or _has_wide(flat[whole:].view(1, -1))
-
-
-def _has_wide(groups: Tensor) -> bool:
-    """``Float[Tensor, "groups size"]``: whether one of them has no finite range, or one so wide that at least two
-    elements, a sixteenth of all and a quarter of those that are no bounds, are below a thousandth of it and not zero.
-    Bounds are exact, and so are the zeros beside values such as 0 and 1."""
-    if not groups.numel():
-        return False
-    # Along a dimension, amin and amax take much less than aminmax, and sums of int32 less than of int64.
-    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-    least = high / _FAR - low / _FAR  # the range may overflow
-    if not least.isfinite().all():
-        return True
-    between = (groups > low) & (groups < high)
-    lost = (between & (groups.abs() < least) & (groups != 0)).sum(1, dtype=torch.int32)
-    return bool(((lost > 1) & (16 * lost >= groups.shape[1]) & (4 * lost >= between.sum(1, dtype=torch.int32))).any())
+    return bool(below_autograd(torch.ops.actcore.has_wide_group.default, flat, group_size))

@@ -17,6 +17,10 @@ a kind of their own where they were measured."""
 _SLOPES = (0.6, 0.7, 1.1, 1.4, 2.0, 2.6, 3.4, 5.0)
 _RESTORED_SLOPES = 3.5
 
+# Times that what is stored as it is normalised is read and written besides: to take its mean away, to square and add up
+# what is left, and to divide it; and to undo that.
+_NORMALIZED, _UNDONE = 4, 2
+
 
 def kind_of(codec: Codec) -> str:
     """The name by which rates have a codec, as ``"4 bits"``."""
@@ -25,26 +29,29 @@ def kind_of(codec: Codec) -> str:
     return MASK if isinstance(codec, BitMask | Positive) else GROUPS
 
 
-def store_seconds(rates: Rates, codec: Codec | None, numel: int) -> float:
+def store_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: bool = False) -> float:
     """Seconds to store a tensor, the Python of a session included.
 
     Args:
         rates: of its device and dtype.
         codec: what makes the stored form, which ``Offload`` moves to the host; ``None`` if a shape is all there is.
         numel: its elements.
+        normalised: whether they are normalised before.
     """
     own = codec.inner if isinstance(codec, Offload) else codec
     times = _SLOPES[own.bits - 1] if isinstance(own, Codebook) else 1.0
-    return rates.host.store + _seconds(rates, rates.store, rates.to_host, codec, numel, times)
+    passes = _NORMALIZED * normalised * rates.traffic(2 * numel * rates.itemsize)
+    return rates.host.store + passes + _seconds(rates, rates.store, rates.to_host, codec, numel, times)
 
 
-def restore_seconds(rates: Rates, codec: Codec | None, numel: int) -> float:
+def restore_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: bool = False) -> float:
     """Seconds to make it again, each time; as ``store_seconds``."""
     made = 0 if codec is None or isinstance(codec, Raw) else numel * rates.itemsize
     own = codec.inner if isinstance(codec, Offload) else codec
     times = _RESTORED_SLOPES if isinstance(own, Codebook) else 1.0
     kernel = _seconds(rates, rates.restore, rates.from_host, codec, numel, times)
-    return rates.host.restore + kernel + rates.allocation(made)
+    passes = _UNDONE * normalised * rates.traffic(2 * numel * rates.itemsize)
+    return rates.host.restore + kernel + passes + rates.allocation(made)
 
 
 def _seconds(
