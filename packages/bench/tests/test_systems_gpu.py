@@ -56,7 +56,7 @@ def test_a_step_of_a_subject_at_a_gpu_s_size(name):
     assert len(subject.blocks) == (12 if "vit" in name else 16)  # ResNet-50 has 3 + 4 + 6 + 3
 
 
-@pytest.mark.parametrize("way", [PLAIN, "checkpoint, half"])
+@pytest.mark.parametrize("way", [PLAIN, "plan, 50 %, exact"])
 def test_a_cell_with_figures(way, counted):
     request = cells.Request(Cell("llama-1", way), 1, "cpu", threads=1, seed=0, figures=True)
     found = cells.measure_here(cells.Request.of(vars(request) | {"cell": vars(request.cell)}))
@@ -81,7 +81,7 @@ def test_a_plan_is_made_under_the_autocast_that_steps_run_in(monkeypatch):
 
     monkeypatch.setattr(ways.planning, "plan", planned)
     with pytest.raises(ways.DoesNotApply):
-        WAYS["checkpoint, half"].ready(subject)
+        WAYS["checkpoint, least"].ready(subject)
     assert seen == [torch.bfloat16]
     output = subject.step(lambda x: torch.mm(x.new_ones(2, 2, dtype=torch.float32), x.new_ones(2, 1000)))
     assert output.dtype == torch.float32  # the loss, as autocast has it
@@ -360,7 +360,7 @@ def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
             Cell("llama-1", "L4bit-swap", "a Llama", 40 * mib, 0.1, [0.1], [0.1], figures=figures(
                 copy_seconds=0.002, hidden=0.75, not_profiled="no CUPTI."
             )),
-            Cell("llama-1", "checkpoint, half", "a Llama", 55 * mib, 0.0, [0.1], [0.1], planned_bytes=50 * mib,
+            Cell("llama-1", "plan, 50 %, exact", "a Llama", 55 * mib, 0.0, [0.1], [0.1], planned_bytes=50 * mib,
                  planned_plain_bytes=98 * mib, figures=figures()),
         ],
     )  # fmt: skip
@@ -371,9 +371,9 @@ def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
     with output.capture() as captured:
         output.print(render(found))
     text = " ".join(captured.get().split())
-    assert "checkpoint, half 1.0 50.0 98.0 55.0" in text
+    assert "plan, 50 %, exact 1.0 50.0 98.0 55.0" in text
     assert "L4bit-swap 100.0 100.0 10.0 20.0 1,234 5.0 2.0 75" in text
-    assert "llama-1, checkpoint, half: the measured peak is 5.0 MiB above the planned one, plain's 2.0 MiB." in text
+    assert "llama-1, plan, 50 %, exact: the measured peak is 5.0 MiB above the planned one, plain's 2.0 MiB." in text
     assert "llama-1, plain: the most that an operator had for itself: 8.0 MiB, aten.mm." in text
     assert "llama-1, L4bit-swap was not profiled: no CUPTI." in text
     assert "this was no GPU" not in text

@@ -100,12 +100,13 @@ def _within(budget: float, bound: float, subject: Subject) -> tuple[Forward, Sur
     return forward, nullcontext
 
 
-def _planned(budget: float | None, subject: Subject) -> tuple[Forward, Surroundings]:
+def _least(subject: Subject) -> tuple[Forward, Surroundings]:
+    """The plan of recomputation alone with the least peak."""
     given = subject.inputs
     args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (given, None)
     try:
         with subject.around():  # a plan is of the dtypes that autocast makes
-            plan = planning.plan(subject.model, args, budget=budget, kwargs=kwargs)
+            plan = planning.plan(subject.model, args, budget=None, kwargs=kwargs)
     except ValueError as error:
         raise DoesNotApply(str(error)) from error
     return planning.apply(subject.model, plan), nullcontext
@@ -202,9 +203,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "randomized linear": Way(partial(compressed, "L0", linear={"proj_dim_ratio": 0.2, "seed": 0})),
         "Q-layers": Way(partial(compressed, "L0", layers="q"), adapts=True, draws=True),
         "L1 + few-bit": Way(partial(compressed, "L1", activations="fewbit")),
-        "checkpoint, least": Way(partial(_planned, None)),
-        "checkpoint, half": Way(partial(_planned, 0.5)),
-        "checkpoint, fifth": Way(partial(_planned, 0.2)),
+        "checkpoint, least": Way(_least),
         "L1 + checkpoint": Way(partial(compressed, "L1", checkpoint="optimal")),
         **{planned_name(budget, bound): planned(budget, bound) for bound in BOUNDS for budget in BUDGETS},
         "each block (torch)": Way(partial(each_block, by_torch), ours=False),
