@@ -9,6 +9,7 @@ from torch import nn
 
 from actcore import simulate
 from integrations import checkpoint
+from integrations.bounds import Bounds
 from integrations.checkpoint.planning.choice import Choice, mask_of
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.problem import training_step
@@ -32,7 +33,7 @@ X = normal(16, 64, 64).reshape(4, 256, 64)
 
 @pytest.fixture(scope="module")
 def plan():
-    return planned(transformer(), BASE, (X,), {}, error=0.1)
+    return planned(transformer(), BASE, (X,), {}, Bounds(error=0.1))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_rounding_takes_less_memory_in_the_same_time(plan, exact):
 
 
 def test_two_calls_give_equal_plans(plan):
-    assert planned(transformer(), BASE, (X,), {}, error=0.1) == plan
+    assert planned(transformer(), BASE, (X,), {}, Bounds(error=0.1)) == plan
 
 
 def test_a_file_has_all_of_it(plan, tmp_path):
@@ -129,7 +130,7 @@ def test_within_memory_the_time_is_least(plan):
     found = plan.within(0.5)
     assert found.peak <= 0.5 * plan.plain_peak
     assert found.seconds == min(one.seconds for one in plan.front if one.peak <= 0.5 * plan.plain_peak)
-    assert found.asked == (0.5, None, 0.1)
+    assert found.bounds == Bounds(0.5, None, 0.1)
 
 
 def test_within_time_the_memory_is_least(plan):
@@ -148,7 +149,7 @@ def test_within_both_the_error_is_least(plan, exact):
     tight = plan.within(allowed, 5)
     assert 0 < tight.choice.error <= min(fitting) < max(fitting)
     assert tight.peak <= allowed
-    assert tight.asked == (allowed, 5, 0.1)
+    assert tight.bounds == Bounds(allowed, 5, 0.1)
 
 
 def test_a_plan_within_both_still_has_the_whole_front(plan, exact):
@@ -184,7 +185,7 @@ def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
 
 def test_stores_and_recomputation_can_be_left_out():
     model = transformer()
-    found = planned(model, BASE, (X,), {}, error=0.1, recompute=False, allows=lambda store: store == Store(4))
+    found = planned(model, BASE, (X,), {}, Bounds(error=0.1, stores=("4 bits",)))
     assert found.front[0].stores
     assert {store for choice in found.front for _, store in choice.stores} == {Store(4)}
     assert all(one.segments == () for one in (replace(found, choice=choice) for choice in found.front))

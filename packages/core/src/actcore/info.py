@@ -61,7 +61,9 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
     results = dict.fromkeys(OPERATORS, True)
     if device.type == "cpu":
         for x in (torch.linspace(-3, 5, 1000), torch.tensor([1.0, 2.0, -1e9, 3.0])):
-            results["has_wide_group"] &= _same(torch.ops.actcore.has_wide_group(x, 256), reference.has_wide_group(x, 256))
+            results["has_wide_group"] &= _same(
+                torch.ops.actcore.has_wide_group(x, 256), reference.has_wide_group(x, 256)
+            )
     else:  # where nobody waits for its answer
         del results["has_wide_group"]
     for operator, arguments in _calls():

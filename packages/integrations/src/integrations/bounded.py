@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,22 +112,19 @@ def front_of(
         weights: of values; ``None``: by the operators.
         bits: that an adaptive level gives its tensors, once it has measured them.
     """
-    made = planned(
+    return planned(
         model,
         level,
         args,
         kwargs,
-        error=(bounds.error or 0.0) if level.off else 0.0,
+        bounds,
         real=real,
         loss=loss,
         holds_outputs=holds_outputs,
-        allows=bounds.allows,
-        recompute=bounds.recomputes,
         weights=usual_weights if weights is None else weights,
         rating=constant if bounds.stores == AGAIN else calibrated,
         bits=bits,
     )
-    return replace(made, stores=bounds.stores)
 
 
 def chosen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -315,7 +316,7 @@ class _Fronts(Plans):
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
-        bounds = Bounds(error=None if first.compressed else first.error, stores=first.stores)
+        bounds = replace(first.bounds, memory=None, time=None)
         if self._weights is None and bounds.error:
             self._weights = Weights(model, args, kwargs, first.loss)
         return front_of(

@@ -43,7 +43,7 @@ def group_affine_compress(
 def has_wide_group(x: Tensor, group_size: int) -> Tensor:
     """Whether codes would leave nothing of most elements of a group: no finite bounds, or at least two elements, a
     sixteenth of all and a quarter of those between the bounds, are not zero and below a thousandth of the range."""
-    for group in x.reshape(-1).to(_compute_dtype(x.dtype)).split(group_size):
+    for group in x.reshape(-1).to(_compute_dtype(x.dtype)).split(group_size) if x.numel() else ():
         if not group.isfinite().all():
             return torch.ones(1, dtype=torch.int32)
         low, high = group.min(), group.max()

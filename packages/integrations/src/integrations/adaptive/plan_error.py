@@ -72,7 +72,7 @@ def _require_room(model: nn.Module, plan: Plan) -> None:
 def _exact(plan: Plan) -> Plan:
     """The plan of the least peak that rounds nothing."""
     exact = plan.within(error=0.0) if plan.level is None else plan
-    return exact.choosing(exact.front[0], exact.asked)
+    return exact.choosing(exact.front[0], exact.bounds)
 
 
 class _Strict(Plans):

@@ -94,7 +94,7 @@ def _reweighted(plan: Plan, variance: float) -> Plan:
         factor = _USUAL
         slopes = (variance - factor * (predicted - of_slopes)) / of_slopes
     made = solved_again(plan, _times(plan.menus, factor, slopes), _times(plan.rounded_menus, factor, slopes))
-    return made.within(*plan.asked) if plan.is_bounded else made
+    return made.within(plan.memory, plan.time) if plan.is_bounded else made
 
 
 def _no_less(plan: Plan, variance: float) -> Plan:

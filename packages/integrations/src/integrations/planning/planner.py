@@ -10,6 +10,7 @@ from torch import nn
 
 from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.weights import usual_weights
+from integrations.bounds import Bounds
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.costs.modelled import by
@@ -20,13 +21,10 @@ from integrations.checkpoint.planning.menus import Menus
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.search import Captures, solved
 from integrations.levels import Level
-from integrations.planning.menus import Allows, Weights, menus_of
+from integrations.planning.menus import Weights, menus_of
 from integrations.planning.savers import Seen
-from integrations.stores import Store
 
-
-def _any(store: Store) -> bool:
-    return True
+_EXACT = Bounds(error=0.0)
 
 
 def planned(
@@ -34,13 +32,11 @@ def planned(
     level: Level,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    bounds: Bounds = _EXACT,
     *,
-    error: float = 0.0,
     real: bool = False,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
-    allows: Allows = _any,
-    recompute: bool = True,
     weights: Weights = usual_weights,
     rating: Rating = constant,
     bits: Allotted | None = None,
@@ -56,10 +52,8 @@ def planned(
         level: as which all is stored, if it is not off; else it says the sizes of groups, what is small, and what is
             kept exactly.
         args, kwargs: of the model's forward.
-        error: bound on the gradient's relative error.
+        bounds: of which those on memory and time are left to ``Plan.within``.
         real, loss, holds_outputs: as in ``capture``.
-        allows: whether a store may be used.
-        recompute: whether values may be made again.
         weights: of the values, for the error.
         rating: of what operators and stores take.
         bits: that an adaptive level gives its tensors, once it has measured them.
@@ -73,19 +67,20 @@ def planned(
 
     def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
         graph = graph.as_rounded if rounded else graph
-        if not recompute:
+        if not bounds.recomputes:
             graph = graph.keeping(range(len(graph.values)))
-        return graph, menus_of(graph, seen, level, rating, weights, allows, bits)
+        return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)
 
+    bounds = replace(bounds, memory=None, time=None, error=(bounds.error or 0.0) if level.off else None)
     if not level.off:
         graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)
         captures = Captures(graph, menus, level=level)
     else:
-        found = captured(error > 0)
-        rounded, rounded_menus = with_menus(*found, True) if error else (None, None)
+        found = captured(not bounds.exact)
+        rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
         if found[1].replaced:  # attention
             found = captured(False)
         graph, menus = with_menus(*found, False)
         captures = Captures(graph, menus.exact(), rounded, rounded_menus)
     taken = perf_counter() - started
-    return replace(solved(class_of(model).__name__, captures, error, capture_seconds=taken), loss=loss)
+    return replace(solved(class_of(model).__name__, captures, bounds, capture_seconds=taken), loss=loss)

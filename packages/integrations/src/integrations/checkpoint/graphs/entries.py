@@ -46,12 +46,14 @@ def complete(writer: str) -> Iterator[None]:
     """A block that takes an object apart; what that raises is said of the text that it comes from.
 
     Raises:
-        ValueError: the object lacks or adds an entry, or one is of another type.
+        ValueError: the object lacks or adds an entry, or one is of another type, or contradicts others.
     """
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"text must be what {writer} returned; it lacks or adds something: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"text must be what {writer} returned; {error}") from None
 
 
 def entry_of(kind: type[Kind], content: Any) -> Kind:

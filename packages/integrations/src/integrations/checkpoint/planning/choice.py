@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,8 @@ class Choice:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
+        if not isinstance(content, Mapping):
+            raise TypeError(f"choice must be an object, got {content!r:.40}")
         given = dict(content)
         kept, held = of_type(str, given.pop("kept"), "kept"), of_type(str | None, given.pop("held"), "held")
         stores = [

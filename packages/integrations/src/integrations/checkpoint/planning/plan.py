@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, Self, cast
 
 from actcore import simulate
-from integrations.bounds import AGAIN
+from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
@@ -28,18 +28,8 @@ _ACCUMULATING = "accumulating"
 Objective = Literal["peak", "paper"]
 
 
-class Asked(NamedTuple):
-    """What a plan was asked for.
-
-    Attributes:
-        memory: of activation peak, as ``bytes_of`` reads it; ``None``: as little as ``time`` allows.
-        time: the most that a step takes, in those of the plain one; ``None``: as little as ``memory`` allows.
-        error: the most that the gradient's relative error may be; ``None``: that of the plan at hand.
-    """
-
-    memory: Budget | None = None
-    time: float | None = None
-    error: float | None = None
+UNBOUNDED = Bounds(error=0.0, stores=AGAIN)
+"""Of a plan that only says what is made again, and of that what has the least peak."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,8 @@ class Plan:
         front: all choices, by rising peak and falling seconds; the last adds the least time.
         peak_bound: no choice has a lower peak.
         exact: whether all choices were tried, so that none is missing from the front.
-        memory: the activation peak that was asked for: the most that forward and backward have allocated at once
-            beyond what is still allocated after them.
+        bounds: what it was asked to keep to. An error of 0 makes gradients as they are; ``None`` is that of a plan for
+            a level. A plan that was asked for neither memory nor time has the least peak of its front.
         objective: by which the choice was made, where nothing was asked for.
         capture_seconds, search_seconds: that planning took.
         loss: from the model's output to what is differentiated, for plans that are made for other inputs. It is not
@@ -63,9 +53,6 @@ class Plan:
         rounded: the training step where what backward reads is rounded, if there are choices of that, too.
         rounded_menus: the stores of its values.
         level: the level as which everything is stored that the choice has no store for; ``None``: it is kept as it is.
-        time: the most time that was asked for, in plain steps.
-        error: the most relative error of the gradient that was asked for; 0: that plan makes gradients as they are.
-        stores: the ways of ``bounds.WAYS`` in which values may wait, as they were asked for.
         also: the plans of the same call for other inputs, none of which are within these or one another.
         measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
             ``choice.error`` is what there is.
@@ -78,7 +65,7 @@ class Plan:
     front: tuple[Choice, ...]
     peak_bound: int
     exact: bool
-    memory: Budget | None = None
+    bounds: Bounds = UNBOUNDED
     objective: Objective = "peak"
     capture_seconds: float = field(default=0.0, compare=False)
     search_seconds: float = field(default=0.0, compare=False)
@@ -87,13 +74,16 @@ class Plan:
     rounded: Graph | None = field(default=None, repr=False)
     rounded_menus: Menus | None = field(default=None, repr=False)
     level: Level | None = None
-    time: float | None = None
-    error: float = 0.0
-    stores: tuple[str, ...] = AGAIN
     also: tuple[Plan, ...] = field(default=(), repr=False)
     measured: float | None = None
     unmeasured: str = ""
     _others: dict[Any, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graphs
+
+    @property
+    def memory(self) -> Budget | None:
+        """The activation peak that was asked for: the most that forward and backward have allocated at once beyond what
+        is still allocated after them."""
+        return self.bounds.memory
 
     @property
     def budget(self) -> Budget | None:
@@ -101,9 +91,19 @@ class Plan:
         return self.memory
 
     @property
-    def asked(self) -> Asked:
-        """What it was asked for."""
-        return Asked(self.memory, self.time, self.error)
+    def time(self) -> float | None:
+        """The most time that was asked for, in plain steps."""
+        return self.bounds.time
+
+    @property
+    def error(self) -> float:
+        """The most relative error of the gradient that was asked for; 0 at a level, too."""
+        return self.bounds.error or 0.0
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The ways of ``bounds.WAYS`` in which values may wait, as they were asked for."""
+        return self.bounds.stores
 
     @property
     def compressed(self) -> bool:
@@ -170,7 +170,7 @@ class Plan:
         if self.choice.held is None:
             return self
         flat = [choice for choice in self.front if choice.held is None and choice.peak >= self.peak]
-        return self.choosing(flat[0], self.asked)
+        return self.choosing(flat[0], self.bounds)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -197,12 +197,12 @@ class Plan:
             return self
         if _ACCUMULATING not in self._others:
             rounded = None if self.rounded is None else self.rounded.accumulating
-            self._others[_ACCUMULATING] = self._searched(self.graph.accumulating, rounded, self.error)
+            self._others[_ACCUMULATING] = self._searched(self.graph.accumulating, rounded, self._unbounded(self.error))
         found = self._others[_ACCUMULATING]
         if not self.is_bounded:
             return found
         try:
-            return found.within(*self.asked)
+            return found.within(self.memory, self.time)
         except ValueError:
             return found
 
@@ -211,12 +211,16 @@ class Plan:
         """Whether memory or time was asked for."""
         return self.memory is not None or self.time is not None
 
-    def _searched(self, graph: Graph, rounded: Graph | None, error: float) -> Plan:
+    def _unbounded(self, error: float) -> Bounds:
+        """The bounds, with this one on the error and none on memory and time."""
+        return replace(self.bounds, memory=None, time=None, error=None if self.compressed else error)
+
+    def _searched(self, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Plan:
         """A plan of this kind for other graphs of these values."""
         from integrations.checkpoint.planning.search import Captures, solved
 
         captures = Captures(graph, self.menus, rounded, self.rounded_menus, self.level)
-        return replace(solved(self.model, captures, error, self.objective), loss=self.loss, stores=self.stores)
+        return replace(solved(self.model, captures, bounds, self.objective), loss=self.loss)
 
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Plan:
         """The plan that is best within these bounds: of the least time in the memory; without that, of the least memory
@@ -250,8 +254,8 @@ class Plan:
     def _within(self, memory: Budget | None, time: float | None, error: float | None) -> Plan:
         """The same, by itself."""
         plan = self if error is None or error == self.error else self._of_error(error)
-        asked = Asked(memory, time, plan.error)
         allowed = None if memory is None else self._bytes_of(memory)
+        asked = replace(plan.bounds, memory=memory, time=time)
         found = plan._chosen(asked, allowed)
         if allowed is None or time is None or plan.error == 0 or found.choice.variance == 0:
             return found
@@ -266,7 +270,8 @@ class Plan:
         from integrations.checkpoint.planning.search import most_exact
 
         try:  # what rounds nothing is of another graph
-            return self._of_error(0.0)._chosen(Asked(None, time, 0.0), allowed).choice
+            exact = self._of_error(0.0)
+            return exact._chosen(replace(exact.bounds, time=time), allowed).choice
         except ValueError:
             seconds = (time - 1) * self.plain_seconds
         fitting = [choice for choice in self.front if choice.peak <= allowed and choice.seconds <= seconds]
@@ -280,13 +285,13 @@ class Plan:
         if error == self.error:
             return self
         if error not in self._others:
-            made = self._searched(self.graph, self.rounded, error)
+            made = self._searched(self.graph, self.rounded, self._unbounded(error))
             made._others[self.error] = self
             self._others[error] = made
         return self._others[error]
 
-    def _chosen(self, asked: Asked, allowed: int | None) -> Plan:
-        """The plan of the front for what was asked."""
+    def _chosen(self, asked: Bounds, allowed: int | None) -> Plan:
+        """The plan of the front for what is asked, of which the memory allows so many bytes."""
         fitting = [choice for choice in self.front if allowed is None or choice.peak <= allowed]
         if not fitting:
             raise ValueError(out_of_memory(self, asked))
@@ -298,15 +303,14 @@ class Plan:
             raise ValueError(out_of_time(self, asked))
         return self.choosing(fitting[0], asked)
 
-    def choosing(self, choice: Choice, asked: Asked) -> Plan:
-        """The plan of another choice of these graphs, with this front and the same plans for other states of the
-        gradients."""
+    def choosing(self, choice: Choice, bounds: Bounds) -> Plan:
+        """The plan of another choice of these graphs, made for these bounds, with this front and the same plans for
+        other states of the gradients."""
         measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
         found = replace(
             self,
             choice=choice,
-            memory=asked.memory,
-            time=asked.time,
+            bounds=bounds,
             measured=measured[0],
             unmeasured=measured[1],
         )

@@ -15,7 +15,7 @@ from integrations.checkpoint.capturing.loss import Loss, require_loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.sharding import class_of
 from integrations.checkpoint.planning.budget import Budget
-from integrations.checkpoint.planning.plan import Objective, Plan
+from integrations.checkpoint.planning.plan import UNBOUNDED, Objective, Plan
 from integrations.checkpoint.planning.search import Captures, solved
 from integrations.compiling import compiled_module
 
@@ -96,7 +96,7 @@ def plan(
 
 def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:
     """The plan for a graph that has been captured, of keeping and making again alone."""
-    return solved(name, Captures(graph), objective=objective, capture_seconds=capture_seconds)
+    return solved(name, Captures(graph), UNBOUNDED, objective, capture_seconds)
 
 
 def plannable(model: nn.Module) -> nn.Module:

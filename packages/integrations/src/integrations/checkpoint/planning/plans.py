@@ -120,9 +120,9 @@ class Plans:
         """Warns of a plan that takes more than was asked for, once for inputs and state."""
         if (about := (plan.graph.inputs, state)) not in self._excess:
             self._excess.add(about)
-            memory, time, _ = self._first.asked
-            bounds = [] if memory is None else [f"the budget {memory!r}"]
-            bounds += [] if time is None else [f"time={time:g}"]
+            asked = self._first.bounds
+            bounds = [] if asked.memory is None else [f"the budget {asked.memory!r}"]
+            bounds += [] if asked.time is None else [f"time={asked.time:g}"]
             warn(
                 f"no plan of {plan.model} for inputs {plan.graph.inputs}{state} fits {' and '.join(bounds)}: the least "
                 f"activation peak, {format_bytes(plan.peak)}, is taken"
@@ -181,7 +181,7 @@ class Plans:
         if not self._first.is_bounded:
             return made
         try:
-            return made.within(*self._first.asked)
+            return made.within(self._first.memory, self._first.time)
         except ValueError:
             self._tell_of_excess(made)
             return made

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan, simulate
+from integrations.bounds import Bounds
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.planning.choice import Choice, mask_of
 from integrations.checkpoint.planning.menus import Menus
@@ -32,7 +33,7 @@ class Captures(NamedTuple):
 
 
 def solved(
-    name: str, captures: Captures, error: float = 0.0, objective: Objective = "peak", capture_seconds: float = 0.0
+    name: str, captures: Captures, bounds: Bounds, objective: Objective = "peak", capture_seconds: float = 0.0
 ) -> Plan:
     """The plan of the least peak, and the others that none beats in both peak and seconds.
 
@@ -42,15 +43,15 @@ def solved(
     Args:
         name: of the model's class.
         captures: what is planned for.
-        error: bound on the gradient's relative error; 0 leaves the forward as it is, and what rounds nothing.
+        bounds: of which that on the error counts: 0 leaves the forward as it is, and what rounds nothing.
         objective: by which the plan's own choice is made.
         capture_seconds: that the captures took.
     """
     started = perf_counter()
     graph, menus, rounded, rounded_menus, level = captures
     found = [_front(graph, menus) if level is None or menus is None else _front_at_level(graph, menus)]
-    if error and rounded is not None:
-        found.append(_front(rounded, rounded_menus, error**2, _more(rounded, graph)))
+    if bounds.error and rounded is not None:
+        found.append(_front(rounded, rounded_menus, bounds.error**2, _more(rounded, graph)))
     front = _merged(choice for one in found for choice in one.front)
     choice = front[0]
     if objective == "paper":
@@ -71,15 +72,16 @@ def solved(
         rounded=rounded,
         rounded_menus=rounded_menus,
         level=level,
-        error=error,
+        bounds=bounds,
     )
 
 
 def solved_again(plan: Plan, menus: Menus | None, rounded_menus: Menus | None) -> Plan:
     """The front of a plan's model with other menus, from the same captures; the least peak is chosen."""
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
-    made = solved(plan.model, captures, plan.error, plan.objective, plan.capture_seconds)
-    return replace(made, loss=plan.loss, stores=plan.stores, search_seconds=plan.search_seconds + made.search_seconds)
+    bounds = replace(plan.bounds, memory=None, time=None)
+    made = solved(plan.model, captures, bounds, plan.objective, plan.capture_seconds)
+    return replace(made, loss=plan.loss, search_seconds=plan.search_seconds + made.search_seconds)
 
 
 def most_exact(plan: Plan, peak: int, seconds: float) -> Choice | None:

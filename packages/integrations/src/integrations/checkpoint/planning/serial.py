@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from integrations.bounds import Bounds
+from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.graphs.entries import complete, entry_of, fields_of, loaded, of_format
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.planning.choice import Choice
@@ -80,6 +80,7 @@ def _of_content(kind: type[Plan], given: Any) -> Plan:
     with complete(_WRITER):
         level = content.pop("level")
         plan = kind(
+            bounds=_bounds(content, level is not None),
             graph=graph,
             rounded=rounded,
             menus=_menus(content.pop("menus"), graph),
@@ -90,12 +91,17 @@ def _of_content(kind: type[Plan], given: Any) -> Plan:
             also=tuple(_of_content(kind, other) for other in also or ()),
             **fields_of(kind, content),
         )
-        Bounds(plan.memory, plan.time, plan.error, plan.stores)
         _require_whole(plan)
     choice, front = plan.choice, plan.front
     if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
         raise ValueError("text must be what Plan.to_json returned; its front ends below the choice's peak")
     return plan
+
+
+def _bounds(content: dict[str, Any], at_level: bool) -> Bounds:
+    """Those among the fields of a plan, which they are taken out of."""
+    memory, time, error, stores = (content.pop(name) for name in ("memory", "time", "error", "stores"))
+    return Bounds(memory, time, None if at_level else error, stores)
 
 
 def _require_whole(plan: Plan) -> None:
@@ -147,5 +153,6 @@ def _of_this_format(content: Any) -> dict[str, Any]:
         "time": None,
         "error": 0.0,
         "level": None,
+        "stores": list(AGAIN),
         **dict.fromkeys(("menus", "rounded", "rounded_menus")),
     }

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from integrations.bounds import AGAIN, WAYS
+from integrations.bounds import AGAIN, WAYS, Bounds
 from integrations.report import format_bytes
 
 if TYPE_CHECKING:
-    from integrations.checkpoint.planning.plan import Asked, Plan
+    from integrations.checkpoint.planning.plan import Plan
 
 
-def out_of_memory(plan: Plan, asked: Asked) -> str:
+def out_of_memory(plan: Plan, asked: Bounds) -> str:
     """Why no plan has such a peak."""
     budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
     share = ""
@@ -42,7 +42,7 @@ def out_of_memory(plan: Plan, asked: Asked) -> str:
     return f"{name} must be {found} ({proof}), got {budget!r}; {way_out}"
 
 
-def out_of_time(plan: Plan, asked: Asked) -> str:
+def out_of_time(plan: Plan, asked: Bounds) -> str:
     """Why no plan that is within the memory is as fast."""
     fastest = plan.choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
     ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met

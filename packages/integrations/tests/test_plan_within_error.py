@@ -1,0 +1,186 @@
+"""Plans that are solved again where their error measures further off than it may be."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import integrations
+from integrations.adaptive.within_error import within_error
+from integrations.bounds import Bounds
+from integrations.planning import planned
+
+from .nets import gradients, normal
+from .rounding_plans import BASE, blocks
+
+
+def test_a_plan_that_rounds_is_measured_whatever_is_predicted(plan):
+    """Weights of 0 say that rounding does nothing, and are not believed."""
+    silent = replace(plan, choice=replace(plan.choice, variance=0.0))
+    found = within_error(silent, lambda one: 0.5)
+    assert not found.choice.rounds
+
+
+def test_without_the_loss_less_than_the_bound_may_be_measured(plan):
+    asked = []
+
+    def measure(one):
+        asked.append(one)
+        return 0.08 if len(asked) == 1 else 0.069
+
+    found = within_error(plan, measure, part=0.7)
+    assert len(asked) == 2
+    assert found.measured == 0.069
+
+
+def test_what_is_planned_of_a_measured_plan_later_has_its_correction(plan):
+    low = replace(plan, choice=replace(plan.choice, variance=0.05**2))
+    found = within_error(low, lambda one: 0.09)
+    assert found.choice.error == pytest.approx(0.09)
+    assert sum(found.rounded_menus.weights) == pytest.approx((0.09 / 0.05) ** 2 * sum(plan.rounded_menus.weights))
+    assert found.accumulating.choice.error <= 0.1
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_said_to_be_the_reason(plan, wrong):
+    found = within_error(plan, lambda one: wrong)
+    assert (found.choice, found.measured, found.unmeasured) == (
+        plan.choice,
+        None,
+        "the gradient of the step aside is not finite",
+    )
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """One that is held back by its error."""
+    return planned(blocks(), BASE, (normal(256, 64),), {}, Bounds(error=0.1))
+
+
+@pytest.mark.parametrize("times", [0.2, 1.0, 3.0])
+def test_a_plan_is_solved_again_where_it_is_further_off_than_it_may_be(plan, times):
+    """As if the model were so many times as sensitive as the weights say."""
+    asked = []
+
+    def measure(one):
+        scale = sum(one.rounded_menus.weights) / sum(plan.rounded_menus.weights)
+        asked.append(one)
+        return times * one.choice.error / scale**0.5
+
+    assert plan.choice.error > 0
+    found = within_error(plan, measure)
+    assert found.measured <= 0.1
+    assert len(asked) <= 3
+    if times > 1:
+        assert found.peak >= plan.peak
+    if times < 1:
+        assert found.peak < plan.peak
+        assert found.measured > 0.06
+    if times == 1:
+        assert asked == [plan]
+
+
+def test_what_a_few_bits_of_a_derivative_are_off_by_is_not_put_down_to_all_else(plan):
+    """As if the model's activations were spread so that their derivatives' steps are much coarser."""
+    menus = plan.rounded_menus
+    slopes = {
+        value: option for value, row in enumerate(menus.options) for option in row if option.store.slope_bits == 4
+    }
+    some = replace(
+        plan.choice,
+        stores=tuple((value, option.store) for value, option in slopes.items()),
+        variance=sum(menus.weights[value] * option.noise for value, option in slopes.items()),
+    )
+    asked = []
+
+    def measure(one):
+        asked.append(one)
+        return 0.2 if len(asked) == 1 else 0.99 * one.choice.error
+
+    found = within_error(replace(plan, choice=some), measure)
+    again = found.rounded_menus
+    for value, option in slopes.items():
+        harm = again.weights[value] * again.option(value, option.store).noise
+        assert harm > 3 * menus.weights[value] * option.noise
+    assert sum(again.weights) == pytest.approx(1.9 * sum(menus.weights))
+
+
+def test_a_plan_that_rounds_far_too_much_rounds_nothing_in_the_end(plan):
+    found = within_error(plan, lambda one: 5.0)
+    assert (found.choice.rounds, found.measured) == (False, None)
+
+
+def test_a_plan_that_cannot_be_better_is_not_measured_again(plan, monkeypatch):
+    monkeypatch.setattr("integrations.adaptive.within_error._reweighted", lambda plan, variance: plan)
+    held_back = replace(plan, choice=replace(plan.choice, variance=0.1**2))
+    asked = []
+    assert within_error(held_back, lambda one: asked.append(one) or 0.01).measured == 0.01
+    assert len(asked) == 1
+
+
+def test_what_stays_above_the_bound_is_said(plan):
+    with pytest.warns(UserWarning, match="measures 0.12, above error=0.1, after 2 plans"):
+        found = within_error(plan, lambda one: 0.12)
+    assert found.measured == 0.12
+    assert found.within(error=0.0).measured is None
+
+
+class Varying(nn.Module):
+    """Goes another way halfway where it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (
+            nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.GELU()))) for _ in range(2)
+        )
+        self.varies = False
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x.sigmoid() if self.varies else x)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(0.005, "What follows is kept: gradients are right"), (0.1, "What follows is stored in 8 bits, and nothing")],
+)
+def test_a_forward_that_goes_another_way_keeps_to_the_bound(error, message):
+    model, x = Varying(), normal(512, 128)
+    plan = integrations.plan(model, (x,), error=error, stores=("bits",), loss=lambda output: output.square().mean())
+    assert plan.choice.rounds
+    model.varies = True
+    exact = gradients(copy.deepcopy(model), x)
+    integrations.apply(model, plan)
+    with pytest.warns(UserWarning, match=message):
+        found = gradients(model, x)
+    wrong = sum((found[name] - value).square().sum() for name, value in exact.items())
+    assert (wrong / sum(value.square().sum() for value in exact.values())).sqrt() <= error
+
+
+def test_a_plan_that_rounds_may_be_monitored():
+    model, x = blocks(1), normal(256, 64)
+    integrations.compress_model(model, error=0.1)
+    handle = integrations.compression(model)
+
+    def closure():
+        model(x).square().mean().backward()
+
+    with pytest.raises(ValueError, match="closure must be given for a plan"):
+        handle.monitor()
+    with pytest.raises(ValueError, match="raise_bits must be False for a plan"):
+        handle.monitor(closure, raise_bits=True)
+    handle.monitor(closure, every=1, bound=1e-6)
+    closure()
+    with pytest.warns(UserWarning, match="A plan with a lower error, or with error=0, lowers it"):
+        closure()
+    assert handle.last_error.relative > 0
+    assert handle.last_error.measured
+
+
+def test_a_plan_that_rounds_nothing_is_not_monitored():
+    handle = integrations.compression(integrations.compress_model(blocks(1), error=0))
+    with pytest.raises(ValueError, match="a monitored level must quantise, got L0"):
+        handle.monitor(lambda: None)
