@@ -240,7 +240,8 @@ def _norm(cells: Tensor, over: list[int], dtype: torch.dtype) -> Tensor:
     """``torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)``, whose kernel on the CPU takes ten times
     what squares and their sum do. They are made of some samples at a time: all at once would take as much again."""
     if cells.device.type != "cpu":
-        return torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)
+        norm: Tensor = torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)
+        return norm
     few = max(1, cells.shape[0] // 8)
     sums = [part.to(dtype).square().sum(over, keepdim=True) for part in cells.split(few)]
     return (torch.cat(sums).sum(0, keepdim=True) if 0 in over else torch.cat(sums)).sqrt_()
