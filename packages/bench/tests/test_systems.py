@@ -203,5 +203,5 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
 
 def test_a_process_that_ends_is_said(monkeypatch):
     monkeypatch.setattr(cells, "_MODULE", "bench.systems.no_such_module")
-    with cells.worker() as process:
-        assert "No module named" in cells.measure(request("mlp", PLAIN), process).failure
+    with cells.Processes() as processes:
+        assert "No module named" in processes.measure(request("mlp", PLAIN)).failure

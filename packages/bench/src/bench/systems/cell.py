@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ REPEATS = 3  # peaks, of which the median is taken
 WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
 
 Taken = TypeVar("Taken", Cell, Fresh)
+Trained: TypeAlias = tuple[nn.Module, Callable[[], Tensor]]
+"""A model, and its forward down to the loss."""
 
 _MODULE = "bench.systems.cell"  # of the child process; this file's name for itself is __main__ there
 
@@ -45,6 +47,7 @@ class Request:
         threads: of torch's operators.
         seed: of weights and inputs.
         figures: whether to measure the device's, too.
+        timed: whether steps are timed and nothing else is measured, of a cell that has the rest.
     """
 
     cell: Cell
@@ -53,6 +56,7 @@ class Request:
     threads: int
     seed: int
     figures: bool = False
+    timed: bool = False
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Request:
@@ -60,26 +64,47 @@ class Request:
         return cls(**{**content, "cell": Cell.of(content["cell"])})
 
 
-def worker() -> Worker:
-    """A process that measures cells."""
-    return Worker(_MODULE)
+class Processes:
+    """Those that measure cells. On a CPU, memory is measured under the allocator's setting, by which each block is
+    mapped and goes back to the kernel at once; that takes up to a third of a step, so times are measured without it."""
 
+    def __init__(self) -> None:
+        self._sized, self._timed = Worker(_MODULE), Worker(_MODULE, environment={})
 
-def measure(request: Request, process: Worker, seconds: float | None = None) -> Cell:
-    """Measures a cell in a worker's process; a crash of that process is said in the answer.
+    def __enter__(self) -> Self:
+        return self
 
-    Args:
-        request: what to measure.
-        process: of ``worker``.
-        seconds: after which the process is killed; ``None``: never.
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
-    Raises:
-        TooLong: it was.
-    """
-    try:
+    def measure(self, request: Request, seconds: float | None = None) -> Cell:
+        """Measures a cell; a crash of a process is said in the answer.
+
+        Args:
+            request: what to measure.
+            seconds: after which a process is killed; ``None``: never.
+
+        Raises:
+            TooLong: it was.
+        """
+        try:
+            if not request.rounds or request.figures or request.device == "cuda":
+                return self._asked(self._sized, request, seconds)
+            found = self._asked(self._sized, replace(request, rounds=0), seconds)
+            if found.failure or found.does_not_apply:
+                return found
+            self._sized.end()
+            return self._asked(self._timed, replace(request, cell=found, timed=True), seconds)
+        except Ended as error:
+            return replace(request.cell, failure=str(error))
+
+    def end(self) -> None:
+        """Ends the processes; the next cell starts others."""
+        self._sized.end()
+        self._timed.end()
+
+    def _asked(self, process: Worker, request: Request, seconds: float | None) -> Cell:
         return Cell.of(process.ask(asdict(request), seconds))
-    except Ended as error:
-        return replace(request.cell, failure=str(error))
 
 
 def measure_here(request: Request) -> Cell:
@@ -88,7 +113,8 @@ def measure_here(request: Request) -> Cell:
     try:
         subject = made(cell.subject, request.seed, device)
         with subject.precisely():
-            return _measured(request, replace(cell, what=subject.what), subject, device)
+            measured = _timed_alone if request.timed else _measured
+            return measured(request, replace(cell, what=subject.what), subject, device)
     except DoesNotApply as error:
         return replace(cell, does_not_apply=str(error))
     except Exception as error:  # whatever one cell fails with, others are to be measured
@@ -109,16 +135,39 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
         found = with_workspaces(found, step)
     plain = made(cell.subject, seed, device)
     plain_step = _step(plain, *WAYS[PLAIN].ready(plain), seed)
-    steps = [partial(_whole, plain.model, plain_step), whole]
-    exact, gradient = (_gradient(model, run) for model, run in zip((plain.model, subject.model), steps, strict=True))
     if not (WAYS[cell.way].draws and _drops(plain.model)):
-        cell = replace(cell, error=relative_error(gradient, exact))
-    del exact, gradient
-    if request.rounds:
-        cell = _timed(cell, [partial(_adding, plain_step), adding], request.rounds, device)
-    if request.rounds and found is None:  # a device that has figures measured is lent for minutes
-        cell = replace(cell, fresh=_timed(cell.fresh or Fresh(), steps, request.rounds, device))
+        cell = _with_errors(cell, (plain.model, plain_step), (subject.model, step))
+    cell = _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
     return cell if found is None else replace(cell, figures=profiled(found, whole, device))
+
+
+def _timed_alone(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
+    step = _step(subject, *WAYS[cell.way].ready(subject), request.seed)
+    plain = made(cell.subject, request.seed, device)
+    plain_step = _step(plain, *WAYS[PLAIN].ready(plain), request.seed)
+    for _ in range(WARM_UP):
+        _whole(subject.model, step)
+    return _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
+
+
+def _with_errors(cell: Cell, plain: Trained, ours: Trained) -> Cell:
+    """With the gradient's error in both states of the gradients."""
+    errors = []
+    for run in (_adding_to_zeros, _whole):
+        exact, gradient = (_gradient(model, partial(run, model, step)) for model, step in (plain, ours))
+        errors.append(relative_error(gradient, exact))
+    return replace(cell, error=errors[0], fresh=replace(cell.fresh or Fresh(), error=errors[1]))
+
+
+def _with_times(request: Request, cell: Cell, plain: Trained, ours: Trained, device: torch.device) -> Cell:
+    """With times of plain steps and of those in the cell's way, in turn."""
+    if not request.rounds:
+        return cell
+    cell = _timed(cell, [partial(_adding, step) for _, step in (plain, ours)], request.rounds, device)
+    if request.figures:  # a device that has figures measured is lent for minutes
+        return cell
+    steps = [partial(_whole, *one) for one in (plain, ours)]
+    return replace(cell, fresh=_timed(cell.fresh or Fresh(), steps, request.rounds, device))
 
 
 def _timed(cell: Taken, steps: Sequence[Callable[[], None]], rounds: int, device: torch.device) -> Taken:
@@ -151,6 +200,13 @@ def _step(subject: Subject, forward: Forward, surroundings: Surroundings, seed: 
 def _whole(model: nn.Module, step: Callable[[], Tensor]) -> None:
     """A step that finds no gradients."""
     model.zero_grad(set_to_none=True)
+    step().backward()
+
+
+def _adding_to_zeros(model: nn.Module, step: Callable[[], Tensor]) -> None:
+    """A step that adds to gradients, which are its own in the end."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     step().backward()
 
 

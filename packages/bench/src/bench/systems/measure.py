@@ -20,7 +20,7 @@ from bench.systems.results import Cell, SystemResults
 from bench.systems.subjects import NAMES, made
 from bench.systems.ways import WAYS
 from bench.taken_up import commit_of, taken_up
-from bench.workers import TooLong, Worker
+from bench.workers import TooLong
 
 ROUNDS, GPU_ROUNDS, QUICK_ROUNDS = 7, 5, 2
 _PACKAGES = ("torch", "actcore", "actcore-integrations")
@@ -81,16 +81,16 @@ def run(options: Options) -> SystemResults:
     left.sort(key=lambda cell: (cell.subject, cell.way) in LAST)
     rounds = options.rounds if options.timed else 0
     device, threads, seed = options.device.type, options.threads, options.seed
-    with progress("systems", len(left)) as advance, cells.worker() as process:
+    with progress("systems", len(left)) as advance, cells.Processes() as processes:
         for place, cell in enumerate(left):
             start = time.perf_counter()
             request = cells.Request(cell, rounds, device, threads, seed, figures=options.gpu)
-            found = None if options.deadline.over else _measured(request, process, options.deadline)
+            found = None if options.deadline.over else _measured(request, processes, options.deadline)
             if found is None:
                 results = replace(results, skipped=[*results.skipped, _unreached(left[place:], options.deadline)])
                 break
             if found.failure or not options.gpu:  # what has failed may have left anything behind
-                process.end()
+                processes.end()
             results = replace(
                 results,
                 cells=_with(results.cells, replace(found, commit=commit_of(machine))),
@@ -102,10 +102,10 @@ def run(options: Options) -> SystemResults:
     return results
 
 
-def _measured(request: cells.Request, process: Worker, deadline: Deadline) -> Cell | None:
+def _measured(request: cells.Request, processes: cells.Processes, deadline: Deadline) -> Cell | None:
     """A cell; ``None`` if the deadline came before it was measured."""
     try:
-        return cells.measure(request, process, deadline.share)
+        return processes.measure(request, deadline.share)
     except TooLong as error:
         return None if deadline.over else replace(request.cell, failure=str(error))
 

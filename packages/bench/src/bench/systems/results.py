@@ -64,6 +64,7 @@ class Fresh:
     """
 
     peak_bytes: int | None = None
+    error: float | None = None
     seconds: list[float] = field(default_factory=list)
     plain_seconds: list[float] = field(default_factory=list)
     planned_bytes: int | None = None
