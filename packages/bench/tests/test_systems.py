@@ -175,12 +175,12 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     file = tmp_path / "out.json"
     asked = []
 
-    def measured(request, process, seconds):
+    def measured(processes, request, seconds):
         blank = request.cell
         asked.append((blank.way, request.rounds))
         return replace(blank, failure="it ended") if blank.way == "L2" else cell(blank.way, 10, 1.0)
 
-    monkeypatch.setattr(cells, "measure", measured)
+    monkeypatch.setattr(cells.Processes, "measure", measured)
     command = ["systems", "--model", "mlp", "--way", "L1", "--way", "L2", "--threads", "1", "--json", str(file)]
     assert cli.main(command) == 0
     assert asked == [(PLAIN, 7), ("L1", 7), ("L2", 7)]

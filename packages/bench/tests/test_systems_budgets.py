@@ -22,7 +22,7 @@ EXACT, ROUNDED = planned_name(0.5, 0), planned_name(0.5, 0.1)
 
 
 def cell(way, peak, ratio, error=0.0, planned=None):
-    fresh = Fresh(peak * 2, [ratio], [1.0], planned and planned * 2, 200)
+    fresh = Fresh(peak * 2, error, [ratio], [1.0], planned and planned * 2, 200)
     return Cell(
         "mlp", way, "an MLP", peak << 20, error, [ratio], [1.0], planned_bytes=planned and planned << 20, fresh=fresh
     )
@@ -74,7 +74,8 @@ def test_the_report_says_where_plans_are_beaten_and_what_they_miss():
     text = printed(found)
     assert f"mlp, 50 %, error 0, adding: {BLOCKS}, 1.10 beats the plan's 1.30." in text
     assert f"mlp, 50 %, error 0, fresh: {BLOCKS}, 1.10 beats the plan's 1.30." in text
-    assert f"the error of {ROUNDED} is 0.130, above its bound" in text
+    for state in ("adding", "fresh"):
+        assert f"mlp, {state}: the error of {ROUNDED} is 0.130, above its bound" in text
     assert f"mlp {EXACT} 40.0 1.250" in text  # measured over planned
     assert "an MLP: within a budget" in text
 
@@ -107,7 +108,9 @@ def _tiny(subject):
 
 def test_peaks_are_of_twenty_models_and_of_plans(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(cells, "measure", lambda request, process, seconds: asked.append(request) or request.cell)
+    monkeypatch.setattr(
+        cells.Processes, "measure", lambda self, request, seconds: asked.append(request) or request.cell
+    )
     assert cli.main(["systems", "--part", "peaks", "--threads", "1"]) == 0
     assert {request.rounds for request in asked} == {0}
     assert {request.cell.way for request in asked} == set(PEAK_WAYS)

@@ -243,11 +243,14 @@ def test_the_time_of_a_step_has_python_s_part_on_cuda(monkeypatch, cuda):
     assert cuda == ["synchronize", "step", "step", "synchronize"] * 6  # the host runs ahead between two
 
 
-class Process:
-    """Stands for the worker's process."""
+class Processes:
+    """Stands for those that measure cells, by a function of a request."""
 
-    def __init__(self):
-        self.ends = 0
+    def __init__(self, measured):
+        self.ends, self._measured = 0, measured
+
+    def measure(self, request, seconds):
+        return self._measured(request)
 
     def __enter__(self):
         return self
@@ -275,17 +278,16 @@ class Until(Deadline):
 @pytest.fixture
 def asked(monkeypatch):
     """The cells that were asked for, none of which is measured: L1 fails, and each of ``slow`` takes too long."""
-    found, process = [], Process()
+    found = []
 
-    def measured(request, worker, seconds):
-        assert worker is process
+    def measured(request):
         found.append((request.cell.subject, request.cell.way))
         if request.cell.subject == "slow":
             raise TooLong("it was not done in 25 seconds")
         return replace(request.cell, failure="it ended" if request.cell.way == "L1" else "")
 
-    monkeypatch.setattr(cells, "worker", lambda: process)
-    monkeypatch.setattr(cells, "measure", measured)
+    process = Processes(measured)
+    monkeypatch.setattr(cells, "Processes", lambda: process)
     monkeypatch.setattr(measure, "NAMES", ("one", "slow", "other"))
     monkeypatch.setattr(measure, "_missing", lambda name: "")
     return SimpleNamespace(cells=found, process=process)

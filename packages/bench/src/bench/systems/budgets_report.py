@@ -59,8 +59,8 @@ def notes_of_budgets(results: SystemResults) -> Iterator[str]:
                 plan = "no plan" if within.plan is None else f"the plan's {time_of(within.plan):.2f}"
                 yield (f"{subject}, {100 * within.budget:g} %, error {within.bound:g}, {state}: {whose} beats {plan}.")
             plan_cell = within.plan
-            if state == _STATES[0] and plan_cell is not None and (plan_cell.error or 0) > within.bound:
-                yield f"{subject}: the error of {plan_cell.way} is {plan_cell.error:.3f}, above its bound."
+            if plan_cell is not None and (plan_cell.error or 0) > within.bound:
+                yield f"{subject}, {state}: the error of {plan_cell.way} is {plan_cell.error:.3f}, above its bound."
     if some:
         yield (
             "within a budget: of activation peak, as a part of plain's. others': the least time of all others, other "
