@@ -12,6 +12,7 @@ from torch import nn
 from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
+from bench.process_memory import ENVIRONMENT
 from bench.search.dimensions import dimensions
 from bench.systems import cell as cells
 from bench.systems import chart, subjects
@@ -199,6 +200,31 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     capsys.readouterr()
     assert cli.main([*command, "--seed", "1"]) == 1
     assert "holds other results" in capsys.readouterr().err
+
+
+def test_times_are_of_a_process_without_the_allocators_setting(monkeypatch):
+    """Which maps each block: no training does."""
+    asked = []
+
+    def ask(worker, content, seconds):
+        asked.append((worker._environment, content["rounds"], content["timed"]))
+        return {**content["cell"], "peak_bytes": 5} if not content["rounds"] else content["cell"]
+
+    monkeypatch.setattr(cells.Worker, "ask", ask)
+    with cells.Processes() as processes:
+        assert processes.measure(request("mlp", PLAIN, 3)).peak_bytes == 5
+        assert asked == [(ENVIRONMENT, 0, False), ({}, 3, True)]
+        asked.clear()
+        processes.measure(request("mlp", PLAIN, 3, figures=True))
+        assert asked == [(ENVIRONMENT, 3, False)]
+
+
+def test_a_cell_is_timed_after_it_was_measured(counted):
+    found = cells.measure_here(request("mlp", "L1"))
+    timed = cells.measure_here(replace(request("mlp", "L1", 2, timed=True), cell=found))
+    assert len(timed.seconds) == len(timed.fresh.seconds) == 2
+    fresh = replace(timed.fresh, seconds=[], plain_seconds=[])
+    assert replace(timed, seconds=[], plain_seconds=[], fresh=fresh) == found
 
 
 def test_a_process_that_ends_is_said(monkeypatch):

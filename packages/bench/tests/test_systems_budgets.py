@@ -108,9 +108,12 @@ def _tiny(subject):
 
 def test_peaks_are_of_twenty_models_and_of_plans(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(
-        cells.Processes, "measure", lambda self, request, seconds: asked.append(request) or request.cell
-    )
+
+    def measured(processes, request, seconds):
+        asked.append(request)
+        return request.cell
+
+    monkeypatch.setattr(cells.Processes, "measure", measured)
     assert cli.main(["systems", "--part", "peaks", "--threads", "1"]) == 0
     assert {request.rounds for request in asked} == {0}
     assert {request.cell.way for request in asked} == set(PEAK_WAYS)

@@ -113,7 +113,8 @@ def _notes(results: SystemResults) -> Iterator[str]:
         yield f"Left out: {reason}."
     yield (
         "peak: the most during forward and backward, less what is left after it; steps add to gradients that are "
-        "there, fresh ones make them. step time: forward and backward, over plain ones in turn. gradient's error: of "
+        "there, fresh ones make them. step time: forward and backward, over plain ones in turn, on a CPU without the "
+        "allocator's setting by which peaks are measured. gradient's error: of "
         "the whole gradient, with the same dropout; none for Q-layers where there is dropout, which draw their own. "
         "* not ours. on the "
         f"front: none takes less of both memory and time, peaks within {_CLOSE:.0%} of each other being the same; a "
