@@ -207,16 +207,17 @@ def test_times_are_of_a_process_without_the_allocators_setting(monkeypatch):
     asked = []
 
     def ask(worker, content, seconds):
-        asked.append((worker._environment, content["rounds"], content["timed"]))
-        return {**content["cell"], "peak_bytes": 5} if not content["rounds"] else content["cell"]
+        asked.append((worker._environment, content["rounds"], content["timed"], content["plan"]))
+        peak = content["cell"]["peak_bytes"] if content["rounds"] else 5
+        return {"cell": {**content["cell"], "peak_bytes": peak}, "plan": "a plan"}
 
     monkeypatch.setattr(cells.Worker, "ask", ask)
     with cells.Processes() as processes:
         assert processes.measure(request("mlp", PLAIN, 3)).peak_bytes == 5
-        assert asked == [(ENVIRONMENT, 0, False), ({}, 3, True)]
+        assert asked == [(ENVIRONMENT, 0, False, ""), ({}, 3, True, "a plan")]
         asked.clear()
         processes.measure(request("mlp", PLAIN, 3, figures=True))
-        assert asked == [(ENVIRONMENT, 3, False)]
+        assert asked == [(ENVIRONMENT, 3, False, "")]
 
 
 def test_a_cell_is_timed_after_it_was_measured(counted):

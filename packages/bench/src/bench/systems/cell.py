@@ -6,6 +6,7 @@ import gc
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self, TypeAlias, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+import integrations
 from bench.errors import reason
 from bench.gradients import relative_error
 from bench.memory import step_peak_bytes
@@ -24,7 +26,7 @@ from bench.systems.subject import Subject
 from bench.systems.subjects import made
 from bench.systems.ways import PLAIN, WAYS, DoesNotApply, Forward, Surroundings
 from bench.workers import Ended, Worker, serve
-from integrations.checkpoint import plan_of
+from integrations.checkpoint import Plan, plan_of
 
 REPEATS = 3  # peaks, of which the median is taken
 WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
@@ -48,6 +50,7 @@ class Request:
         seed: of weights and inputs.
         figures: whether to measure the device's, too.
         timed: whether steps are timed and nothing else is measured, of a cell that has the rest.
+        plan: as JSON, that steps follow which are timed so; empty: what the way makes.
     """
 
     cell: Cell
@@ -57,6 +60,7 @@ class Request:
     seed: int
     figures: bool = False
     timed: bool = False
+    plan: str = ""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Request:
@@ -89,12 +93,12 @@ class Processes:
         """
         try:
             if not request.rounds or request.figures or request.device == "cuda":
-                return self._asked(self._sized, request, seconds)
-            found = self._asked(self._sized, replace(request, rounds=0), seconds)
+                return self._asked(self._sized, request, seconds)[0]
+            found, plan = self._asked(self._sized, replace(request, rounds=0), seconds)
             if found.failure or found.does_not_apply:
                 return found
             self._sized.end()
-            return self._asked(self._timed, replace(request, cell=found, timed=True), seconds)
+            return self._asked(self._timed, replace(request, cell=found, timed=True, plan=plan), seconds)[0]
         except Ended as error:
             return replace(request.cell, failure=str(error))
 
@@ -103,22 +107,29 @@ class Processes:
         self._sized.end()
         self._timed.end()
 
-    def _asked(self, process: Worker, request: Request, seconds: float | None) -> Cell:
-        return Cell.of(process.ask(asdict(request), seconds))
+    def _asked(self, process: Worker, request: Request, seconds: float | None) -> tuple[Cell, str]:
+        """The cell, and the plan that its steps followed."""
+        found = process.ask(asdict(request), seconds)
+        return Cell.of(found["cell"]), found["plan"]
 
 
 def measure_here(request: Request) -> Cell:
     """The same in this process. What fails is said in the answer."""
+    return _measured_with_plan(request)[0]
+
+
+def _measured_with_plan(request: Request) -> tuple[Cell, str]:
     cell, device = request.cell, torch.device(request.device)
     try:
         subject = made(cell.subject, request.seed, device)
         with subject.precisely():
             measured = _timed_alone if request.timed else _measured
-            return measured(request, replace(cell, what=subject.what), subject, device)
+            found = measured(request, replace(cell, what=subject.what), subject, device)
+            return found, "" if WAYS[cell.way].budget is None else plan_of(subject.model).to_json()
     except DoesNotApply as error:
-        return replace(cell, does_not_apply=str(error))
+        return replace(cell, does_not_apply=str(error)), ""
     except Exception as error:  # whatever one cell fails with, others are to be measured
-        return replace(cell, failure=reason(error))
+        return replace(cell, failure=reason(error)), ""
 
 
 def _measured(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
@@ -142,12 +153,17 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
 
 
 def _timed_alone(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
-    step = _step(subject, *WAYS[cell.way].ready(subject), request.seed)
+    ready = partial(_following, request.plan) if request.plan else WAYS[cell.way].ready
+    step = _step(subject, *ready(subject), request.seed)
     plain = made(cell.subject, request.seed, device)
     plain_step = _step(plain, *WAYS[PLAIN].ready(plain), request.seed)
     for _ in range(WARM_UP):
         _whole(subject.model, step)
     return _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
+
+
+def _following(plan: str, subject: Subject) -> tuple[Forward, Surroundings]:
+    return integrations.apply(subject.model, Plan.from_json(plan)), nullcontext
 
 
 def _with_errors(cell: Cell, plain: Trained, ours: Trained) -> Cell:
@@ -240,12 +256,12 @@ def _answer(content: Mapping[str, Any]) -> dict[str, Any]:
     """What the worker's process does with a request."""
     request = Request.of(content)
     torch.set_num_threads(request.threads)
-    found = asdict(measure_here(request))
+    cell, plan = _measured_with_plan(request)
     torch._dynamo.reset()  # what is compiled holds the model
     gc.collect()
-    if request.device == "cuda" and not found["failure"]:  # what failed may have left the device in no state to ask
+    if request.device == "cuda" and not cell.failure:  # what failed may have left the device in no state to ask
         release_cached()
-    return found
+    return {"cell": asdict(cell), "plan": plan}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import torch
 from bench.arguments import add_chart, add_deadline, add_shared, positive
 from bench.deadline import Deadline
 from bench.finish import finish, require_writable
-from bench.systems import measure
+from bench.kernels.clock import threads
+from bench.systems import measure, planning
 from bench.systems.gpu_subjects import SUBJECTS as GPU_SUBJECTS
 from bench.systems.gpu_subjects import WAYS as GPU_WAYS
 from bench.systems.peak_subjects import BESIDE
@@ -18,7 +19,7 @@ from bench.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
 from bench.systems.subjects import NAMES, QUICK, SUBJECTS
 from bench.systems.ways import PEAK_WAYS, PLAIN, QUICK_WAYS, WAYS
 
-PARTS = ("ways", "peaks")
+PARTS = ("ways", "peaks", "planning")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=PARTS,
         default=PARTS[0],
         help="ways: every way of training, timed; peaks: what plans say of their peaks beside what is measured, of "
-        f"{len(BESIDE) + len(PEAK_SUBJECTS)} models of all kinds, not timed; default: %(default)s",
+        f"{len(BESIDE) + len(PEAK_SUBJECTS)} models of all kinds, not timed; planning: how long it takes, and how good "
+        "plans are beside every choice of small steps; default: %(default)s",
     )
     parser.add_argument(
         "--model",
@@ -80,6 +82,13 @@ def run_systems(options: argparse.Namespace) -> None:
     """``python -m bench systems``. The file is written from the first cell on, and taken up if it is there."""
     deadline = Deadline(options.deadline)
     require_writable(options.json, options.chart)
+    if options.part == "planning":
+        names = options.model or (planning.QUICK if options.quick else planning.NAMES)
+        blank = measure.blank(torch.device(options.device), options.threads, options.seed)
+        with threads(options.threads):
+            steps = planning.QUICK_STEPS if options.quick else planning.STEPS
+            finish(planning.run(blank, names, steps, options.json), options.json, options.chart)
+        return
     gpu, peaks = options.gpu or options.device == "cuda", options.part == "peaks"
     slow = options.compile or (gpu and not options.quick)
     known, usual = _usual(options.quick, gpu, peaks)

@@ -66,10 +66,10 @@ def run(options: Options) -> SystemResults:
     """
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    machine = Machine.here(options.device, options.threads, (*_PACKAGES, *filter(installed, _LIBRARIES)))
-    blank = SystemResults(machine, options.device.type, options.seed)
+    empty = blank(options.device, options.threads, options.seed)
+    machine = empty.machine
     named = "machine, device, seed, number of threads or version of a library"
-    results = taken_up(blank, options.json, _settings, named)
+    results = taken_up(empty, options.json, _settings, named)
     missing = {name: why for name in options.subjects if (why := _missing(name))}
     results = replace(results, skipped=[f"{name}: {why}" for name, why in missing.items()])
     left = [
@@ -100,6 +100,12 @@ def run(options: Options) -> SystemResults:
                 records.save(results, options.json)
             advance(f"{cell.subject}, {cell.way}")
     return results
+
+
+def blank(device: torch.device, threads: int, seed: int) -> SystemResults:
+    """Results of a run here that has found nothing yet."""
+    machine = Machine.here(device, threads, (*_PACKAGES, *filter(installed, _LIBRARIES)))
+    return SystemResults(machine, device.type, seed)
 
 
 def _measured(request: cells.Request, processes: cells.Processes, deadline: Deadline) -> Cell | None:

@@ -12,6 +12,7 @@ from bench.layout import columns, header
 from bench.systems.budgets import time_of
 from bench.systems.budgets_report import budget_tables, notes_of_budgets, peak_table
 from bench.systems.figures_report import notes_of_figures, tables_of_figures
+from bench.systems.planning_report import notes_of_planning, planning_tables
 from bench.systems.results import Cell, SystemResults
 from bench.systems.ways import PLAIN, WAYS, label
 from bench.units import KIB, MIB
@@ -32,6 +33,7 @@ def render(results: SystemResults) -> RenderableType:
         *tables,
         *budget_tables(results),
         *peak_table(results),
+        *planning_tables(results),
         *taken,
         Text("\n".join(_notes(results)), style="dim"),
     )
@@ -111,6 +113,9 @@ def _outcome(cell: Cell) -> str:
 def _notes(results: SystemResults) -> Iterator[str]:
     for reason in results.skipped:
         yield f"Left out: {reason}."
+    yield from notes_of_planning(results)
+    if not results.cells:
+        return
     yield (
         "peak: the most during forward and backward, less what is left after it; steps add to gradients that are "
         "there, fresh ones make them. step time: forward and backward, over plain ones in turn, on a CPU without the "

@@ -131,6 +131,52 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Planning:
+    """What planning for a model took.
+
+    Attributes:
+        subject: the model's name.
+        what: the model in words.
+        values: of its forward; of both, where it was captured as it is and for rounding.
+        options: stores that these may wait in.
+        choices: that no other beats, by peak and time.
+        capture_seconds, search_seconds: of the forwards, and of the search.
+        peak_ratio: the least peak over the bound below which there is none.
+        time_ratio: at 30 % of the plain peak, the step's modelled time over the bound below which there is none;
+            ``None`` where no plan has so low a peak.
+    """
+
+    subject: str
+    what: str
+    values: int
+    options: int
+    choices: int
+    capture_seconds: float
+    search_seconds: float
+    peak_ratio: float
+    time_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Plans of small random steps, beside every choice that there is.
+
+    Attributes:
+        ops: operators of each step.
+        steps: so many.
+        searched: of these, in which the search had not tried everything anyway.
+        peak_ratio: the worst peak, over the least one in the same time.
+        time_ratio: the worst time of a step, over the least one in the same peak.
+    """
+
+    ops: int
+    steps: int
+    searched: int
+    peak_ratio: float
+    time_ratio: float
+
+
+@dataclass(frozen=True)
 class SystemResults:
     """What ``python -m bench systems`` found.
 
@@ -139,6 +185,8 @@ class SystemResults:
         device: ``"cpu"`` or ``"cuda"``.
         seed: of weights and inputs.
         cells: by model and way.
+        plannings: by model, of the part ``planning``.
+        compared: by the number of operators, of that part.
         skipped: what was left out, and why.
         seconds: that it took, what was taken up included.
     """
@@ -147,6 +195,8 @@ class SystemResults:
     device: str
     seed: int = 0
     cells: list[Cell] = field(default_factory=list)
+    plannings: list[Planning] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -174,5 +224,9 @@ class SystemResults:
         """From what ``dataclasses.asdict`` made of one."""
         fields = dict(content)
         return cls(
-            machine=Machine(**fields.pop("machine")), cells=[Cell.of(cell) for cell in fields.pop("cells")], **fields
+            machine=Machine(**fields.pop("machine")),
+            cells=[Cell.of(cell) for cell in fields.pop("cells")],
+            plannings=[Planning(**entry) for entry in fields.pop("plannings", ())],
+            compared=[Compared(**entry) for entry in fields.pop("compared", ())],
+            **fields,
         )

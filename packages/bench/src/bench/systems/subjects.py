@@ -36,7 +36,8 @@ def _vit() -> Subject:
     return Subject(model, (torch.randn(4, 3, 224, 224),), entropy(y), what, list(model.blocks))
 
 
-def _bert(layers: int, width: int, sequences: int) -> Subject:
+def bert(layers: int, width: int, sequences: int) -> Subject:
+    """With a head that classifies, of random weights."""
     transformers = needs("transformers")
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width}
     config = transformers.BertConfig(vocab_size=1000, num_attention_heads=width // 64, **sizes)
@@ -122,7 +123,7 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
     {
         "resnet50": _resnet50,
         "vit": _vit,
-        "bert": partial(_bert, 12, 512, 4),
+        "bert": partial(bert, 12, 512, 4),
         "llama": _llama,
         "unet": _unet,
         "gat": partial(_gat, 256, 5000, 50_000),
@@ -134,7 +135,7 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
 """By the name that the command line knows. ``gpu_subjects`` has those at the sizes of a GPU."""
 
 QUICK: Mapping[str, Callable[[], Subject]] = MappingProxyType(
-    {"bert-small": partial(_bert, 2, 128, 4), "gat-small": partial(_gat, 64, 1000, 5000), "mlp": _tiny}
+    {"bert-small": partial(bert, 2, 128, 4), "gat-small": partial(_gat, 64, 1000, 5000), "mlp": _tiny}
 )
 """Those of a short run, whose steps take a few milliseconds."""
 
