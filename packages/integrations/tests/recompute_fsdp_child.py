@@ -19,6 +19,7 @@ from torch.nn.functional import dropout, gelu
 from torch.utils.checkpoint import checkpoint
 from two_ranks import leave
 
+from integrations import compress_model
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
 from integrations.checkpoint.graphs.sharding import units_of
@@ -211,6 +212,24 @@ def other_inputs(rank):
     return found == [True, True] and plan_of(larger).graph.inputs.shapes == ((4, 7),)
 
 
+def by_values(rank, error):
+    """Stores of the model's values are planned for in front of its first forward, before or after it is cut."""
+    stores = ("exact", "bits", "slopes") if error else None
+    plain = trained(cut(Model().train(), "blocks", {}), rank)[0]
+    asked = {"memory": 0.9, "error": error, "stores": stores, "min_bytes": 0}
+    models = [
+        cut(compress_model(Model().train(), **asked), "blocks", {}),
+        compress_model(cut(Model().train(), "blocks", {}), **asked),
+    ]
+    found = []
+    for model in models:
+        ours = trained(model, rank)[0]
+        off = max(float((one - other).norm() / other.norm()) for one, other in zip(ours[:-1], plain[:-1], strict=True))
+        rounds = plan_of(model).choice.rounds
+        found.append(rounds and 0 < off < 1 if error else equal(ours, plain))
+    return all(found)
+
+
 def graphs(rank):
     """The graph of a cut model is that of a whole one but for what has to be kept, and in mixed precision it is of the
     dtype that is computed with."""
@@ -258,6 +277,7 @@ if __name__ == "__main__":
     found["different"] = different_plans(rank)
     found["parts"] = parts_with_plans(rank)
     found["other inputs"] = other_inputs(rank)
+    found["values"] = by_values(rank, 0) and by_values(rank, 0.2)
     found["graphs"] = graphs(rank)
     found["plan"] = [f"{choice.mask:x}" for choice in plan_of_whole(rank).front]
     found["title"] = str(plan(cut(Model().train(), "root", {}), tokens(rank))).split()[0]

@@ -33,10 +33,10 @@ def test_the_gradient_is_that_of_fully_shard_alone(ranks, case, planned):
     assert [rank[case][planned] for rank in ranks] == [[True, 0, True]] * 2
 
 
-@pytest.mark.parametrize("case", ["parts", "different", "error", "other inputs", "graphs"])
+@pytest.mark.parametrize("case", ["parts", "different", "error", "other inputs", "graphs", "values"])
 def test_a_cut_model(ranks, case):
     """Whose parts have plans of their own; of which each rank follows another plan; after an error in its forward; with
-    inputs of other shapes; its graph."""
+    inputs of other shapes; its graph; with stores of its values, exact and rounded."""
     assert [rank[case] for rank in ranks] == [True, True]
 
 
