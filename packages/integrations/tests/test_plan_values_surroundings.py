@@ -57,7 +57,7 @@ def test_under_autocast(name, error):
 
 @pytest.mark.parametrize("error", [0, ROUNDED])
 def test_adapters(error):
-    """Whose base is frozen: what it saves for weights' gradients is not saved at all, and no gradient comes into being."""
+    """Whose base is frozen: what it saves for weights' gradients is not saved at all, and it gets no gradient."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}

@@ -13,17 +13,14 @@ from integrations.bounds import AGAIN, Bounds
 from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.graphs.schedule import Schedule
-from integrations.checkpoint.planning.budget import Budget, bytes_of, require_error, require_ratio
+from integrations.checkpoint.planning.budget import Budget
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus
 from integrations.checkpoint.planning.planned_segments import PlannedSegment, planned_segments
 from integrations.checkpoint.planning.problem import training_step
 from integrations.checkpoint.planning.serial import of_json, to_json
-from integrations.checkpoint.planning.unmet import out_of_memory, out_of_time
 from integrations.levels import Level
 from integrations.stores import Store
-
-_ACCUMULATING = "accumulating"
 
 Objective = Literal["peak", "paper"]
 
@@ -57,6 +54,7 @@ class Plan:
         measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
             ``choice.error`` is what there is.
         unmeasured: why not, if somebody tried.
+        others: the plans of the same graphs for another bound on the error or state of the gradients that were made.
     """
 
     model: str
@@ -77,7 +75,7 @@ class Plan:
     also: tuple[Plan, ...] = field(default=(), repr=False)
     measured: float | None = None
     unmeasured: str = ""
-    _others: dict[Any, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)  # of the same graphs
+    others: dict[Any, Plan] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def memory(self) -> Budget | None:
@@ -195,32 +193,14 @@ class Plan:
         asked for."""
         if not self.graph.standing:
             return self
-        if _ACCUMULATING not in self._others:
-            rounded = None if self.rounded is None else self.rounded.accumulating
-            self._others[_ACCUMULATING] = self._searched(self.graph.accumulating, rounded, self._unbounded(self.error))
-        found = self._others[_ACCUMULATING]
-        if not self.is_bounded:
-            return found
-        try:
-            return found.within(self.memory, self.time)
-        except ValueError:
-            return found
+        from integrations.checkpoint.planning.alternatives import accumulating
+
+        return accumulating(self)
 
     @property
     def is_bounded(self) -> bool:
         """Whether memory or time was asked for."""
         return self.memory is not None or self.time is not None
-
-    def _unbounded(self, error: float) -> Bounds:
-        """The bounds, with this one on the error and none on memory and time."""
-        return replace(self.bounds, memory=None, time=None, error=None if self.compressed else error)
-
-    def _searched(self, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Plan:
-        """A plan of this kind for other graphs of these values."""
-        from integrations.checkpoint.planning.search import Captures, solved
-
-        captures = Captures(graph, self.menus, rounded, self.rounded_menus, self.level)
-        return replace(solved(self.model, captures, bounds, self.objective), loss=self.loss)
 
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Plan:
         """The plan that is best within these bounds: of the least time in the memory; without that, of the least memory
@@ -240,81 +220,16 @@ class Plan:
             TypeError: an argument has the wrong type.
             ValueError: it is out of range, or no plan is within them. The message names the least that can be had.
         """
-        if time is not None:
-            require_ratio(time)
-        if error is not None:
-            require_error(error)
-        found = self._within(memory, time, error)
-        if not self.also:
-            return found
-        if isinstance(memory, float):  # of the largest, which this is
-            memory = self._bytes_of(memory)
-        return replace(found, also=tuple(other._within(memory, time, error) for other in self.also))
+        from integrations.checkpoint.planning.alternatives import within
 
-    def _within(self, memory: Budget | None, time: float | None, error: float | None) -> Plan:
-        """The same, by itself."""
-        plan = self if error is None or error == self.error else self._of_error(error)
-        allowed = None if memory is None else self._bytes_of(memory)
-        asked = replace(plan.bounds, memory=memory, time=time)
-        found = plan._chosen(asked, allowed)
-        if allowed is None or time is None or plan.error == 0 or found.choice.variance == 0:
-            return found
-        return plan.choosing(plan._most_exact(allowed, time), asked)
-
-    def _bytes_of(self, memory: Budget) -> int:
-        """The bytes that a bound on memory allows, under the name that it has where such plans are asked for."""
-        return bytes_of(memory, self.uncompressed_peak, "budget" if self.menus is None else "memory")
-
-    def _most_exact(self, allowed: int, time: float) -> Choice:
-        """The choice of the least error in a peak and a time, which one of the front keeps to at least."""
-        from integrations.checkpoint.planning.search import most_exact
-
-        try:  # what rounds nothing is of another graph
-            exact = self._of_error(0.0)
-            return exact._chosen(replace(exact.bounds, time=time), allowed).choice
-        except ValueError:
-            seconds = (time - 1) * self.plain_seconds
-        fitting = [choice for choice in self.front if choice.peak <= allowed and choice.seconds <= seconds]
-        best = most_exact(self, allowed, seconds)
-        return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
-
-    def _of_error(self, error: float) -> Plan:
-        """This plan for another bound on the error, without one on memory or time."""
-        if self.level is not None:
-            raise ValueError(f"error must be None at a level, which says how everything is stored, got {error!r}")
-        if error == self.error:
-            return self
-        if error not in self._others:
-            made = self._searched(self.graph, self.rounded, self._unbounded(error))
-            made._others[self.error] = self
-            self._others[error] = made
-        return self._others[error]
-
-    def _chosen(self, asked: Bounds, allowed: int | None) -> Plan:
-        """The plan of the front for what is asked, of which the memory allows so many bytes."""
-        fitting = [choice for choice in self.front if allowed is None or choice.peak <= allowed]
-        if not fitting:
-            raise ValueError(out_of_memory(self, asked))
-        if asked.time is None:
-            return self.choosing(fitting[0] if allowed is None else fitting[-1], asked)
-        seconds = (asked.time - 1) * self.plain_seconds
-        fitting = [choice for choice in fitting if choice.seconds <= seconds]
-        if not fitting:
-            raise ValueError(out_of_time(self, asked))
-        return self.choosing(fitting[0], asked)
+        return within(self, memory, time, error)
 
     def choosing(self, choice: Choice, bounds: Bounds) -> Plan:
         """The plan of another choice of these graphs, made for these bounds, with this front and the same plans for
         other states of the gradients."""
         measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
-        found = replace(
-            self,
-            choice=choice,
-            bounds=bounds,
-            measured=measured[0],
-            unmeasured=measured[1],
-        )
-        found.__dict__["_others"] = self._others
+        found = replace(self, choice=choice, bounds=bounds, measured=measured[0], unmeasured=measured[1])
+        found.__dict__["others"] = self.others
         return found
 
     @cached_property
@@ -383,7 +298,7 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled with a model: all but a function of the user's, and what can be found again."""
-        return {**self.__dict__, "loss": None, "_others": {}}
+        return {**self.__dict__, "loss": None, "others": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The plan itself: nobody changes it, and copies of a model share it."""
