@@ -153,7 +153,7 @@ def chosen(
             raise
         plan = within(front, bounds)
     else:
-        if weights is not None and plan.choice.rounds:
+        if weights is not None and (plan.choice.rounds or plan.accumulating.choice.rounds):
             plan = within(weights.measured(front), bounds)
     return with_error_measured(plan, model, args, kwargs)
 

@@ -29,7 +29,8 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
 
     Where the measured error is above the bound, weights are corrected by what was measured over what was predicted,
     and the plan is solved again, at most twice. So it is where the measured error is much less and the bound has held
-    the plan back.
+    the plan back. The plan for gradients that are there already is another, of the same weights: these are corrected
+    where its error is above the bound, too.
 
     Args:
         plan: for an error, a memory, a time.
@@ -39,6 +40,11 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
     Raises:
         ValueError: with such weights, nothing fits what was asked for.
     """
+    return _within_where_gradients_are(_within(plan, measure, part), measure, part)
+
+
+def _within(plan: Plan, measure: Measure, part: float) -> Plan:
+    """The same, of steps that find no gradients."""
     good: Plan | None = None
     bound = part * plan.error
     for left in range(_MOST, -1, -1):
@@ -60,13 +66,33 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
         if good is not None and _waits_alike(other, good):
             return good
         plan = other
-    if found <= plan.error:  # if not with any loss
-        return replace(plan, measured=found)
-    warn(
-        f"the gradient's relative error under the plan of {plan.model} measures {found:.3g}, above error={plan.error}, "
-        f"after {_MOST} plans that were to lower it; ask for a lower error, or for error=0"
-    )
+    if found > plan.error:  # not only with any loss
+        _tell(plan, found)
     return replace(plan, measured=found)
+
+
+def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Plan:
+    """The plan, whose own choice stays, with weights by which its ``accumulating`` has an error within the bound."""
+    for left in range(_MOST, -1, -1):
+        other = plan.accumulating
+        if other is plan or not other.choice.rounds or plan.unmeasured:
+            break
+        found, why = _measured(other, measure)
+        if found <= part * plan.error or why or not left:
+            plan.note_accumulating(replace(other, measured=None if why else found, unmeasured=why))
+            if found > plan.error:
+                _tell(other, found)
+            break
+        plan = _corrected(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
+    return plan
+
+
+def _tell(plan: Plan, found: float) -> None:
+    state = "" if plan.graph.standing else ", where gradients are there already,"
+    warn(
+        f"the gradient's relative error under the plan of {plan.model}{state} measures {found:.3g}, above "
+        f"error={plan.error}, after {_MOST} plans that were to lower it; ask for a lower error, or for error=0"
+    )
 
 
 def _measured(plan: Plan, measure: Measure) -> tuple[float, str]:
@@ -103,7 +129,11 @@ def _no_less(plan: Plan, variance: float) -> Plan:
     predicted = plan.choice.variance
     if not 0 < predicted < variance:
         return plan
-    factor = variance / predicted
+    return _corrected(plan, variance / predicted)
+
+
+def _corrected(plan: Plan, factor: float) -> Plan:
+    """The same choices with so many times the variance."""
 
     def corrected(choice: Choice) -> Choice:
         return replace(choice, variance=factor * choice.variance)

@@ -51,6 +51,11 @@ def accumulating(plan: Plan) -> Plan:
         return found
 
 
+def note_accumulating(plan: Plan, other: Plan) -> None:
+    """See ``Plan.note_accumulating``."""
+    plan.others[_ACCUMULATING] = other
+
+
 def _within(plan: Plan, memory: Budget | None, time: float | None, error: float | None) -> Plan:
     """The plan within bounds, by itself."""
     of_error = plan if error is None else _of_error(plan, error)

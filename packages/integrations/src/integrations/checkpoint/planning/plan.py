@@ -197,6 +197,12 @@ class Plan:
 
         return accumulating(self)
 
+    def note_accumulating(self, plan: Plan) -> None:
+        """Has that plan be ``accumulating`` from now on, the same one with its error measured."""
+        from integrations.checkpoint.planning.alternatives import note_accumulating
+
+        note_accumulating(self, plan)
+
     @property
     def is_bounded(self) -> bool:
         """Whether memory or time was asked for."""
