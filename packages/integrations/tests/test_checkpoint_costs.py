@@ -226,6 +226,15 @@ CONVOLUTIONS = {
     "channels first": lambda: convolved(normal(8, 64, 28, 28), normal(64, 64, 3, 3)),
     "other channels": lambda: convolved(normal(8, 32, 28, 28), normal(128, 32, 3, 3)),
     "a product": lambda: convolved(normal(8, 512, 28, 28), normal(64, 512, 1, 1), padding=0),
+    "a product in another order": lambda: convolved(
+        normal(8, 512, 28, 28), normal(64, 512, 1, 1).to(memory_format=LAST), padding=0
+    ),
+    "a part, channels last": lambda: convolved(
+        normal(8, 192, 28, 28).to(memory_format=LAST)[:, 64:], normal(64, 128, 3, 3).to(memory_format=LAST)
+    ),
+    "a product of a part": lambda: convolved(
+        normal(8, 768, 28, 28).to(memory_format=LAST)[:, 256:], normal(64, 512, 1, 1).to(memory_format=LAST), padding=0
+    ),
     "a group each": lambda: convolved(normal(8, 256, 28, 28), normal(256, 1, 3, 3), groups=256),
     "a group each, channels last": lambda: convolved(
         normal(8, 256, 14, 14).to(memory_format=LAST), normal(256, 1, 5, 5), padding=2, groups=256

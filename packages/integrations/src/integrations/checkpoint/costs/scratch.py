@@ -1,8 +1,9 @@
 """``scratch_of``: bytes that a kernel has beside its arguments and results, where arithmetic tells them.
 
 oneDNN's convolutions on a CPU, which do most of what is worth telling. They read weights in blocks of their own, and
-images, too, unless channels come last; a product over the channels alone takes its arguments as they lie. What they
-were measured to take, with AVX-512, is this within some per cent; ``workspaces`` measures it.
+images, too, unless channels come last; a product over the channels alone takes its arguments as they lie. What lies
+in another order than the rest, or with gaps, as a part of what was joined does, is copied before. What they were
+measured to take, with AVX-512, is this within some per cent; ``workspaces`` measures it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch._ops import OpOverload
 
 _BLOCK = 16  # channels in a block
 _SLIDING = 3  # columns of a kernel that slides over one channel
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -32,13 +34,15 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
         return 0
     stride, padding = args[4:6] if backward else args[3:5]
     product = all(size == 1 for size in (*weight.shape[2:], *stride)) and not any(padding)
+    last = _last(image) or _last(weight)
+    copied = sum(_copied(tensor, last) for tensor in ((image, args[0]) if backward else (image,)))
     if product:
-        return _nbytes(image) // max(1, image.shape[0]) if backward else 0
-    if _last(image) or _last(weight):
+        return copied + (_nbytes(image) // max(1, image.shape[0]) if backward else 0)
+    if last:
         groups, dilation = (args[9], args[6]) if backward else (args[8], args[5])
         if groups > 1:
-            return _in_groups(weight, groups, any(step != 1 for step in dilation), backward)
-        return (2 if backward else 1) * _nbytes(weight)
+            return copied + _in_groups(weight, groups, any(step != 1 for step in dilation), backward)
+        return copied + (2 if backward else 1) * _nbytes(weight)
     inside, outside = _blocked(image), _blocked(args[0] if backward else results[0])
     if backward:
         return max(inside + outside + _nbytes(weight), 2 * inside)
@@ -68,13 +72,17 @@ def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> in
 
 
 def _last(tensor: Tensor) -> bool:
-    """Whether channels come last, which torch does not ask of a line or of a single channel."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return (
-        tensor.dim() in formats
-        and tensor.is_contiguous(memory_format=formats[tensor.dim()])
-        and not tensor.is_contiguous()
-    )
+    """Whether channels come last, which torch does not ask of a line or of a single channel. A kernel over the channels
+    alone says it by the steps of what it has one of, and part of an image by its own."""
+    if tensor.dim() not in _LAST or tensor.shape[1] == 1:
+        return False
+    return tensor.stride(1) == 1 and tensor.stride(-1) >= tensor.shape[1]
+
+
+def _copied(tensor: Tensor, last: bool) -> int:
+    """Bytes of a copy in the order in which a kernel reads it, where it does not lie so."""
+    order = _LAST.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
+    return 0 if tensor.is_contiguous(memory_format=order) else _nbytes(tensor)
 
 
 def _blocked(tensor: Tensor) -> int:
