@@ -49,8 +49,8 @@ class Request:
         threads: of torch's operators.
         seed: of weights and inputs.
         figures: whether to measure the device's, too.
-        timed: whether steps are timed and nothing else is measured, of a cell that has the rest.
-        plan: as JSON, that steps follow which are timed so; empty: what the way makes.
+        timed: whether steps are timed and nothing else is measured.
+        plan: as JSON, that steps follow; empty: what the way makes.
     """
 
     cell: Cell
@@ -94,11 +94,12 @@ class Processes:
         try:
             if not request.rounds or request.figures or request.device == "cuda":
                 return self._asked(self._sized, request, seconds)[0]
-            found, plan = self._asked(self._sized, replace(request, rounds=0), seconds)
+            # Plans are made where times are those of training: they follow from the rates that they measure.
+            found, plan = self._asked(self._timed, replace(request, timed=True), seconds)
             if found.failure or found.does_not_apply:
                 return found
-            self._sized.end()
-            return self._asked(self._timed, replace(request, cell=found, timed=True, plan=plan), seconds)[0]
+            self._timed.end()
+            return self._asked(self._sized, replace(request, cell=found, rounds=0, plan=plan), seconds)[0]
         except Ended as error:
             return replace(request.cell, failure=str(error))
 
@@ -134,12 +135,12 @@ def _measured_with_plan(request: Request) -> tuple[Cell, str]:
 
 def _measured(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
     seed, count = request.seed, _counters(device)
-    step = _step(subject, *WAYS[cell.way].ready(subject), seed)
+    step = _ready(request, subject)
     whole, adding = partial(_whole, subject.model, step), partial(_adding, step)
     for _ in range(WARM_UP):
         whole()
     cell = _with_peak(cell, adding, count, subject.model)
-    cell = replace(cell, fresh=_with_peak(Fresh(), whole, count, subject.model))
+    cell = replace(cell, fresh=_with_peak(cell.fresh or Fresh(), whole, count, subject.model))
     whole()
     found = figures(step, whole, count, device) if request.figures else None
     if found is not None and cell.way == PLAIN and device.type == "cuda":
@@ -153,13 +154,18 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
 
 
 def _timed_alone(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
-    ready = partial(_following, request.plan) if request.plan else WAYS[cell.way].ready
-    step = _step(subject, *ready(subject), request.seed)
+    step = _ready(request, subject)
     plain = made(cell.subject, request.seed, device)
     plain_step = _step(plain, *WAYS[PLAIN].ready(plain), request.seed)
     for _ in range(WARM_UP):
         _whole(subject.model, step)
     return _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
+
+
+def _ready(request: Request, subject: Subject) -> Callable[[], Tensor]:
+    """A subject's forward in the request's way, down to the loss."""
+    ready = partial(_following, request.plan) if request.plan else WAYS[request.cell.way].ready
+    return _step(subject, *ready(subject), request.seed)
 
 
 def _following(plan: str, subject: Subject) -> tuple[Forward, Surroundings]:
