@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import integrations
+from integrations.bounds import Bounds
 from integrations.checkpoint import Plan
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.planning.choice import Choice, mask_of
@@ -39,7 +40,7 @@ def plan_of(model, graph, kept, stores=None, held=None):
     plan = Plan(type(model).__name__, graph, choice, (choice,), 0, False, menus=Menus.none(len(graph.values)))
     if not graph.rounded:
         return plan
-    return replace(plan, rounded=graph, rounded_menus=plan.menus, error=0.1)
+    return replace(plan, rounded=graph, rounded_menus=plan.menus, bounds=Bounds(error=0.1, stores=plan.stores))
 
 
 def follow(model, graph, kept, stores=None, held=None, level="L0"):

@@ -10,6 +10,7 @@ from torch import nn
 from actcore import simulate
 from integrations import checkpoint
 from integrations.bounds import Bounds
+from integrations.checkpoint.costs.rates import constant
 from integrations.checkpoint.planning.choice import Choice, mask_of
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.problem import training_step
@@ -201,3 +202,23 @@ def test_a_choice_knows_the_store_of_what_a_memory_holds_in_the_end():
     assert choice.error == pytest.approx(0.2)
     assert Choice.from_content(json.loads(json.dumps(choice.content()))) == choice
     assert "stores=1 values, error=0.2" in repr(choice)
+
+
+def test_the_time_of_following_a_plan_is_in_its_seconds():
+    """Of every choice but that of a plain step."""
+
+    def rating(device, dtype):
+        rates = constant(device, dtype)
+        return replace(rates, host=replace(rates.host, follow=1.0))
+
+    plans = [planned(transformer(), BASE, (X,), {}, Bounds(error=0.1), rating=one) for one in (constant, rating)]
+    seconds = len(plans[0].graph.ops)
+    for choice in plans[1].front[:-1]:
+        assert choice.seconds > seconds
+        assert choice.seconds_bound > seconds
+    assert plans[1].front[-1].seconds == 0
+    assert plans[1].front[-1].peak == plans[1].plain_peak
+    assert [one.peak for one in plans[1].front[:3]] == [one.peak for one in plans[0].front[:3]]
+    with pytest.raises(ValueError, match="time must be at least"):
+        plans[1].within(0.6, 1.5)
+    assert plans[1].within(time=1.5).peak == plans[1].plain_peak

@@ -50,7 +50,8 @@ class Following:
     def plain(self) -> Schedule | None:
         """What is followed, where everything waits as it does without a plan; else ``None``."""
         schedule = self._followed.schedule
-        changes = self._level is not None or schedule.recomputed or schedule.stores
+        # Attention that is computed again is another than torch's, whatever else waits.
+        changes = self._level is not None or schedule.recomputed or schedule.stores or schedule.graph.rounded
         return None if changes else schedule
 
     def way(self, base: Level) -> Way | None:

@@ -83,8 +83,12 @@ def menus_of(
         options.append(seen_of.options(policies) if free else ())
         aside.append(seen_of.aside(exact) if graph.rounded else 0)
     kinds = {(outline.device.type, outline.dtype) for outline in seen.outlines}
-    repeating = max((rating(*kind).host.repeat for kind in kinds), default=0.0)
-    return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), _stored_at(graph), repeating)
+    hosts = [rating(*kind).host for kind in kinds]
+    repeating = max((host.repeat for host in hosts), default=0.0)
+    # A level's session looks at all calls anyway.
+    following = max((host.follow for host in hosts), default=0.0) * len(graph.ops) if base.off else 0.0
+    at = _stored_at(graph)
+    return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), at, repeating, following)
 
 
 def _policies(base: Level, seen: Seen, allows: Allows, bits: Allotted | None) -> list[_Ruled]:

@@ -239,7 +239,7 @@ class OfChannels:
 def _norm(cells: Tensor, over: list[int], dtype: torch.dtype) -> Tensor:
     """``torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)``, whose kernel on the CPU takes ten times
     what squares and their sum do. They are made of some samples at a time: all at once would take as much again."""
-    if cells.device.type != "cpu":
+    if cells.device.type != "cpu" or torch.compiler.is_compiling():  # which would take the number of parts for fixed
         norm: Tensor = torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)
         return norm
     few = max(1, cells.shape[0] // 8)

@@ -34,6 +34,7 @@ class Menus:
             by, such as signs.
         stored_at: the operator after which autograd has saved the value, so that it is stored; -1 where it never does.
         repeating: seconds that an operator takes beside its own where it is repeated.
+        following: seconds that a forward takes beside its own where anything waits in another way than it does plainly.
     """
 
     options: tuple[tuple[Option, ...], ...]
@@ -41,6 +42,7 @@ class Menus:
     aside: tuple[int, ...]
     stored_at: tuple[int, ...]
     repeating: float = 0.0
+    following: float = 0.0
 
     @classmethod
     def none(cls, values: int) -> Menus:
@@ -77,6 +79,7 @@ class Menus:
             "aside": list(self.aside),
             "stored_at": list(self.stored_at),
             "repeating": self.repeating,
+            "following": self.following,
         }
 
     @classmethod

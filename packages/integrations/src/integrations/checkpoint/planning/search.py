@@ -87,11 +87,14 @@ def solved_again(plan: Plan, menus: Menus | None, rounded_menus: Menus | None) -
 def most_exact(plan: Plan, peak: int, seconds: float) -> Choice | None:
     """The choice of the least error in a peak and so many seconds, of those that round; ``None``: none is found."""
     graph = plan.rounded
-    if graph is None or seconds < (more := _more(graph, plan.graph)):
+    if graph is None or plan.rounded_menus is None:
         return None
-    step = training_step(graph, plan.rounded_menus)
+    more = _more(graph, plan.graph)
+    left = seconds - more - plan.rounded_menus.following
+    if left < 0:
+        return None
     try:
-        found = most_exact_plan(step, peak + graph.gradients, seconds - more)
+        found = most_exact_plan(training_step(graph, plan.rounded_menus), peak + graph.gradients, left)
     except ValueError:
         return None
     return _choice(graph, plan.rounded_menus, found, more)
@@ -122,6 +125,8 @@ def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float
     if menus is not None and plan.forms is not None:
         named = ((value, menus.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0)
         chosen = {value: store for value, store in named if store is not None}
+    if menus is not None and (chosen or graph.rounded or not all(plan.kept)):
+        more += menus.following
     return Choice(
         _mask(plan.kept),
         plan.peak - graph.gradients,
