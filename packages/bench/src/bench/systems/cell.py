@@ -139,8 +139,9 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
     whole, adding = partial(_whole, subject.model, step), partial(_adding, step)
     for _ in range(WARM_UP):
         whole()
-    cell = _with_peak(cell, adding, count, subject.model)
+    # Fresh ones first: steps that add leave free memory in pieces, of which new objects take others, a MiB or two.
     cell = replace(cell, fresh=_with_peak(cell.fresh or Fresh(), whole, count, subject.model))
+    cell = _with_peak(cell, adding, count, subject.model)
     whole()
     found = figures(step, whole, count, device) if request.figures else None
     if found is not None and cell.way == PLAIN and device.type == "cuda":
