@@ -65,7 +65,7 @@ def _draw(results: SystemResults, panels: Sequence[tuple[SystemResults, str, str
         f"is above {NOISE:g}, or not known.\nLines: grey the front of all, red of others, blue plans by their budgets, "
         "orange those that may round."
     )
-    figure.text(0.01, 0.7 / height, legend, color=INK, fontsize=8.5, va="bottom")
+    figure.text(0.01, 0.8 / height, legend, color=INK, fontsize=8.5, va="bottom")
     footer(figure, text, results.machine)
     figure.tight_layout(rect=(0, 1.1 / height, 1, 1))
     return figure
