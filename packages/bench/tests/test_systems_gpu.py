@@ -289,7 +289,7 @@ def asked(monkeypatch):
     process = Processes(measured)
     monkeypatch.setattr(cells, "Processes", lambda: process)
     monkeypatch.setattr(measure, "NAMES", ("one", "slow", "other"))
-    monkeypatch.setattr(measure, "_missing", lambda name: "")
+    monkeypatch.setattr(measure, "missing_for", lambda name: "")
     return SimpleNamespace(cells=found, process=process)
 
 

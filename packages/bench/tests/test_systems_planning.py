@@ -58,7 +58,7 @@ def test_a_quick_run(tmp_path, capsys, monkeypatch):
 
 
 def test_the_deep_model_has_some_3000_values():
-    found = planning._DEEP["bert-deep"]()
+    found = planning.DEEP["bert-deep"]()
     assert len(found.blocks) == 120
 
 
@@ -69,3 +69,19 @@ def test_every_command_shows_its_help(command, capsys):
         cli.main([command, "--help"])
     assert ended.value.code == 0
     assert "usage" in capsys.readouterr().out
+
+
+def test_what_a_file_has_stays(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(planning, "OPS", ())
+    file = tmp_path / "systems.json"
+    command = ["systems", "--threads", "1", "--json", str(file), "--model", "mlp"]
+    assert cli.main([*command, "--no-time", "--way", "L1"]) == 0
+    cells = records.load(file).cells
+    assert len(cells) == 2
+    for _ in range(2):
+        assert cli.main([*command, "--part", "planning"]) == 0
+    found = records.load(file)
+    assert found.cells == cells
+    assert [one.subject for one in found.plannings] == ["mlp"]
+    assert cli.main([*command, "--part", "planning", "--chart", "x.png"]) == 1
+    assert "no chart" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from torch import nn
 import integrations
 from integrations.adaptive.within_error import within_error
 from integrations.bounds import Bounds
+from integrations.checkpoint.planning.search import solved_again
 from integrations.planning import planned
 
 from .nets import gradients, normal
@@ -153,6 +154,28 @@ def test_the_plan_for_gradients_that_are_there_is_within_the_bound(stored, round
     assert found.accumulating.choice.rounds
     assert 0.05 < found.accumulating.measured <= 0.1
     assert found.accumulating.peak >= plan.accumulating.peak
+
+
+def test_plans_within_other_bounds_have_their_own_for_gradients_that_are_there(stored):
+    bounded = stored.within(0.8)
+    found = within_error(bounded, lambda one: 0.07)
+    least = found.within()
+    assert found.accumulating.measured == 0.07
+    assert not least.accumulating.is_bounded
+    assert least.accumulating.peak == least.accumulating.front[0].peak
+    assert least.accumulating.measured is None
+    low = found.within(memory=found.front[0].peak)
+    assert low.accumulating.peak <= low.memory or not low.accumulating.is_bounded
+
+
+def test_weights_that_say_nothing_leave_no_rounding_where_gradients_are(stored):
+    """No factor corrects a variance of 0."""
+    silent = [menus.weighted((0.0,) * len(menus.weights)) for menus in (stored.menus, stored.rounded_menus)]
+    plan = solved_again(stored, *silent)
+    assert plan.accumulating.choice.variance == 0
+    found = within_error(plan, lambda one: 0.05 if one.graph.standing else 0.5)
+    assert found.measured == 0.05
+    assert not found.accumulating.choice.rounds
 
 
 def test_what_stays_above_the_bound_where_gradients_are_is_said(stored):

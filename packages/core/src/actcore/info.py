@@ -64,7 +64,7 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
             results["has_wide_group"] &= _same(
                 torch.ops.actcore.has_wide_group(x, 256), reference.has_wide_group(x, 256)
             )
-    else:  # where nobody waits for its answer
+    else:  # for which there is no such kernel
         del results["has_wide_group"]
     for operator, arguments in _calls():
         results[operator] &= _agrees(operator, arguments, device)

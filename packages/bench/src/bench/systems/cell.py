@@ -99,7 +99,8 @@ class Processes:
             if found.failure or found.does_not_apply:
                 return found
             self._timed.end()
-            return self._asked(self._sized, replace(request, cell=found, rounds=0, plan=plan), seconds)[0]
+            request = replace(request, cell=found, rounds=0, plan=plan)
+            return self._asked(self._sized, request, seconds)[0]
         except Ended as error:
             return replace(request.cell, failure=str(error))
 

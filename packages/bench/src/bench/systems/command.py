@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
 from bench.arguments import add_chart, add_deadline, add_shared, positive
 from bench.deadline import Deadline
+from bench.errors import BenchError
 from bench.finish import finish, require_writable
 from bench.kernels.clock import threads
 from bench.systems import measure, planning
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         action="append",
-        choices=NAMES,
+        choices=(*NAMES, *planning.DEEP),
         metavar="NAME",
         help=f"repeatable: {', '.join(NAMES)}; default: {', '.join(SUBJECTS)}; those whose library is not installed "
         "are left out",
@@ -83,11 +85,7 @@ def run_systems(options: argparse.Namespace) -> None:
     deadline = Deadline(options.deadline)
     require_writable(options.json, options.chart)
     if options.part == "planning":
-        names = options.model or (planning.QUICK if options.quick else planning.NAMES)
-        blank = measure.blank(torch.device(options.device), options.threads, options.seed)
-        with threads(options.threads):
-            steps = planning.QUICK_STEPS if options.quick else planning.STEPS
-            finish(planning.run(blank, names, steps, options.json), options.json, options.chart)
+        _plan(options)
         return
     gpu, peaks = options.gpu or options.device == "cuda", options.part == "peaks"
     slow = options.compile or (gpu and not options.quick)
@@ -109,6 +107,20 @@ def run_systems(options: argparse.Namespace) -> None:
         )
     )
     finish(results, options.json, options.chart)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    """Part ``planning``."""
+    if options.device != "cpu" or options.chart is not None:
+        raise BenchError("--part planning has no chart, and plans for a CPU; leave out --chart and --device")
+    names = options.model or (planning.QUICK if options.quick else planning.NAMES)
+    begun = measure.begun(torch.device(options.device), options.threads, options.seed, options.json)
+    missing = {name: why for name in names if name not in planning.DEEP and (why := measure.missing_for(name))}
+    begun = replace(begun, skipped=[f"{name}: {why}" for name, why in missing.items()])
+    with threads(options.threads):
+        steps = planning.QUICK_STEPS if options.quick else planning.STEPS
+        found = planning.run(begun, [name for name in names if name not in missing], steps, options.json)
+    finish(found, options.json, None)
 
 
 def _usual(quick: bool, gpu: bool, peaks: bool) -> tuple[Iterable[str], Iterable[str]]:

@@ -66,11 +66,9 @@ def run(options: Options) -> SystemResults:
     """
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
-    empty = blank(options.device, options.threads, options.seed)
-    machine = empty.machine
-    named = "machine, device, seed, number of threads or version of a library"
-    results = taken_up(empty, options.json, _settings, named)
-    missing = {name: why for name in options.subjects if (why := _missing(name))}
+    results = begun(options.device, options.threads, options.seed, options.json)
+    machine = results.machine
+    missing = {name: why for name in options.subjects if (why := missing_for(name))}
     results = replace(results, skipped=[f"{name}: {why}" for name, why in missing.items()])
     left = [
         Cell(name, way)
@@ -102,10 +100,15 @@ def run(options: Options) -> SystemResults:
     return results
 
 
-def blank(device: torch.device, threads: int, seed: int) -> SystemResults:
-    """Results of a run here that has found nothing yet."""
+def begun(device: torch.device, threads: int, seed: int, file: Path | None) -> SystemResults:
+    """Results of a run here: what the file has, if it is there.
+
+    Raises:
+        BenchError: it holds other results.
+    """
     machine = Machine.here(device, threads, (*_PACKAGES, *filter(installed, _LIBRARIES)))
-    return SystemResults(machine, device.type, seed)
+    named = "machine, device, seed, number of threads or version of a library"
+    return taken_up(SystemResults(machine, device.type, seed), file, _settings, named)
 
 
 def _measured(request: cells.Request, processes: cells.Processes, deadline: Deadline) -> Cell | None:
@@ -142,7 +145,7 @@ def _with(found: Sequence[Cell], cell: Cell) -> list[Cell]:
     return sorted([*others, cell], key=lambda one: (subjects.index(one.subject), ways.index(one.way)))
 
 
-def _missing(name: str) -> str:
+def missing_for(name: str) -> str:
     """Which library a model lacks; empty if none."""
     try:
         made(name, 0, torch.device("meta"))

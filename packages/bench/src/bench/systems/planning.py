@@ -33,10 +33,10 @@ PART = 0.3
 STEPS, QUICK_STEPS = 100, 2
 """Random steps of each size."""
 
-_DEEP: Mapping[str, Callable[[], Subject]] = MappingProxyType({"bert-deep": partial(bert, 120, 64, 1)})
+DEEP: Mapping[str, Callable[[], Subject]] = MappingProxyType({"bert-deep": partial(bert, 120, 64, 1)})
 """Models of some 3,000 values, which nobody trains here."""
 
-NAMES = ("resnet50", "vit", "bert", "llama", "unet", "gat", *_DEEP)
+NAMES = ("resnet50", "vit", "bert", "llama", "unet", "gat", *DEEP)
 """The models that are planned for."""
 
 QUICK = ("bert-small",)
@@ -45,27 +45,29 @@ OPS = (5, 6, 7)
 """Operators of the random steps."""
 
 _VARIANCE = 0.02
-_EVERYTHING = (1 << 40) - 1  # simulations' worth of steps, so that every choice of a small step is tried
+_EVERYTHING = (1 << 40) - 1  # search steps: enough to try every choice of a small training step
 
 
-def run(blank: SystemResults, names: Sequence[str], steps: int, file: Path | None) -> SystemResults:
+def run(begun: SystemResults, names: Sequence[str], steps: int, file: Path | None) -> SystemResults:
     """Plans for the models, and compares so many steps of each size, with a progress bar on stderr.
 
     Args:
-        blank: results without any.
+        begun: results that these are added to, in the place of older ones of the same.
         names: of the models.
         steps: of each size.
         file: that the results are written to, one by one; ``None``: nowhere.
     """
-    results, start = blank, time.perf_counter()
+    results, before = begun, time.perf_counter() - begun.seconds
     integrations.plan(nn.Linear(1, 1), torch.zeros(1, 1))  # pays for the rates of the machine, and for imports
     with progress("planning", len(names) + len(OPS)) as advance:
         for name, ops in [*((name, 0) for name in names), *(("", ops) for ops in OPS)]:
             if name:
-                results = replace(results, plannings=[*results.plannings, planned(name, blank.seed)])
+                others = [one for one in results.plannings if one.subject != name]
+                results = replace(results, plannings=[*others, planned(name, begun.seed)])
             else:
-                results = replace(results, compared=[*results.compared, compared(ops, steps, blank.seed)])
-            results = replace(results, seconds=time.perf_counter() - start)
+                rows = [one for one in results.compared if one.ops != ops]
+                results = replace(results, compared=[*rows, compared(ops, steps, begun.seed)])
+            results = replace(results, seconds=time.perf_counter() - before)
             if file is not None:
                 records.save(results, file)
             advance(name or f"{ops} operators")
@@ -74,7 +76,7 @@ def run(blank: SystemResults, names: Sequence[str], steps: int, file: Path | Non
 
 def planned(name: str, seed: int) -> Planning:
     """What planning for a model took. The rates of the machine are measured before."""
-    subject = made(name, seed, torch.device("cpu")) if name not in _DEEP else _DEEP[name]()
+    subject = made(name, seed, torch.device("cpu")) if name not in DEEP else DEEP[name]()
     given = subject.inputs
     args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (given, None)
     plan = integrations.plan(subject.model.train(), args, kwargs, error=ERROR, measure=False)
@@ -108,6 +110,7 @@ def compared(ops: int, steps: int, seed: int) -> Compared:
         if found.exact:
             continue
         every = checkpoint_plans(step, max_steps=_EVERYTHING, variance=_VARIANCE)
+        assert every.exact
         tried += 1
         for peak, seconds in _ratios(step, found, every):
             peaks.append(peak)
@@ -126,7 +129,7 @@ def _ratios(step: TrainingStep, found: CheckpointPlans, every: CheckpointPlans) 
         fast = [plan.peak for plan in found.front if plan.seconds <= best.seconds * (1 + 1e-12)]
         small = [plan.seconds for plan in found.front if plan.peak <= best.peak]
         yield (
-            fast[0] / best.peak if fast else 1.0,
+            fast[0] / best.peak if fast else float("inf"),
             (whole + small[-1]) / (whole + best.seconds) if small else 1.0,
         )
 

@@ -35,8 +35,8 @@ def notes_of_planning(results: SystemResults) -> Iterator[str]:
     if results.plannings:
         yield (
             "values: of the forwards that were captured, as they are and for rounding; stores: that these may wait in; "
-            "plans: that no other beats; over its bound: of the least peak, and of a step's modelled time at 30 % of "
-            "the plain peak, over what no plan can be below."
+            "plans: that no other beats; over its bound: of the least peak, and of the modelled time of the plan "
+            "within 30 % of the plain peak, over what none of its graph and peak can be below."
         )
     if results.compared:
         yield (

@@ -142,8 +142,8 @@ class Planning:
         choices: that no other beats, by peak and time.
         capture_seconds, search_seconds: of the forwards, and of the search.
         peak_ratio: the least peak over the bound below which there is none.
-        time_ratio: at 30 % of the plain peak, the step's modelled time over the bound below which there is none;
-            ``None`` where no plan has so low a peak.
+        time_ratio: of the plan within 30 % of the plain peak, the step's modelled time over the bound below which its
+            graph has none with its peak; ``None`` where no plan has so low a peak.
     """
 
     subject: str
@@ -185,20 +185,20 @@ class SystemResults:
         device: ``"cpu"`` or ``"cuda"``.
         seed: of weights and inputs.
         cells: by model and way.
-        plannings: by model, of the part ``planning``.
-        compared: by the number of operators, of that part.
         skipped: what was left out, and why.
         seconds: that it took, what was taken up included.
+        plannings: by model, of the part ``planning``.
+        compared: by the number of operators, of that part.
     """
 
     machine: Machine
     device: str
     seed: int = 0
     cells: list[Cell] = field(default_factory=list)
-    plannings: list[Planning] = field(default_factory=list)
-    compared: list[Compared] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    plannings: list[Planning] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
 
     def cell(self, subject: str, way: str) -> Cell | None:
         """Of a model, trained in a way."""

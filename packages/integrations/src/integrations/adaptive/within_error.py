@@ -74,8 +74,10 @@ def _within(plan: Plan, measure: Measure, part: float) -> Plan:
 def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Plan:
     """The plan, whose own choice stays, with weights by which its ``accumulating`` has an error within the bound."""
     for left in range(_MOST, -1, -1):
+        if plan.unmeasured:
+            break
         other = plan.accumulating
-        if other is plan or not other.choice.rounds or plan.unmeasured:
+        if other is plan or not other.choice.rounds:
             break
         found, why = _measured(other, measure)
         if found <= part * plan.error or why or not left:
@@ -83,8 +85,20 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
             if found > plan.error:
                 _tell(other, found)
             break
+        if not other.choice.variance:  # by weights that no factor corrects
+            plan.note_accumulating(_exact_or_told(other, found))
+            break
         plan = _corrected(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
     return plan
+
+
+def _exact_or_told(plan: Plan, found: float) -> Plan:
+    """The plan that rounds nothing; where none fits, this one, of which it is said what it measures."""
+    try:
+        return plan.within(plan.memory, plan.time, 0.0)
+    except ValueError:
+        _tell(plan, found)
+        return replace(plan, measured=found)
 
 
 def _tell(plan: Plan, found: float) -> None:

@@ -124,11 +124,14 @@ class Normalizer:
         ``Float[2, count]``."""
         tensor = tensor.detach()
         given = tensor if is_dense(Layout.of(tensor)) else tensor.contiguous()
-        normal = torch.empty_like(given)
-        cells, over = self._cells(normal)
-        whole, _ = self._cells(given)
+        whole, over = self._cells(given)
         mean = whole.mean(over, keepdim=True, dtype=_wide(tensor.dtype))
-        torch.sub(whole, mean, out=cells)
+        if torch.compiler.is_compiling():  # which takes no out= with gaps, as groups of channels last have
+            normal = given.clone()
+            cells = self._cells(normal)[0].sub_(mean)
+        else:
+            normal = torch.empty_like(given)
+            cells = torch.sub(whole, mean, out=self._cells(normal)[0])
         scale = _norm(cells, over, mean.dtype).mul_(math.sqrt(self.count / max(1, tensor.numel())))
         cells.div_(scale.clamp(min=torch.finfo(mean.dtype).tiny))  # a constant channel has none
         return normal, torch.stack([mean.view(-1), scale.view(-1)])
@@ -238,13 +241,14 @@ class OfChannels:
 
 def _norm(cells: Tensor, over: list[int], dtype: torch.dtype) -> Tensor:
     """``torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)``, whose kernel on the CPU takes ten times
-    what squares and their sum do. They are made of some samples at a time: all at once would take as much again."""
+    what squares and their sum do. They are made of an eighth at a time: all at once would take as much again."""
     if cells.device.type != "cpu" or torch.compiler.is_compiling():  # which would take the number of parts for fixed
         norm: Tensor = torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)
         return norm
-    few = max(1, cells.shape[0] // 8)
-    sums = [part.to(dtype).square().sum(over, keepdim=True) for part in cells.split(few)]
-    return (torch.cat(sums).sum(0, keepdim=True) if 0 in over else torch.cat(sums)).sqrt_()
+    longest = max(over, key=lambda dim: cells.shape[dim])
+    parts = cells.split(max(1, cells.shape[longest] // 8), longest)
+    squares = [part.to(dtype).square().sum(over, keepdim=True) for part in parts]
+    return torch.stack(squares).sum(0).sqrt_()
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:

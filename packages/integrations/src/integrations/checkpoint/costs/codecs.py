@@ -17,8 +17,8 @@ a kind of their own where they were measured."""
 _SLOPES = (0.6, 0.7, 1.1, 1.4, 2.0, 2.6, 3.4, 5.0)
 _RESTORED_SLOPES = 3.5
 
-# Times that what is stored as it is normalised is read and written besides: to take its mean away, to square and add up
-# what is left, and to divide it; and to undo that.
+# Passes over a tensor that is stored as it is normalised, besides the codec's: to take the mean away, to square what is
+# left, to add that up, and to divide; and to undo it.
 _NORMALIZED, _UNDONE = 4, 2
 
 

@@ -45,8 +45,8 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
         return copied + (2 if backward else 1) * _nbytes(weight)
     inside, outside = _blocked(image), _blocked(args[0] if backward else results[0])
     if backward:
-        return max(inside + outside + _nbytes(weight), 2 * inside)
-    return max(inside, outside) + _nbytes(weight)
+        return copied + max(inside + outside + _nbytes(weight), 2 * inside)
+    return copied + max(inside, outside) + _nbytes(weight)
 
 
 def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:
@@ -72,8 +72,8 @@ def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> in
 
 
 def _last(tensor: Tensor) -> bool:
-    """Whether channels come last, which torch does not ask of a line or of a single channel. A kernel over the channels
-    alone says it by the steps of what it has one of, and part of an image by its own."""
+    """Whether channels come last, which torch does not ask of a line or of a single channel. Kernels of 1 x 1, and parts
+    of images, are told by their strides."""
     if tensor.dim() not in _LAST or tensor.shape[1] == 1:
         return False
     return tensor.stride(1) == 1 and tensor.stride(-1) >= tensor.shape[1]

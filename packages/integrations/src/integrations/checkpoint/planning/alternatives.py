@@ -38,6 +38,9 @@ def within(plan: Plan, memory: Budget | None, time: float | None, error: float |
 
 def accumulating(plan: Plan) -> Plan:
     """See ``Plan.accumulating``."""
+    noted = plan.others.get(_noted(plan))
+    if noted is not None:
+        return noted
     if _ACCUMULATING not in plan.others:
         rounded = None if plan.rounded is None else plan.rounded.accumulating
         bounds = _unbounded(plan, plan.error)
@@ -53,7 +56,12 @@ def accumulating(plan: Plan) -> Plan:
 
 def note_accumulating(plan: Plan, other: Plan) -> None:
     """See ``Plan.note_accumulating``."""
-    plan.others[_ACCUMULATING] = other
+    plan.others[_noted(plan)] = other
+
+
+def _noted(plan: Plan) -> tuple[object, ...]:
+    """Under which a plan's own ``accumulating`` is known, where it is not just found: others have other bounds."""
+    return _ACCUMULATING, plan.memory, plan.time
 
 
 def _within(plan: Plan, memory: Budget | None, time: float | None, error: float | None) -> Plan:

@@ -190,7 +190,7 @@ class Plan:
         """The plan for steps that find gradients there, to which they add theirs, as all but the first do that
         accumulate gradients. It was asked for the same; where that cannot be had, for nothing, and has the least peak.
         The activation peak is then all that the step takes beyond what was there. The search is made when this is first
-        asked for."""
+        asked for, which planning does where rounding is allowed."""
         if not self.graph.standing:
             return self
         from integrations.checkpoint.planning.alternatives import accumulating
@@ -198,7 +198,8 @@ class Plan:
         return accumulating(self)
 
     def note_accumulating(self, plan: Plan) -> None:
-        """Has that plan be ``accumulating`` from now on, the same one with its error measured."""
+        """Has that plan be ``accumulating`` of this one's bounds from now on: the same with its error measured, or an
+        exact one. It is not saved with the plan."""
         from integrations.checkpoint.planning.alternatives import note_accumulating
 
         note_accumulating(self, plan)
