@@ -10,7 +10,7 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
 from integrations.adaptive.copies import Stored
-from integrations.saved.norms import CHANNELS, FEW, Standardized
+from integrations.saved.norms import CHANNELS, FEW, Normalizer, Standardized
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 from integrations.saved.regions import View
@@ -278,3 +278,25 @@ def test_q_layers_store_channels_as_they_are_normalised(case):
     (_, [expected, *_]), (_, [found, *_]) = step(norm, x), step(q_layer(norm), x)
     relative = (found - expected).square().sum(over) / expected.square().sum(over)
     assert relative.max() < EIGHT_BITS**2
+
+
+@pytest.mark.parametrize("groups", [CHANNELS, 2])
+@pytest.mark.parametrize("shape", [(8, 16, 6, 6), (1, 16, 24, 24), (16, 16, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_normalised_elements_are_the_same_compiled(groups, shape, dtype):
+    """With channels last, too, and of one sample: parts of the squares are of the longest dimension."""
+    x = (normal(*shape) * 3 + 1).to(dtype).to(memory_format=torch.channels_last)
+    normalizer = Normalizer(groups, shape[1] if groups == CHANNELS else shape[0] * groups)
+    normal_x, statistics = normalizer.normalized(x)
+    cells = x.double() if groups == CHANNELS else x.double().unflatten(1, (groups, -1))
+    over = [0, 2, 3] if groups == CHANNELS else [2, 3, 4]
+    expected = torch.stack([cells.mean(over).view(-1), cells.std(over, correction=0).view(-1)])
+    # The mean is subtracted in the input's dtype, so that of bfloat16 deviations are of rounded elements.
+    assert torch.allclose(statistics.double(), expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-5)
+    torch._dynamo.reset()
+    compiled = torch.compile(normalizer.normalized, backend="eager", fullgraph=True)(x)
+    # Sums of so many elements in another order: each addition rounds once.
+    order = x.numel() // normalizer.count * torch.finfo(torch.float32).eps
+    assert torch.allclose(compiled[1], statistics, rtol=order, atol=1e-6)
+    assert torch.allclose(compiled[0].float(), normal_x.float(), rtol=order + 2 * torch.finfo(dtype).eps, atol=1e-5)
+    assert normal_x.stride() == x.stride() == compiled[0].stride()

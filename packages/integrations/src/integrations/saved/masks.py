@@ -59,7 +59,7 @@ def may_be_masked(tensor: Tensor) -> bool:
 
 
 def is_masked(tensor: Tensor, group_size: int) -> bool:
-    """Whether a group of the tensor's elements, as they are stored, is so wide that codes would leave nothing of most of
-    them, as masked elements make it: ``torch.ops.actcore.has_wide_group``. Reads the tensor: for the CPU."""
+    """Whether a group of the tensor's elements, as they are stored, is so wide that codes would leave nothing of most
+    of them, as masked elements make it: ``torch.ops.actcore.has_wide_group``. Reads the tensor: for the CPU."""
     flat = Layout.of(tensor).flatten(tensor.detach())
     return bool(below_autograd(torch.ops.actcore.has_wide_group.default, flat, group_size))

@@ -72,8 +72,8 @@ def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> in
 
 
 def _last(tensor: Tensor) -> bool:
-    """Whether channels come last, which torch does not ask of a line or of a single channel. Kernels of 1 x 1, and parts
-    of images, are told by their strides."""
+    """Whether channels come last, which torch does not ask of a line or of a single channel. Kernels of 1 x 1, and
+    parts of images, are told by their strides."""
     if tensor.dim() not in _LAST or tensor.shape[1] == 1:
         return False
     return tensor.stride(1) == 1 and tensor.stride(-1) >= tensor.shape[1]
