@@ -203,17 +203,21 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
 
 
 def test_times_are_of_a_process_without_the_allocators_setting(monkeypatch):
-    """Which maps each block: no training does."""
-    asked = []
+    """Which maps each block: no training does. Both processes share the time that there is."""
+    asked, limits = [], []
+    now = iter((100.0, 130.0))
+    monkeypatch.setattr(cells.time, "monotonic", lambda: next(now))
 
     def ask(worker, content, seconds):
         asked.append((worker._environment, content["rounds"], content["timed"], content["plan"]))
+        limits.append(seconds)
         peak = content["cell"]["peak_bytes"] if content["rounds"] else 5
         return {"cell": {**content["cell"], "peak_bytes": peak}, "plan": "a plan"}
 
     monkeypatch.setattr(cells.Worker, "ask", ask)
     with cells.Processes() as processes:
-        assert processes.measure(request("mlp", PLAIN, 3)).peak_bytes == 5
+        assert processes.measure(request("mlp", PLAIN, 3), 50.0).peak_bytes == 5
+        assert limits == [50.0, 20.0]
         assert asked == [({}, 3, True, ""), (ENVIRONMENT, 0, False, "a plan")]
         asked.clear()
         processes.measure(request("mlp", PLAIN, 3, figures=True))

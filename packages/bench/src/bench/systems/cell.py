@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -86,7 +87,7 @@ class Processes:
 
         Args:
             request: what to measure.
-            seconds: after which a process is killed; ``None``: never.
+            seconds: after which the process at work is killed; ``None``: never.
 
         Raises:
             TooLong: it was.
@@ -95,12 +96,14 @@ class Processes:
             if not request.rounds or request.figures or request.device == "cuda":
                 return self._asked(self._sized, request, seconds)[0]
             # Plans are made where times are those of training: they follow from the rates that they measure.
+            start = time.monotonic()
             found, plan = self._asked(self._timed, replace(request, timed=True), seconds)
             if found.failure or found.does_not_apply:
                 return found
             self._timed.end()
             request = replace(request, cell=found, rounds=0, plan=plan)
-            return self._asked(self._sized, request, seconds)[0]
+            left = None if seconds is None else max(0.0, seconds - (time.monotonic() - start))
+            return self._asked(self._sized, request, left)[0]
         except Ended as error:
             return replace(request.cell, failure=str(error))
 

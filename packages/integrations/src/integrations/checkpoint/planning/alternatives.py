@@ -60,7 +60,7 @@ def note_accumulating(plan: Plan, other: Plan) -> None:
 
 
 def _noted(plan: Plan) -> tuple[object, ...]:
-    """Under which a plan's own ``accumulating`` is known, where it is not just found: others have other bounds."""
+    """The key of what ``note_accumulating`` was given: plans of other bounds share ``others``, and have their own."""
     return _ACCUMULATING, plan.memory, plan.time
 
 
