@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from integrations.adaptive.one_step import Unmeasured
+from integrations.checkpoint.planning.alternatives import note_accumulating
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus, Option
 from integrations.checkpoint.planning.plan import Plan
@@ -81,12 +82,12 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
             break
         found, why = _measured(other, measure)
         if found <= part * plan.error or why or not left:
-            plan.note_accumulating(replace(other, measured=None if why else found, unmeasured=why))
+            note_accumulating(plan, replace(other, measured=None if why else found, unmeasured=why))
             if found > plan.error:
                 _tell(other, found)
             break
         if not other.choice.variance:  # by weights that no factor corrects
-            plan.note_accumulating(_exact_or_told(other, found))
+            note_accumulating(plan, _exact_or_told(other, found))
             break
         plan = _corrected(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
     return plan

@@ -55,7 +55,8 @@ def accumulating(plan: Plan) -> Plan:
 
 
 def note_accumulating(plan: Plan, other: Plan) -> None:
-    """See ``Plan.note_accumulating``."""
+    """Has another plan be ``accumulating`` of a plan's bounds from now on: the same with its error measured, or one
+    that rounds nothing. It is not saved with the plan."""
     plan.others[_noted(plan)] = other
 
 

@@ -197,13 +197,6 @@ class Plan:
 
         return accumulating(self)
 
-    def note_accumulating(self, plan: Plan) -> None:
-        """Has that plan be ``accumulating`` of this one's bounds from now on: the same with its error measured, or an
-        exact one. It is not saved with the plan."""
-        from integrations.checkpoint.planning.alternatives import note_accumulating
-
-        note_accumulating(self, plan)
-
     @property
     def is_bounded(self) -> bool:
         """Whether memory or time was asked for."""
