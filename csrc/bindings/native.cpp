@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/replay.h"
 #include "bindings/solvers.h"
 #include "codec/philox.h"
 #include "cpu/kernels.h"
@@ -35,5 +36,6 @@ PYBIND11_MODULE(_native, m) {
       py::arg("seed"), py::arg("stream"), py::arg("block"),
       "The four 32-bit words of one block of the noise sequence (seed, stream).");
 
+  actcore::bind_replay(m);
   actcore::bind_solvers(m);
 }

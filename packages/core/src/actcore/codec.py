@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol, TypeGuard, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from actcore.compressed import Compressed
 from actcore.layout import Layout
 from actcore.ops import Key
 
-_INT64 = 1 << 64
+_INT64, _HALF = 1 << 64, 1 << 63
 _NUMBERS = (int, torch.SymInt)
 _ADDRESSABLE = 1 << 60  # elements of 8 bytes
 DAMAGED = "it is damaged or truncated: store the tensor again"
@@ -144,10 +144,17 @@ def _refuse_payload(compressed: Compressed, expected: tuple[tuple[torch.dtype, i
 
 def made(codec: Codec, payload: tuple[Tensor, ...], layout: Layout, dtype: torch.dtype) -> Compressed:
     """What ``compress`` of a codec of actcore returns."""
-    compressed = Compressed(codec, payload, layout, dtype)
-    if not torch.compiler.is_compiling():
-        compressed.__dict__["sound"] = True
+    if torch.compiler.is_compiling():
+        return Compressed(codec, payload, layout, dtype)
+    # As the constructor of a frozen class has it, in a third of the time: small tensors feel it.
+    compressed = _new(Compressed)
+    fields = compressed.__dict__
+    fields["codec"], fields["payload"], fields["layout"], fields["dtype"] = codec, payload, layout, dtype
+    fields["sound"] = True
     return compressed
+
+
+_new = object.__new__
 
 
 def trusted(codec: Codec, compressed: Compressed) -> bool:
@@ -213,27 +220,23 @@ def as_int64(name: str, value: Key) -> int:
     """A seed or stream as the int64 of the same 64 bits, which is what operators take."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int or an int64 tensor of one element, got {value!r}")
-    if not -(_INT64 // 2) <= value < _INT64:
+    if not -_HALF <= value < _INT64:
         raise ValueError(f"{name} must fit in 64 bits, got {value}")
     return _signed(value)
 
 
 def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
-    if _plain(seed) and _plain(stream):  # as most are: small tensors feel each check
-        return _signed(seed), _signed(stream)
+    if type(seed) is int and type(stream) is int and 0 <= seed < _INT64 and 0 <= stream < _INT64:  # as most are
+        return seed - _INT64 if seed >= _HALF else seed, stream - _INT64 if stream >= _HALF else stream
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
     return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
 
 
-def _plain(value: Key) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _INT64
-
-
 def _signed(value: int) -> int:
     """The int64 of the same bits."""
-    return value - _INT64 if value >= _INT64 // 2 else value
+    return value - _INT64 if value >= _HALF else value
 
 
 def _as_tensor(name: str, value: Key, device: torch.device) -> Tensor:

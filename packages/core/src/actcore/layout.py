@@ -17,6 +17,7 @@ from torch import Tensor
 
 # With gaps, a tensor comes back in as many elements of memory, or in as many times its own; without them beyond both.
 _ROOM, _WIDEST = 1 << 16, 4
+_STRIDED = torch.strided
 
 
 class Layout(NamedTuple):
@@ -29,7 +30,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        return cls(tuple(tensor.shape), tensor.stride() if tensor.layout is torch.strided else ())
+        return cls(tuple(tensor.shape), tensor.stride() if tensor.layout is _STRIDED else ())
 
     @property
     def distinct_shape(self) -> tuple[int, ...]:

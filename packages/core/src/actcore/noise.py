@@ -22,7 +22,12 @@ def stream_of(identity: str, step: int, rank: int, micro_step: int = 0) -> int:
         rank: of this process; ranks round independently.
         micro_step: number of the forward within a step that has several.
     """
-    return _mix(_identity(identity) ^ _mix(step ^ _mix(rank ^ _mix(micro_step) if micro_step else rank)))
+    return _mix(identity_of(identity) ^ step_key(step, rank, micro_step))
+
+
+def step_key(step: int, rank: int, micro_step: int = 0) -> int:
+    """What the streams of one forward have in common: with a tensor's ``identity_of`` it makes its stream."""
+    return _mix(step ^ _mix(rank ^ _mix(micro_step) if micro_step else rank))
 
 
 def current_rank() -> int:
@@ -66,7 +71,8 @@ def shared_streams(seed: int) -> Streams:
 
 
 @lru_cache(maxsize=65536)
-def _identity(text: str) -> int:
+def identity_of(text: str) -> int:
+    """64 bits for what stays from step to step."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

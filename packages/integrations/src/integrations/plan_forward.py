@@ -76,7 +76,7 @@ class Following:
         schedule = schedule.within(units)
         by_level = self._level is not None
         tape = Tape(schedule, _Read(session, schedule, by_level))
-        session.fates, session.aside = _Planned(session, tape, schedule, rounds, by_level), unseen
+        session.fates, session.aside = _Planned(session, tape, schedule, rounds, by_level, self._followed.schedule), unseen
         tracker = session.tracker
         look = tracker.look
         if look is not None:
@@ -114,11 +114,16 @@ class _Planned:
         schedule: that is followed.
         rounds: whether what a repetition reads may be rounded.
         by_level: whether what has no store waits as the session has it; otherwise as it is.
+        plan: that the schedule is of.
     """
 
-    def __init__(self, session: Session, tape: Tape, schedule: Schedule, rounds: bool, by_level: bool) -> None:
+    def __init__(
+        self, session: Session, tape: Tape, schedule: Schedule, rounds: bool, by_level: bool, plan: object
+    ) -> None:
         self._session, self._tape, self._schedule = session, tape, schedule
         self._rounds, self._by_level = rounds, by_level
+        self.plan = plan
+        self.values = tape.values
         self._unplanned = Fate(session.way)
         self._fates: dict[tuple[Store | None, bool], Fate] = {}
 

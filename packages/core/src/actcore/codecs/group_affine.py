@@ -30,6 +30,7 @@ Rounding = Literal["stochastic", "nearest"]
 
 _ROUNDINGS = get_args(Rounding)
 _COMPRESS = torch.ops.actcore.group_affine_compress
+_COMPRESS_INT, _COMPRESS_TENSOR = _COMPRESS.default, _COMPRESS.tensor
 _DECOMPRESS = torch.ops.actcore.group_affine_decompress.default
 
 
@@ -93,19 +94,22 @@ class GroupAffine:
 
     def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
         """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
-        return packed_bytes(numel, self.bits) + 2 * dtype.itemsize * group_count(numel, self.group_size)
+        size = self.group_size  # as packed_bytes and group_count have it
+        return (numel * self.bits + 7) // 8 + 2 * dtype.itemsize * ((numel + size - 1) // size)
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Float[Tensor, "..."] -> (codes: UInt8[ceil(bits*n/8)], bounds: Float[groups, 2])``."""
         require_strided(self, tensor)
-        require_float(self, tensor)
+        dtype = tensor.dtype
+        if dtype not in FLOATS:
+            require_float(self, tensor)
         key = noise_key(tensor, seed, stream)
-        layout, dtype = Layout.of(tensor), tensor.dtype
+        layout = Layout.of(tensor)
         elements = stored_elements(layout, tensor)
         numel = elements.numel()
         if self.stored_bytes(numel, dtype) >= numel * dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(without_history(tensor)).clone()))
-        operator = overload(_COMPRESS, key)
+        operator = _COMPRESS_TENSOR if type(key[0]) is not int else _COMPRESS_INT
         payload = below_autograd(operator, elements, self.bits, self.group_size, self.rounding == "stochastic", *key)
         return made(self, payload, layout, dtype)
 

@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from integrations.adaptive.surroundings import Met, surroundings
 from integrations.random_states import random_states
 from integrations.saved.history import RESET_HOOKS
-from integrations.saved.tensors import StorageSet, storage_of, tensors_in
+from integrations.saved.tensors import storage_of, tensors_in
+from integrations.storages import StorageSet
 
 
 class ParametersChanged(RuntimeError):

@@ -17,7 +17,8 @@ from integrations.saved.norms import OfChannels
 from integrations.saved.policy import UNKNOWN
 from integrations.saved.records import Record, kept_by
 from integrations.saved.regions import codec_name, inner
-from integrations.saved.tensors import StorageSet, storage_of
+from integrations.saved.tensors import storage_of
+from integrations.storages import StorageSet
 
 if TYPE_CHECKING:
     from integrations.saved.session import Session
@@ -75,12 +76,14 @@ class _Row:
 class Announced:
     """The announcements of one session: what ``actcore.stored`` calls a listener. It holds no tensor.
 
+    ``due_by_address`` has what was announced and is not packed yet, by the address of its storage.
+
     Autograd packs the parts right after they were announced, so each announcement ends the one before.
     """
 
     def __init__(self, session: Session) -> None:
         self._session: Session = weakref.proxy(session)
-        self._due: dict[int, list[Due]] = {}  # by address
+        self.due_by_address: dict[int, list[Due]] = {}  # by address
         self._rows: list[_Row] = []
         self._held = StorageSet()
 
@@ -106,12 +109,12 @@ class Announced:
 
     def due(self, storage: torch.UntypedStorage) -> Due | None:
         """What was announced of a tensor that is packed now; once."""
-        waiting = self._due.get(storage._cdata) if self._due else None
+        waiting = self.due_by_address.get(storage._cdata) if self.due_by_address else None
         if waiting is None:
             return None
         found = waiting.pop(0)
         if not waiting:
-            del self._due[storage._cdata]
+            del self.due_by_address[storage._cdata]
         return found
 
     # ----
@@ -119,7 +122,7 @@ class Announced:
     def _take(self, announced: Sequence[Stored], module: str) -> None:
         if not announced[0].more:
             self._rows.clear()
-            self._due.clear()
+            self.due_by_address.clear()
         for stored in announced:
             row: Record | None = None
             kept = len(stored.parts) == 1 and stored.parts[0] is stored.source
@@ -133,7 +136,7 @@ class Announced:
                 storage = storage_of(part)
                 if storage is not None:
                     due = Due(StorageWeakRef(storage), row, stored.operator, stored.role)
-                    self._due.setdefault(storage._cdata, []).append(due)
+                    self.due_by_address.setdefault(storage._cdata, []).append(due)
 
     def _record(self, stored: Stored, module: str) -> tuple[Record, StorageWeakRef | None]:
         """The record of a source, and that one's storage."""

@@ -51,7 +51,7 @@ class _Assumption:
 # elu's slope jumps at 0 unless alpha is 1; those of softplus and celu change the faster the larger beta and the smaller
 # alpha are, and softplus's jumps at its threshold, by sigmoid(-threshold); of the powers only the square has a gradient
 # that is linear in what is saved.
-_ASSUMED = MappingProxyType(
+ASSUMED = MappingProxyType(
     {
         "elu": (_Assumption(1, "alpha", 1, 1, 1),),
         "celu": (_Assumption(1, "alpha", 1, 1, 1),),
@@ -66,7 +66,7 @@ def variant(operator: str, given: Arguments) -> str:
 
     Without the argument's value, which may be another in each step: the name is part of a tensor's identity.
     """
-    for assumption in _ASSUMED.get(operator, ()):
+    for assumption in ASSUMED.get(operator, ()):
         if assumption.departure(given):
             return f"{operator} with another {assumption.name}"
     return operator
@@ -74,7 +74,7 @@ def variant(operator: str, given: Arguments) -> str:
 
 def departures(operator: str, given: Arguments) -> str:
     """The arguments that make an operator's rule not hold, with their values; empty where it holds."""
-    found = (assumption.departure(given) for assumption in _ASSUMED.get(operator, ()))
+    found = (assumption.departure(given) for assumption in ASSUMED.get(operator, ()))
     return ", ".join(filter(None, found))
 
 

@@ -7,7 +7,7 @@ is off inside it. ``F.multi_head_attention_forward`` is opened, since it is whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any
 
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from integrations.saved import attention
-from integrations.saved.arguments import Arguments, variant
+from integrations.saved.arguments import ASSUMED, Arguments, variant
 from integrations.saved.history import RESET_HOOKS, has_history
 from integrations.saved.rules import operator_name
-from integrations.saved.tensors import StorageSet, storage_of, storages_of, tensors_in
+from integrations.saved.tensors import LEAVES, storage_of, storages_of, tensors_in
+from integrations.storages import StorageSet
 
 
 class Call:
@@ -34,7 +35,7 @@ class Call:
         module: path of the module that makes the call, once somebody has asked; ``None`` before.
     """
 
-    __slots__ = ("_args", "_kwargs", "_operator", "_storages", "arguments", "function", "module", "recomputes")
+    __slots__ = ("_addresses", "_args", "_kwargs", "_operator", "arguments", "function", "module", "recomputes")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.function, self._args, self._kwargs = function, args, kwargs
@@ -43,8 +44,8 @@ class Call:
             self.arguments += tensors_in(kwargs)
         self.recomputes = False
         self.module: str | None = None
-        self._operator: str | None = None
-        self._storages: list[int] | None = None
+        self._operator = ""
+        self._addresses: list[int] | None = None
 
     @property
     def name(self) -> str:
@@ -65,8 +66,9 @@ class Call:
     @property
     def operator(self) -> str:
         """The name, with that of an argument after it where the argument makes the function's rule not hold."""
-        if self._operator is None:
-            self._operator = variant(self.name, self.given)
+        if not self._operator:
+            name = operator_name(self.function)
+            self._operator = variant(name, self.given) if name in ASSUMED else name
         return self._operator
 
     def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
@@ -74,13 +76,22 @@ class Call:
         for query, key and value of attention that backward computes again."""
         if self.recomputes and tensor.dtype is not torch.bool and tensor is not self.given.get(3, "attn_mask"):
             return "recomputed"
-        if self._storages is None:
-            self._storages = [_address(storage_of(argument)) for argument in self.arguments]
+        arguments = self.arguments
+        if arguments and arguments[0] is tensor:
+            return "input"
+        addresses = self._addresses
+        if addresses is None:
+            addresses = self._addresses = [_address(storage_of(argument)) for argument in arguments]
         address = _address(storage)
-        for position, argument in enumerate(self.arguments):
-            if argument is tensor or (address and self._storages[position] == address):
-                return "input" if position == 0 else "other"
+        if address:
+            if address in addresses:
+                return "input" if addresses[0] == address else "other"
+        elif any(argument is tensor for argument in arguments):
+            return "other"
         return "result" if has_history(tensor) else "internal"
+
+
+_Parameter = nn.Parameter
 
 
 def _address(storage: torch.UntypedStorage | None) -> int:
@@ -138,7 +149,7 @@ class CallTracker(TorchFunctionMode):
         self.exposed = StorageSet()
         self.watcher: Callable[[list[Tensor]], None] | None = None
         self.look: Callable[[], None] | None = None
-        self.over: Callable[[Call, list[Tensor]], None] | None = None
+        self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
 
     @property
     def idle(self) -> bool:
@@ -159,17 +170,19 @@ class CallTracker(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if self.look is not None:
             self.look()
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         outer, call = self.call, Call(func, args, kwargs)
         self.call = call
         try:
             for argument in call.arguments:
                 # One with a history is left: some operator that the mode does not see, such as a custom autograd
                 # Function, may have made it. A parameter is known for one as it is, and by its views.
-                if type(argument) is not nn.Parameter and not has_history(argument):
+                if type(argument) is not _Parameter and not has_history(argument):
                     self._meet(argument)
             result = self._run(special, call, func, types, args, kwargs) if special else func(*args, **kwargs)
-            outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
+            kind = type(result)
+            outputs = [result] if kind is Tensor else () if kind in LEAVES else tensors_in(result)
             if self.watcher is not None:
                 self.watcher([*call.arguments, *outputs])
             if self.over is not None:
@@ -209,7 +222,8 @@ class CallTracker(TorchFunctionMode):
 
     def _meet(self, argument: Tensor) -> None:
         """Marks an argument that no call of this forward made."""
-        for storage in storages_of(argument):
+        storage = storage_of(argument)
+        for storage in storages_of(argument) if storage is None else (storage,):
             if storage not in self.born:
                 self.foreign.add(storage)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -27,7 +27,7 @@ from integrations.saved.forms import Packed
 from integrations.saved.held import Again, Found, Packer
 from integrations.saved.masks import may_be_masked
 from integrations.saved.rebuild import Rebuilder
-from integrations.saved.tensors import StorageSet
+from integrations.storages import StorageSet
 
 OPERATOR = "checkpoint"
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
@@ -88,7 +88,7 @@ class Checkpoints:
         if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
             self.settle()
 
-    def over(self, call: Call, outputs: list[Tensor]) -> None:
+    def over(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """A call is over: notes whether it decided something in a segment."""
         if self._unseen_is_over or (not self._inside and torch.is_grad_enabled()):
             self._unseen_decided = self._unseen_is_over = False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -40,7 +41,7 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
 
     The pair is the same one for a level, since a region is compiled anew for another. Where nothing imported
     ``torch._dynamo``, the hooks are the host's own. Many libraries import it without compiling anything, and from then
-    on a saved tensor costs one more call of Python, 0.7 us (see ``_inlineable``).
+    on a saved tensor costs two more calls of Python (see ``_inlineable``).
     """
     if "torch._dynamo" not in sys.modules:
         yield session.pack, unpack
@@ -83,7 +84,7 @@ def _end(given: Any) -> None:
 
 @cache
 def _pair(level: Level) -> tuple[GraphModule, GraphModule]:
-    return _inlineable(lambda packed: _pack(packed, level)), _inlineable(_unpack)
+    return _inlineable(lambda packed: _pack(packed, level), _packing), _inlineable(_unpack, _unpacking)
 
 
 def may_be_replayed() -> bool:
@@ -95,17 +96,48 @@ class _Inlineable(GraphModule):
     """One of our hooks."""
 
 
-def _inlineable(function: Callable[[Any], Any]) -> GraphModule:
+def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any, Any], Any]]) -> GraphModule:
     """A graph of one call, which torch traces for each tensor. It is none of torch's own functions, which keeps its
-    caches from taking one level's code for another's."""
+    caches from taking one level's code for another's.
+
+    Args:
+        function: that is called.
+        eager: makes, of the function as it is kept from ``torch.compile``, what eager code runs in the graph's place:
+            for every tensor.
+    """
     graph = Graph()
     graph.output(graph.call_function(function, (graph.placeholder("given"),)))
     module = _Inlineable({}, graph)
-    hook = uncompiled(function)
-    # Each GraphModule has a class of its own. Eager code calls the hook for every tensor: 0.7 us so, and 1.7 us through
-    # the graph.
-    type(module).__call__ = lambda _, given: hook(given)  # type: ignore[method-assign, misc]
+    type(module).__call__ = eager(uncompiled(function))  # each GraphModule has a class of its own
     return module
+
+
+# Dynamo's, where the frames that the caller calls are compiled, or only run as they were compiled.
+_compiles: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def _packing(hook: Callable[[Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    """``_pack``, without asking at length whether something is compiled where it is clear that nothing is."""
+
+    def pack(module: Any, tensor: Tensor) -> Any:
+        real = type(tensor) is Tensor or type(tensor) is Parameter
+        if real and _compiles() is None and torch._C._get_dispatch_mode(_PROXY) is None:
+            session: Session | None = getattr(_here, "session", None)
+            if session is not None:
+                return session.pack(tensor)
+        return hook(tensor)
+
+    return pack
+
+
+def _unpacking(hook: Callable[[Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """``_unpack``, in the same way."""
+
+    def unpacked(module: Any, packed: Any) -> Tensor:
+        return hook(packed) if _compiles() is not None or isinstance(packed, (tuple, list)) else unpack(packed)
+
+    return unpacked
 
 
 def _pack(tensor: Tensor, level: Level) -> Any:

@@ -15,7 +15,7 @@ network.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -29,7 +29,8 @@ from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen, names
 from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
 from integrations.saved.history import has_history
-from integrations.saved.tensors import StorageSet, storage_of
+from integrations.saved.tensors import storage_of
+from integrations.storages import StorageSet
 
 DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
 
@@ -46,7 +47,7 @@ class Deciding:
     def __init__(self) -> None:
         self._followed = StorageSet()  # of those that autograd does not follow: under no_grad, detached
 
-    def decides(self, call: Call, outputs: list[Tensor]) -> bool:
+    def decides(self, call: Call, outputs: Sequence[Tensor]) -> bool:
         """Whether a call that is over has decided something by activations."""
         if call.name in OF_SHAPES or not any(map(self._is_activation, call.arguments)):
             return False

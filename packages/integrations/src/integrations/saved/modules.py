@@ -14,7 +14,8 @@ from torch import nn
 
 from integrations.in_model import ModelRef
 
-_CALL = nn.Module._call_impl.__code__  # runs a module's hooks and its forward
+CALL = nn.Module._call_impl.__code__
+"""Runs a module's hooks and its forward."""
 
 
 class ModulePaths:
@@ -30,7 +31,7 @@ class ModulePaths:
         frame: FrameType | None = sys._getframe(1)
         missing = False
         while frame is not None:
-            if frame.f_code is _CALL:
+            if frame.f_code is CALL:
                 module = frame.f_locals["self"]
                 path = self._paths.get(module)
                 if path is None and not missing:
@@ -44,6 +45,18 @@ class ModulePaths:
             frame = frame.f_back
         return None
 
+    def path_of(self, module: nn.Module) -> str | None:
+        """A module's path; ``None`` for one that is not known to be the model's."""
+        return self._paths.get(module)
+
+
+def innermost() -> nn.Module | None:
+    """The innermost module whose forward the caller is inside of."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not CALL:
+        frame = frame.f_back
+    return None if frame is None else module_called_in(frame)
+
 
 def called_module(forward: FrameType) -> nn.Module | None:
     """The module whose ``forward`` runs in the frame; ``None`` for a direct call."""
@@ -53,4 +66,4 @@ def called_module(forward: FrameType) -> nn.Module | None:
 
 def module_called_in(frame: FrameType) -> nn.Module | None:
     """The module that the frame calls, hooks and all; ``None`` for a frame that does something else."""
-    return frame.f_locals["self"] if frame.f_code is _CALL else None
+    return frame.f_locals["self"] if frame.f_code is CALL else None

@@ -10,9 +10,11 @@ from torch.nn.parameter import is_lazy
 
 from integrations.saved.calls import Call
 from integrations.saved.history import has_history, node_of
-from integrations.saved.tensors import StorageSet, storage_of, storages_of
+from integrations.saved.tensors import storage_of, storages_of
+from integrations.storages import StorageSet
 
 PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
+BEFORE = "made before the forward"
 
 
 class Owners:
@@ -20,10 +22,13 @@ class Owners:
 
     Storages are compared, not tensors: ``nn.Linear`` saves ``weight.t()``, attention saves slices of a weight. They are
     held, so that no address comes to mean another, until ``release``.
+
+    Attributes:
+        holders: who holds a storage, in words, by its address.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._holders: dict[int, str] = {}  # by address
+        self.holders: dict[int, str] = {}  # by address
         self._held: list[torch.UntypedStorage] = []
         self._parameters: list[nn.Parameter] = []
         self._dtypes: set[torch.dtype] = set()  # of the parameters
@@ -51,8 +56,8 @@ class Owners:
     def _add(self, tensor: Tensor, holder: str) -> None:
         for storage in storages_of(tensor):
             address = storage._cdata
-            if address not in self._holders or holder == PARAMETER:
-                self._holders[address] = holder
+            if address not in self.holders or holder == PARAMETER:
+                self.holders[address] = holder
                 self._held.append(storage)
 
     def add_inputs(self, tensors: Iterable[Tensor]) -> None:
@@ -64,16 +69,16 @@ class Owners:
 
     def release(self) -> None:
         """Forgets it all: the forward is over."""
-        self._holders.clear()
+        self.holders.clear()
         self._held.clear()
         self._parameters.clear()
 
     def holder(self, storage: torch.UntypedStorage, foreign: StorageSet) -> str:
         """Who holds a storage, in words; empty if only autograd does."""
-        found = self._holders.get(storage._cdata)
+        found = self.holders.get(storage._cdata)
         if found is not None:
             return found
-        return "made before the forward" if storage in foreign else ""
+        return BEFORE if storage in foreign else ""
 
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, foreign: StorageSet, call: Call | None) -> str:
         """Who keeps the tensor alive, in words; empty if only autograd does."""
@@ -84,6 +89,11 @@ class Owners:
         if _is_parameter(root):
             return PARAMETER
         return "parameter, cast by autocast" if self._is_cast_of_parameter(tensor, root, call) else ""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """That of all parameters; ``None`` where they have several."""
+        return next(iter(self._dtypes)) if len(self._dtypes) == 1 else None
 
     def _is_cast_of_parameter(self, tensor: Tensor, root: Tensor, call: Call | None) -> bool:
         """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
@@ -127,7 +137,7 @@ class Owners:
 
     def _is_weight(self, tensor: Tensor) -> bool:
         storage = storage_of(tensor)
-        return storage is not None and self._holders.get(storage._cdata) == PARAMETER
+        return storage is not None and self.holders.get(storage._cdata) == PARAMETER
 
 
 def _is_parameter(root: Tensor) -> bool:

@@ -6,13 +6,18 @@ which is a function of nothing else, asked once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from actcore import Layout, SavedTensor
 from integrations.saved.policy import Decision, Policy
 from integrations.saved.records import Record, kept_by
+
+if TYPE_CHECKING:
+    from integrations.saved.replay import Site
+
+_PLANS = 16  # whose order of tensors is remembered
 
 Place = tuple[str, str, str]
 """Module, operator and role."""
@@ -26,11 +31,14 @@ class Extent(NamedTuple):
     """Elements that are stored."""
     dense: bool
     """Whether they fill one stretch of memory."""
+    stored: Layout
+    """As which they are stored: end to end where they are dense."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> Extent:
         layout = Layout.of(tensor)
-        return cls(layout, layout.stored_numel, layout.dense)
+        numel, dense = layout.stored_numel, layout.dense
+        return cls(layout, numel, dense, Layout((numel,), (1,)) if dense else layout)
 
 
 class Recipe:
@@ -40,9 +48,10 @@ class Recipe:
         saved: its description.
         identity: of its noise.
         extent: of its memory.
+        site: of the tensor among those of a forward; ``None`` before one has saved it.
     """
 
-    __slots__ = ("_kept", "_policy", "_taken", "extent", "identity", "saved")
+    __slots__ = ("_kept", "_policy", "_taken", "extent", "identity", "saved", "site")
 
     def __init__(self, saved: SavedTensor, extent: Extent) -> None:
         self.saved = saved
@@ -51,6 +60,7 @@ class Recipe:
         self._policy: Policy | None = None  # that has decided last
         self._taken: Decision | None = None
         self._kept: Record | None = None
+        self.site: Site | None = None
 
     def decision(self, policy: Policy) -> Decision:
         """How such a policy has it stored if autograd alone keeps it alive. A tensor has the same one from one forward
@@ -58,6 +68,11 @@ class Recipe:
         if self._taken is None or self._policy is not policy:
             self._policy, self._taken = policy, policy.decide(self.saved)
         return self._taken
+
+    @property
+    def asks_call(self) -> bool:
+        """Whether what was decided last depends on the arguments of the call."""
+        return self._taken is None or self._taken.codec is None or self._taken.asks_call
 
     def kept_by(self, owner: str) -> Record:
         """The record if somebody else keeps it alive anyway, the same one in each forward: nothing of it changes."""
@@ -69,20 +84,35 @@ class Recipe:
         """Whether the tensor is as the description says."""
         saved = self.saved
         return (
-            tensor.shape == saved.shape
+            tensor.dtype is saved.dtype
+            and tensor.shape == saved.shape
             and tensor.stride() == saved.strides
-            and tensor.dtype is saved.dtype
             and tensor.requires_grad is saved.requires_grad
             and tensor.device == saved.device
         )
 
 
 class Recipes:
-    """The recipes of one model under one policy. Threads may share them: each entry is replaced as a whole."""
+    """The recipes of one model under one policy. Threads may share them: each entry is replaced as a whole.
+
+    Attributes:
+        policy: decides the codecs.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self._firsts: dict[int, Site] = {}  # by the plan that was followed, which the site holds
         self._recipes: dict[tuple[Place, int], Recipe] = {}
+
+    def first(self, plan: object) -> Site | None:
+        """The site of what the last forward saved first that followed this plan; ``None`` is no plan, too."""
+        return self._firsts.get(id(plan))
+
+    def begin_with(self, site: Site) -> None:
+        """Forwards that follow the site's plan are expected to save its tensor first."""
+        if len(self._firsts) >= _PLANS and id(site.plan) not in self._firsts:
+            self._firsts = {}
+        self._firsts[id(site.plan)] = site
 
     def under(self, policy: Policy) -> Recipes:
         """These, or new ones if the policy is another."""

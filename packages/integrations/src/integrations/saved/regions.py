@@ -57,22 +57,23 @@ class Region:
             a backward that changes it in place has it for itself.
     """
 
+    __slots__ = (
+        "__weakref__", "dense", "dtype", "kept", "last", "layout", "lazy", "lent", "numel", "record", "sign", "sign_record",
+        "start", "value", "version", "waiting",
+    )  # fmt: skip
+
     def __init__(self, tensor: Tensor, extent: Extent, last: LastRestored) -> None:
-        self.start = tensor.storage_offset()
-        self.numel = extent.numel
-        self.dtype = tensor.dtype
-        self.version = tensor._version
-        self.lazy = lazy_of(tensor)
-        self.dense = extent.dense
-        self.layout = Layout((self.numel,), (1,)) if self.dense else extent.layout
+        _, self.numel, self.dense, self.layout = extent
+        self.start: int = tensor.storage_offset()  # type: ignore[assignment]
+        self.dtype, self.version, self.lazy = tensor.dtype, tensor._version, lazy_of(tensor)
         self.value: Compressed | None = None
         self.sign: Compressed | None = None
         self.kept: Kept | None = None
         self.waiting = 0
         self.lent: tuple[Compressed, Any, Tensor, int] | None = None
-        self._last = last
-        self._value_record: Record | None = None
-        self._sign_record: Record | None = None
+        self.last = last
+        self.record: Record | None = None
+        self.sign_record: Record | None = None
 
     def covers(self, tensor: Tensor, layout: Layout) -> bool:
         """Whether the tensor, of the same storage, can be rebuilt from this region."""
@@ -99,8 +100,8 @@ class Region:
 
     def keep(self, tensor: Tensor) -> None:
         """Keeps the memory itself and drops what is stored besides."""
-        self.kept = Kept.of(self.source(tensor))
-        for record in (self._value_record, self._sign_record):
+        self.kept = Kept.of(tensor)
+        for record in (self.record, self.sign_record):
             if record is not None:
                 record.stored_bytes, record.host = 0, False
                 record.codec = "kept"
@@ -118,18 +119,18 @@ class Region:
         elif sign and not self._exact:
             if self.sign is None:
                 self.sign = self._compress(tensor, whole, codec, record, seed, stream)
-                self._sign_record = record
+                self.sign_record = record
             else:
                 record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
         elif self.value is None or fineness(codec) > fineness(self.value.codec):
             if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
                 codec = Offload(codec)  # what was on the host stays there
             self.value = self._compress(tensor, whole, codec, record, seed, stream)
-            _share(self._value_record, record)
-            self._value_record = record
+            _share(self.record, record)
+            self.record = record
             if self._exact and self.sign is not None:
-                _share(self._sign_record, record)
-                self.sign = self._sign_record = None
+                _share(self.sign_record, record)
+                self.sign = self.sign_record = None
         else:
             record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
 
@@ -144,6 +145,9 @@ class Region:
             if isinstance(inner(codec), GroupAffine) and self._has_gaps:
                 source = source.detach().clone()  # in the same order: what fills its gaps has a region of its own
             compressed = codec.compress(source, seed=seed, stream=stream)
+            if type(codec) is GroupAffine and compressed.codec is codec:  # as most are
+                record.codec, record.stored_bytes = _name(codec), codec.stored_bytes(self.numel, self.dtype)
+                return compressed
             record.codec = codec_name(compressed.codec)
         record.stored_bytes = compressed.nbytes
         record.host = isinstance(compressed.codec, Offload)
@@ -176,20 +180,24 @@ class Region:
             lends: whether they may be lent to the next view that asks, and stay until then.
         """
         if self.kept is not None:
-            return self.kept.unpack()
+            return self.source(self.kept.unpack())
         stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
         lent = self.lent
+        if lent is None and lends and self.waiting <= 0:  # nobody else is to come
+            if self.last.region is not None:
+                self.last.becomes(None)  # before there is another tensor
+            return stored.codec.decompress(stored)
         if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]) or lent[2]._version != lent[3]:
             if not lends:
                 return stored.codec.decompress(stored)
             lent = self.lent = None
-            self._last.becomes(None)  # before there is another tensor
+            self.last.becomes(None)  # before there is another tensor
             elements = stored.codec.decompress(stored)
             lent = (stored, _stream_of(elements), elements, elements._version)
         if lends:
             self.lent = lent if self.waiting > 0 else None
-            self._last.becomes(self if self.waiting > 0 else None)
+            self.last.becomes(self if self.waiting > 0 else None)
         return lent[2]
 
 
@@ -204,18 +212,15 @@ class Exact:
         return self.kept.unpack()
 
 
-@dataclass(slots=True, eq=False)
 class View:
     """What autograd holds in place of a tensor that is stored: a view of a region."""
 
-    region: Region
-    layout: Layout
-    offset: int
-    sign: bool
-    waits: bool = True
+    __slots__ = ("layout", "offset", "region", "sign", "waits")
 
-    def __post_init__(self) -> None:
-        self.region.waiting += 1
+    def __init__(self, region: Region, layout: Layout, offset: int, sign: bool) -> None:
+        self.region, self.layout, self.offset, self.sign = region, layout, offset, sign
+        self.waits = True
+        region.waiting += 1
 
     def unpack(self) -> Tensor:
         if self.waits:

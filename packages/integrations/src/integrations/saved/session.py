@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
@@ -15,18 +16,19 @@ from actcore import Codec, GroupAffine, Kept, SavedTensor, replayable, stream_of
 from actcore.stored import listening
 from integrations.levels import Level
 from integrations.saved import checkpoints
-from integrations.saved.announced import Announced, noted, settle
-from integrations.saved.calls import CallTracker
+from integrations.saved.announced import Announced, Due, noted, settle
+from integrations.saved.calls import Call, CallTracker
 from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.compiled import hooks_of
 from integrations.saved.deciding import DECIDES
 from integrations.saved.forms import Packed
 from integrations.saved.hook_stack import OnStack
-from integrations.saved.modules import ModulePaths
+from integrations.saved.modules import ModulePaths, innermost
 from integrations.saved.owners import Owners
-from integrations.saved.recipes import Extent, Place, Recipes
+from integrations.saved.recipes import Extent, Place, Recipe, Recipes
 from integrations.saved.records import RECOMPUTED, Record, kept_by
-from integrations.saved.regions import inner
+from integrations.saved.regions import Stream, inner
+from integrations.saved.replay import FORCED_OFF, Site, replay_of
 from integrations.saved.storage import Storages
 from integrations.saved.storing import StoredLater, Storing
 from integrations.saved.tensors import storage_of, storages_of
@@ -34,13 +36,6 @@ from integrations.saved.watch import Observer
 from integrations.saved.ways import Fates, Way
 
 _innermost = threading.local()  # .session: the one entered last in this thread
-_NOTHING = nullcontext()
-
-
-def _in_sight(tensor: Tensor) -> AbstractContextManager[Any]:
-    return _NOTHING
-
-
 def is_compressing() -> bool:
     """Whether this thread is in a compressed forward or block."""
     return getattr(_innermost, "session", None) is not None
@@ -64,7 +59,9 @@ class Session:
         level: as given.
         way: how a tensor is stored of which no plan speaks.
         fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level has it.
-        aside: a block in which the session's own operators on a tensor are not taken for the forward's.
+        aside: a block in which the session's own operators on a tensor are not taken for the forward's; ``None`` where
+            nobody would.
+        occurrences: how many tensors this forward has saved so far, by place.
     """
 
     def __init__(
@@ -91,9 +88,10 @@ class Session:
         self.storages = Storages()
         self.way = Way(recipes.policy, level)
         self.announced = Announced(self)
+        self._replay: Any = None  # False for none; None before the first tensor is saved
         self.fates: Fates | None = None
-        self.aside: Callable[[Tensor], AbstractContextManager[Any]] = _in_sight
-        self._occurrences: dict[Place, int] = {}
+        self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
+        self.occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
         self._checkpoints: Checkpoints | None = None  # while the session is entered
@@ -102,6 +100,7 @@ class Session:
         """Goes on as another forward of the same level, before anything was saved."""
         self._recipes, self._step, self._observer = recipes, step, observer
         self.way = Way(recipes.policy, self.level)
+        self._replay = None
         self.tracker.watcher = None if observer is None else self._watch
 
     def __enter__(self) -> Self:
@@ -136,6 +135,7 @@ class Session:
                     self._checkpoints.settle()
             finally:
                 _innermost.session, self._hook, self._checkpoints = self._outer, None, None
+                self._replay = False
                 self.tracker.pack = self.tracker.watcher = self.tracker.look = self.tracker.over = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
@@ -168,14 +168,61 @@ class Session:
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
-        with torch._C.DisableTorchFunction(), self.aside(tensor):
-            call = self.tracker.call
-            if call is not None and call.module is not None:
-                return self._pack_one(tensor, call.module)
-            session, module = self.owner_of_forward()
-            if call is not None and session is self:
-                call.module = module
-            return session._pack_one(tensor, module)
+        with torch._C.DisableTorchFunction():
+            if self.aside is not None:
+                with self.aside(tensor):
+                    return self._pack(tensor)
+            packed: Packed | None = self._replay.pack(tensor) if self._replay else None
+            return self._pack(tensor) if packed is None else packed
+
+    def _pack(self, tensor: Tensor) -> Packed:
+        if self._replay is None:
+            self._replay = self._begin_replay()
+        packed: Packed | None = self._replay.pack(tensor) if self._replay and self.aside is not None else None
+        if packed is not None:
+            return packed
+        call = self.tracker.call
+        if call is not None and call.module is not None:
+            return self._pack_anew(tensor, call.module)
+        session, module = self.owner_of_forward()
+        if call is not None and session is self:
+            call.module = module
+        return session._pack_anew(tensor, module)
+
+    def _begin_replay(self) -> Any:
+        watched = self._observer is not None or self._redraw is not None or self._look is not None
+        if watched or FORCED_OFF:
+            return False
+        return replay_of(self, self._step, self._rank, self._recipes.first(self._plan))
+
+    @property
+    def _plan(self) -> object:
+        return None if self.fates is None else self.fates.plan
+
+    def _note(
+        self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str, value: int | None
+    ) -> Site | None:
+        """The site of a tensor that goes the full way; ``None`` where nobody asks for it."""
+        if not self._replay:
+            return None
+        site = recipe.site
+        if site is None or not site.is_of(call, owner, self._plan, value):
+            site = recipe.site = Site(recipe, place, occurrence, call, owner)
+            site.plan, site.value = self._plan, value
+            caller = innermost()
+            site.caller = None if caller is None or self._paths.path_of(caller) != place[0] else weakref.ref(caller)
+        if self._replay.note(site):
+            self._recipes.begin_with(site)
+        return site
+
+    def owner(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None) -> str:
+        """Who keeps the tensor alive besides autograd, in words; empty for nobody."""
+        return self.owners.owner(tensor, storage, self.tracker.foreign, call)
+
+    def module_of_call(self) -> str | None:
+        """The path of the module that makes the call; ``None`` where that may be another session's."""
+        module = self._paths.running()
+        return "" if module is None and self._outer is None else module
 
     def owner_of_forward(self) -> tuple[Session, str]:
         """The session whose model is running, and the path of its module: this one, or that of a block around this
@@ -190,20 +237,21 @@ class Session:
 
     def occurrence(self, place: Place) -> int:
         """How many tensors this forward has saved in that place before."""
-        occurrence = self._occurrences.get(place, 0)
-        self._occurrences[place] = occurrence + 1
+        occurrence = self.occurrences.get(place, 0)
+        self.occurrences[place] = occurrence + 1
         return occurrence
 
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
         """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
         outer, self.tracker.call = self.tracker.call, Boundary()
         try:
-            with self.aside(tensor):
-                return self._pack_one(tensor, self._paths.running() or "", obstacle)
+            with nullcontext() if self.aside is None else self.aside(tensor):
+                return self._pack_anew(tensor, self._paths.running() or "", obstacle)
         finally:
             self.tracker.call = outer
 
-    def _pack_one(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
+    def _pack_anew(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
+        """Stores a tensor of which nothing is known from the forward before."""
         call = self.tracker.call
         storage = storage_of(tensor)
         if call is None:
@@ -219,39 +267,74 @@ class Session:
             self.records.append(self.record_of_compound(tensor, place, occurrence))
             return Kept.of(tensor)
         recipe = self._recipes.of(tensor, place, occurrence)
-        saved = recipe.saved
         if self._look is not None:
-            self._look(saved, tensor)
-        owner = self.owners.owner(tensor, storage, self.tracker.foreign, call)
-        due = None if obstacle or isinstance(call, Boundary) else self.announced.due(storage)
+            self._look(recipe.saved, tensor)
+        owner = self.owner(tensor, storage, call)
+        beside = bool(obstacle) or isinstance(call, Boundary)
+        due = None if beside else self.announced.due(storage)
+        site: Site | None = None
+        if not beside and due is None:
+            value = None if self.fates is None else self.fates.values.get(storage._cdata)
+            site = self._note(recipe, place, occurrence, call, owner, value)
         if owner:
             noted(self.records, recipe.kept_by(owner), due)
             return Kept.of(tensor)
+        packed = self.store(tensor, storage, recipe, call, due, obstacle)
+        entry = None if site is None or recipe.asks_call else self.storages.entries.get(storage)
+        if site is not None and entry is not None:
+            site.learn(self.records[-1], packed, entry, self.level.seed)
+        return packed
+
+    def store(
+        self,
+        tensor: Tensor,
+        storage: torch.UntypedStorage,
+        recipe: Recipe,
+        call: Call | None,
+        due: Due | None = None,
+        obstacle: str = "",
+    ) -> Packed:
+        """Stores a tensor that autograd alone keeps alive.
+
+        Args:
+            tensor, storage: it, and its memory.
+            recipe: its description.
+            call: that saves it.
+            due: what was announced of it.
+            obstacle: why it is kept as it is, where it has to be.
+        """
         fate = None if self.fates is None else self.fates.of(tensor)
         way = self.way if fate is None else fate.way
         decision, extent = recipe.decision(way.policy), recipe.extent
         original_bytes = 0 if due is not None and due.row is not None else self.storages.original_bytes(storage)
         why = way.planned if way.planned and isinstance(decision.codec, GroupAffine) else decision.why
-        record = Record(saved, "kept", obstacle or why, "", original_bytes)
-        record = noted(self.records, record, due)
+        record = Record(recipe.saved, "kept", obstacle or why, "", original_bytes)
+        if due is None:
+            self.records.append(record)
+        else:
+            record = noted(self.records, record, due)
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
-        stream = replayable(self.stream(recipe.identity, saved), tensor)
+        stream = self._stream(recipe, tensor)
         if fate is not None and fate.again is not None and not isinstance(call, Boundary):
             handle = None
             if not (fate.aside and decision.from_forward):
-                later = StoredLater(way.level, decision, extent, saved, stream, call) if fate.waits else None
+                later = StoredLater(way.level, decision, extent, recipe.saved, stream, call) if fate.waits else None
                 handle = fate.again(tensor, later)
             if handle is not None:
                 record.codec, record.why = RECOMPUTED, "made again for backward"
                 settle(due)
                 return self._input(tensor, handle, extent, record)
-        if len(self.tracker.exposed) and storage in self.tracker.exposed:
+        exposed = self.tracker.exposed
+        if exposed.by_address and storage in exposed:
             self.storages.forget(storage)
         packed, codec = Storing(way.level, self.storages).store(tensor, decision, extent, record, call, stream)
-        settle(due)
-        self._tell(saved, tensor, codec, packed)
-        lossy = codec is not None and isinstance(inner(codec), GroupAffine)
+        if due is not None:
+            settle(due)
+        if codec is None:
+            return packed
+        self._tell(recipe.saved, tensor, codec, packed)
+        lossy = call is None and isinstance(inner(codec), GroupAffine)
         return self._input(tensor, packed, extent, record) if lossy else packed
 
     def _input(self, tensor: Tensor, packed: Packed, extent: Extent, record: Record) -> Packed:
@@ -271,6 +354,11 @@ class Session:
             return found
 
         return checkpoint.stored(packed, exactly)
+
+    def _stream(self, recipe: Recipe, tensor: Tensor) -> Stream:
+        """The stream for a tensor's noise in this forward."""
+        stream = self.stream(recipe.identity, recipe.saved)
+        return replayable(stream, tensor) if tensor.is_cuda else stream
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
         """The stream for a tensor's noise in this forward, as Python counts."""

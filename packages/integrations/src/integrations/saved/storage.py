@@ -6,24 +6,23 @@ import weakref
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from actcore import Codec, Kept, Raw
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 from integrations.saved.regions import Exact, LastRestored, Region, Stream, View, is_sign, lazy_of
+from integrations.storages import StorageMap
 
 # A part of a storage that is this many times smaller is worth a copy, even if somebody unknown keeps the storage alive.
 _SMALL = 8
 
 
-class _Known:
-    """A storage, and its regions that are alive. Autograd holds them; here they are only known."""
+class Entry:
+    """What is known of a storage: whether it was counted, and its regions that are alive, which autograd holds."""
 
-    __slots__ = ("counted", "reference", "regions")
+    __slots__ = ("counted", "regions")
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.reference = StorageWeakRef(storage)  # keeps the address from being given to another
+    def __init__(self) -> None:
         self.counted = False
         self.regions: list[weakref.ref[Region]] = []
 
@@ -35,19 +34,23 @@ class _Known:
 
 
 class Storages:
-    """What is stored of each storage, by its address."""
+    """What is stored of each storage.
+
+    Attributes:
+        entries: what is known of those that were saved.
+        last: the region that was restored last.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
-        self._room = 1024
-        self._last = LastRestored()
+        self.entries: StorageMap[Entry] = StorageMap()
+        self.last = LastRestored()
 
     def original_bytes(self, storage: torch.UntypedStorage) -> int:
         """The bytes of a storage when it is first asked about, 0 from then on."""
-        known = self._of(storage)
-        if known.counted:
+        entry = self._of(storage)
+        if entry.counted:
             return 0
-        known.counted = True
+        entry.counted = True
         return storage.nbytes()
 
     def count_again(self, storage: torch.UntypedStorage) -> None:
@@ -66,49 +69,55 @@ class Storages:
         """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too; unless it is
         a small part of a storage that nothing else keeps, of which it is worth a copy."""
         storage = tensor.untyped_storage()
-        known = self._of(storage)
-        regions = known.alive()
-        counted = self.keeps(storage)
-        small = _SMALL * extent.numel * tensor.itemsize <= storage.nbytes()
+        entry = self._of(storage)
+        regions = entry.alive() if entry.regions else []
+        counted = any(region.kept is not None for region in regions)
+        nbytes = storage.nbytes()
+        small = _SMALL * extent.numel * tensor.itemsize <= nbytes
         if small and not counted and not overlapping and not any(lazy_of(tensor)):
             return self.store(tensor, extent, Raw(), record, seed=0, stream=0)
         for region in regions:
             if region.kept is None and region.shares_elements(tensor):
                 region.keep(tensor)
         if not counted:
-            record.stored_bytes = storage.nbytes()
-        region = Region(tensor, extent, self._last)
-        region.keep(tensor)
-        known.remember([*regions, region])
-        return Exact(Kept.of(tensor), region)
+            record.stored_bytes = nbytes
+        region = Region(tensor, extent, self.last)
+        region.kept = kept = Kept.of(tensor)
+        entry.remember([*regions, region])
+        return Exact(kept, region)
 
     def store(
         self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, *, seed: int, stream: Stream
     ) -> View | Exact:
         """Stores a tensor, or finds it stored."""
         storage = tensor.untyped_storage()
-        known = self._of(storage)
-        regions = known.alive()
-        region = next((found for found in regions if found.covers(tensor, extent.layout)), None) if regions else None
-        if region is None:
-            region = Region(tensor, extent, self._last)
-            if regions and any(found.kept is not None and found.version == region.version for found in regions):
+        entry = self._of(storage)
+        sign = is_sign(codec)
+        if not entry.regions:  # as is so of most
+            region = Region(tensor, extent, self.last)
+            entry.regions.append(weakref.ref(region))
+            region.store(tensor, extent, codec, record, sign, seed, stream)
+            return View(region, extent.layout, region.start, sign)
+        regions = entry.alive()
+        found = next((region for region in regions if region.covers(tensor, extent.layout)), None)
+        if found is None:
+            region = Region(tensor, extent, self.last)
+            if any(other.kept is not None and other.version == region.version for other in regions):
                 region.keep(tensor)
             regions.append(region)
-            known.remember(regions)
-        sign = is_sign(codec)
+            entry.remember(regions)
+        else:
+            region = found
         region.store(tensor, extent, codec, record, sign, seed, stream)
-        if len(regions) > 1 and region.kept is None and sum(found.nbytes for found in regions) > storage.nbytes():
+        if len(regions) > 1 and region.kept is None and sum(other.nbytes for other in regions) > storage.nbytes():
             kept = self.keep(tensor, extent, record, overlapping=True)
             record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
             return kept
         return View(region, extent.layout, int(tensor.storage_offset()), sign)
 
-    def _of(self, storage: torch.UntypedStorage) -> _Known:
-        known = self._known.get(storage._cdata)
-        if known is None:
-            if len(self._known) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
-                alive = {address: old for address, old in self._known.items() if not old.reference.expired()}
-                self._known, self._room = alive, max(1024, 2 * len(alive))
-            known = self._known[storage._cdata] = _Known(storage)
-        return known
+    def _of(self, storage: torch.UntypedStorage) -> Entry:
+        entry = self.entries.get(storage)
+        if entry is None:
+            entry = Entry()
+            self.entries.put(storage, entry)
+        return entry

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+_STRIDED = torch.strided
 _PLAIN = (Tensor, nn.Parameter)
-_LEAVES = (int, float, bool, str, type(None))  # most of what is no tensor
+LEAVES = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
+"""Types of most of what is no tensor and holds none, but for the bounds of a slice, of which nothing is saved."""
 
 
 def tensors_in(values: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(values, Tensor):
+    if type(values) is Tensor or isinstance(values, Tensor):
         return [values]
     if isinstance(values, Mapping):
         values = values.values()
@@ -24,16 +25,21 @@ def tensors_in(values: Any) -> list[Tensor]:
         return []
     found: list[Tensor] = []
     for value in values:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind is Tensor or kind is nn.Parameter:
             found.append(value)
-        elif type(value) not in _LEAVES:
+        elif kind in LEAVES:
+            continue
+        elif isinstance(value, Tensor):
+            found.append(value)
+        else:
             found += tensors_in(value)
     return found
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """The tensor's storage; ``None`` for one that has none to ask for: sparse, nested, a wrapper subclass."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.layout is not _STRIDED or tensor.is_nested:
         return None
     if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
         return None
@@ -64,27 +70,3 @@ def _components(tensor: Any) -> list[Tensor]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     return [tensor.values()] if tensor.is_nested else []
-
-
-class StorageSet:
-    """Storages by identity. A weak reference to each keeps its address from being given to another."""
-
-    __slots__ = ("_references", "_room")
-
-    def __init__(self) -> None:
-        self._references: dict[int, StorageWeakRef] = {}
-        self._room = 1024
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self._references:
-            if len(self._references) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
-                alive = {known: reference for known, reference in self._references.items() if not reference.expired()}
-                self._references, self._room = alive, max(1024, 2 * len(alive))
-            self._references[key] = StorageWeakRef(storage)
-
-    def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        return storage._cdata in self._references
-
-    def __len__(self) -> int:
-        return len(self._references)

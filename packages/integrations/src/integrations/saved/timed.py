@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -23,20 +24,25 @@ class TimedSession(Session):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.seconds: dict[int, float] = {}
+        self._replay = False
 
-    def _pack_one(self, tensor: Tensor, module: str, obstacle: str = "") -> Any:
-        place = len(self.records)
-        start = _now(tensor.device)
-        packed = super()._pack_one(tensor, module, obstacle)
-        if len(self.records) == place + 1 and not self.records[place].owner:
-            self.seconds[place] = _now(tensor.device) - start
-            return _Timed(packed, tensor.device, self.seconds, place)
-        return packed
+    def _pack(self, tensor: Tensor) -> Packed:
+        place, packed = self._timed(tensor, lambda: super(TimedSession, self)._pack(tensor))
+        return packed if place is None else _Timed(packed, tensor.device, self.seconds, place)
 
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
         """What a checkpoint holds must be what it is; only its storing is measured."""
-        packed = super().pack_held(tensor, obstacle)
-        return packed.packed if isinstance(packed, _Timed) else packed
+        return self._timed(tensor, lambda: super(TimedSession, self).pack_held(tensor, obstacle))[1]
+
+    def _timed(self, tensor: Tensor, pack: Callable[[], Packed]) -> tuple[int | None, Packed]:
+        """What ``pack`` returns, and the place of the tensor's record if that has its seconds now."""
+        place = len(self.records)
+        start = _now(tensor.device)
+        packed = pack()
+        if len(self.records) != place + 1 or self.records[place].owner:
+            return None, packed
+        self.seconds[place] = _now(tensor.device) - start
+        return place, packed
 
 
 @dataclass(slots=True, eq=False)

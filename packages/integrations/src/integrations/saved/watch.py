@@ -9,12 +9,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actcore import GroupAffine, SavedTensor
+from actcore import GroupAffine, SavedTensor, _native
 from integrations.saved.forms import Packed
 
 Unpack = Callable[[Packed], Tensor]
 
 _here = threading.local()
+_unpack = _native.unpack  # what its own ``unpack`` does, shorter
 
 
 class Observer(Protocol):
@@ -50,4 +51,5 @@ def watched_unpacks(unpack: Unpack) -> Iterator[None]:
 def unpack(packed: Packed) -> Tensor:
     """The unpack hook: usually nobody but the tensor itself is asked."""
     watcher: Unpack | None = getattr(_here, "unpack", None)
-    return packed.unpack() if watcher is None else watcher(packed)
+    found: Tensor = _unpack(packed) if watcher is None else watcher(packed)
+    return found

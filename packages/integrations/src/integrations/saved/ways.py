@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -50,7 +50,15 @@ class Fate(NamedTuple):
 
 
 class Fates(Protocol):
-    """What a plan says of the tensors of one forward."""
+    """What a plan says of the tensors of one forward.
+
+    Attributes:
+        plan: names the plan.
+        values: its numbers of the memories that are there, by the addresses of their storages.
+    """
+
+    plan: object
+    values: Mapping[int, int]
 
     def of(self, tensor: Tensor) -> Fate:
         """What it says of one that is saved now."""

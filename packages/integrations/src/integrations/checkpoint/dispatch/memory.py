@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from integrations.plain import PLAIN
+from integrations.storages import StorageMap
 
 _CUDA_BLOCK = 512  # bytes: kMinBlockSize of torch's CUDACachingAllocator
 
@@ -75,8 +75,12 @@ class Memory:
     """The storages that hold values."""
 
     def __init__(self) -> None:
-        # The weak references keep the storages' names, not their elements, from being used again.
-        self._values: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._values: StorageMap[int] = StorageMap()
+
+    @property
+    def values(self) -> dict[int, int]:
+        """By the addresses of storages."""
+        return self._values.by_address
 
     def value_in(self, tensor: Tensor) -> int | None:
         """The value that a plain tensor is a view of; ``None`` for what is none: parameters, inputs."""
@@ -84,13 +88,11 @@ class Memory:
 
     def value_at(self, key: int) -> int | None:
         """The same of a storage's name."""
-        found = self._values.get(key)
-        return None if found is None else found[0]
+        return self._values.by_address.get(key)
 
     def add(self, tensor: Tensor, value: int) -> None:
         """The tensor's storage holds this value from now on."""
-        storage = tensor.untyped_storage()
-        self._values[storage._cdata] = (value, StorageWeakRef(storage))
+        self._values.put(tensor.untyped_storage(), value)
 
     def new(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Tensor]]:
         """The results, with their places among all, that lie in storages of their own."""
@@ -100,7 +102,7 @@ class Memory:
             if not is_plain(result):
                 continue
             key = key_of(result)
-            if key in self._values:
+            if key in self._values.by_address:
                 continue
             if keys is None:
                 given = (*tensors_of(args), *tensors_of(kwargs.values()))

@@ -46,6 +46,11 @@ class Tape(TorchDispatchMode):
         self._outer, self._inner = _Level(), _Level()
         self._next = 0  # operator
 
+    @property
+    def values(self) -> dict[int, int]:
+        """The values that are there, by the addresses of their storages."""
+        return self._memory.values
+
     def __enter__(self) -> Self:
         require_no_plan()
         super().__enter__()  # type: ignore[no-untyped-call]

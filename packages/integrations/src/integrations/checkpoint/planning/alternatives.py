@@ -46,12 +46,13 @@ def accumulating(plan: Plan) -> Plan:
         bounds = _unbounded(plan, plan.error)
         plan.others[_ACCUMULATING] = _searched(plan, plan.graph.accumulating, rounded, bounds)
     found = plan.others[_ACCUMULATING]
-    if not plan.is_bounded:
-        return found
-    try:
-        return found.within(plan.memory, plan.time)
-    except ValueError:
-        return found
+    if plan.is_bounded:
+        try:
+            found = found.within(plan.memory, plan.time)
+        except ValueError:
+            pass
+    note_accumulating(plan, found)  # each forward asks, and what follows it goes by the plan itself
+    return found
 
 
 def note_accumulating(plan: Plan, other: Plan) -> None:

@@ -1,0 +1,196 @@
+"""What a forward decided of each saved tensor, for the next one to do again without deciding anew.
+
+A forward saves the same tensors in the same order as the one before, in most models. So the ``Site`` of each leads to
+that of the tensor that was saved after it, and of this one the next forward only has to see that it is the same: the
+function that is called and what the tensor is to it, the module that calls it and how many came from there before,
+shape, strides, dtype and device, who keeps the memory alive, and of a plan the value. All that the decision follows from
+is compared, and nothing is taken by its place in the order: that only says with what to compare. Where something
+differs, this tensor goes the full way, which finds or makes its site, and the next is expected to be the one that came
+after that.
+
+``actcore._native.Replay`` compares, and does what is one call of a codec or none; the rest is left to the session.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from actcore import Compressed, GroupAffine, Kept, _native, in_cuda_graph
+from actcore.noise import identity_of, step_key
+from integrations.saved.calls import Call
+from integrations.saved.forms import Packed
+from integrations.saved.modules import CALL
+from integrations.saved.owners import BEFORE
+from integrations.saved.recipes import Place, Recipe
+from integrations.saved.records import Record
+from integrations.saved.regions import Exact, LastRestored, Region, View
+from integrations.saved.storage import Entry
+
+if TYPE_CHECKING:
+    from integrations.saved.session import Session
+
+FORCED_OFF = os.environ.get("INTEGRATIONS_REPLAY") == "0"
+"""Whether every tensor goes the full way: results are the same, and a test of either is one of both."""
+
+ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
+"""What was saved of a tensor's memory before it: nothing; all of it, kept, or encoded with the same codec; its signs;
+parts that are kept. In the order that ``csrc/bindings/replay.cpp`` has."""
+
+
+class Site:
+    """A saved tensor of a forward, and what it has to be for the same to be done with it again.
+
+    Attributes:
+        recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
+        plan: that the forward followed; ``None`` for none.
+        function: that saves it; ``None`` where nobody saw a call.
+        place, module, role, occurrence: where it is saved, and how many were saved there before.
+        following: the number of the next one there.
+        caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
+        owner: who keeps it alive anyway; empty if only autograd does.
+        value: the plan's number of the memory that it is in; ``None`` for none.
+        next: the site of the tensor that was saved after it; ``None`` for the last.
+        form: whether it is encoded (``True``) or kept (``False``), by one call or none; ``None`` for what the session has
+            to see to.
+        sharing: what was saved of its memory before, one of ``ALONE`` and so on.
+        record, region, held: as they were made then, to be copied; of an owned tensor, the record itself.
+        arguments: of the codec's operator: bits, elements of a group, whether to round at random, and the seed.
+        fields: of the stored form, but for the payload.
+        noise: the part of the stream that is the same in each forward.
+        flat: shape and strides as which it is encoded, where it is not contiguous.
+        on_device: whether it is on a GPU.
+    """
+
+    __slots__ = (
+        "arguments", "caller", "device", "dtype", "fields", "flat", "following", "form", "function", "held", "module", "next",
+        "noise", "occurrence", "on_device", "owner", "place", "plan", "recipe", "record", "region", "requires_grad",
+        "role", "shape", "sharing", "strides", "value",
+    )  # fmt: skip
+
+    def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
+        saved = recipe.saved
+        self.recipe, self.place, self.occurrence, self.following = recipe, place, occurrence, occurrence + 1
+        self.module, _, self.role = place
+        self.function, self.owner = None if call is None else call.function, owner
+        self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
+        self.device, self.requires_grad = saved.device, saved.requires_grad
+        self.on_device = saved.device.type == "cuda"
+        self.caller: weakref.ref[nn.Module] | None = None
+        self.plan: object = None
+        self.value: int | None = None
+        self.next: Site | None = None
+        self.form: bool | None = None
+        self.sharing = ALONE
+        self.record: Record | None = recipe.kept_by(owner) if owner else None
+        self.region = self.held = self.arguments = self.fields = self.flat = None
+        self.noise = 0
+
+    def is_of(self, call: Call | None, owner: str, plan: object, value: int | None) -> bool:
+        """Whether a tensor of the same recipe is as this one."""
+        function = None if call is None else call.function
+        return self.function is function and self.owner == owner and self.plan is plan and self.value == value
+
+    def learn(self, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
+        """Notes how the tensor was stored, if that is one codec's call or none.
+
+        Args:
+            record: of it.
+            packed: what autograd holds in its place.
+            entry: what is known of its memory now.
+            seed: of the noise.
+        """
+        if type(packed) is Exact and packed.region is not None and record.codec == "kept":
+            region = packed.region
+            before = [other for other in entry.alive() if other is not region]
+            if all(other.kept is not None for other in before) and record.stored_bytes == record.original_bytes:
+                self.form, self.sharing = False, BESIDE_KEPT if before else ALONE
+                self.held = Exact(None, None)  # type: ignore[arg-type]
+                self.record, self.region = copy.copy(record), _template(region)
+        if type(packed) is View and not packed.sign and len(entry.alive()) == 1:
+            self._learn_view(record, packed, seed)
+
+    def _learn_view(self, record: Record, packed: View, seed: int) -> None:
+        region, layout = packed.region, self.recipe.extent.layout
+        if not region.dense or region.numel != self.recipe.extent.numel or packed.offset != region.start:
+            return
+        value = region.value
+        own = region.record is record
+        if region.kept is not None:
+            self.sharing = OF_KEPT
+        elif value is None or type(value.codec) is not GroupAffine or record.host:
+            return
+        else:
+            self.sharing = OF_VALUE if not own else BESIDE_SIGN if region.sign is not None else ALONE
+            codec = value.codec
+            self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", seed)
+            self.fields = {"codec": codec, "payload": (), "layout": layout, "dtype": value.dtype, "sound": True}
+            self.noise = identity_of(self.recipe.identity)
+        self.form, self.record, self.region = True, copy.copy(record), _template(region)
+        self.held = copy.copy(packed)
+        self.held.region = None  # type: ignore[assignment]
+        self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
+
+
+def _template(region: Region) -> Region:
+    """A region's like that holds nothing."""
+    template = copy.copy(region)
+    template.value = template.sign = template.kept = template.lent = template.record = template.sign_record = None
+    template.last = None  # type: ignore[assignment]
+    template.waiting = 0
+    return template
+
+
+def replay_of(session: Session, step: int, rank: int, first: Site | None) -> Any:
+    """What does in a session that is entered what the forward before has done, from the site of its first tensor on."""
+    tracker, owners = session.tracker, session.owners
+    return _native.Replay(
+        tracker=tracker,
+        occurrences=session.occurrences,
+        holders=owners.holders,
+        foreign=tracker.foreign.by_address,
+        exposed=tracker.exposed.by_address,
+        due=session.announced.due_by_address,
+        records=session.records,
+        entries=session.storages.entries.by_address,
+        lent=session.storages.last,
+        dtype=owners.dtype,
+        values=None if session.fates is None else session.fates.values,
+        store=session.store,
+        module=session.module_of_call,
+        owner=session.owner,
+        capturing=in_cuda_graph,
+        first=first,
+        step=step_key(step, rank),
+    )
+
+
+_native.bind_replay(
+    {
+        "Tensor": Tensor,
+        "Parameter": nn.Parameter,
+        "Module": nn.Module,
+        "Call": Call,
+        "Site": Site,
+        "View": View,
+        "Kept": Kept,
+        "GroupAffine": GroupAffine,
+        "Record": Record,
+        "Region": Region,
+        "Exact": Exact,
+        "Entry": Entry,
+        "LastRestored": LastRestored,
+        "Compressed": Compressed,
+        "strided": torch.strided,
+        "BEFORE": BEFORE,
+        "calling": CALL,
+        "below_autograd": torch._C._AutoDispatchBelowAutograd,
+        "compress": torch.ops.actcore.group_affine_compress.default,
+        "decompress": torch.ops.actcore.group_affine_decompress.default,
+    }
+)
