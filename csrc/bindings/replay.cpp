@@ -316,14 +316,14 @@ Ref view_of(PyObject* site, PyObject* region) {
   return view;
 }
 
-// The same of one that is kept as it is.
+// The same of one that is kept as it is, in a region that tells others of its memory.
 Ref exact_of(PyObject* site, PyObject* tensor, PyObject* region) {
   Ref exact = copy_of(known->site_held.of(site));
   Ref kept = kept_of(tensor);
   if (!exact || !kept) return Ref();
-  known->exact_kept.set(exact.get(), Ref::to(kept.get()));
+  if (known->region_kept.of(region) == Py_None) known->region_kept.set(region, Ref::to(kept.get()));
+  known->exact_kept.set(exact.get(), std::move(kept));
   known->exact_region.set(exact.get(), Ref::to(region));
-  known->region_kept.set(region, std::move(kept));
   return exact;
 }
 
@@ -367,8 +367,18 @@ Ref stored(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, P
 // How a tensor is stored whose memory was saved before, as Site.sharing has it.
 enum Sharing { kAlone, kOfKept, kOfValue, kBesideSign, kBesideKept };
 
-// The region that a tensor lies in, where that is all that was saved of its memory, and in the state in which the
-// forward before has found it; borrowed, null where it is not.
+// Whether a tensor is all of a region, as the one that the forward before saved was.
+bool is_whole(PyObject* site, PyObject* tensor, PyObject* region) {
+  PyObject* like = known->site_region.of(site);
+  return is_same(Ref::to(known->region_numel.of(region)), known->region_numel.of(like)) &&
+         known->region_dense.of(region) == Py_True &&
+         known->region_dtype.of(region) == known->region_dtype.of(like) &&
+         is_same(called(tensor, known->names.storage_offset), known->region_start.of(region)) &&
+         is_same(attribute(tensor, known->names._version), known->region_version.of(region));
+}
+
+// The region that a tensor is all of, where nothing else was saved of its memory, and in the state in which the forward
+// before has found it; among others, of which all are kept, that or the last. Borrowed, null where it is not so.
 PyObject* region_found(PyObject* site, PyObject* tensor, PyObject* entry, Sharing sharing) {
   PyObject* regions = known->entry_regions.of(entry);
   PyObject* found = nullptr;
@@ -377,15 +387,10 @@ PyObject* region_found(PyObject* site, PyObject* tensor, PyObject* entry, Sharin
     if (region == Py_None) continue;
     const bool kept = known->region_kept.of(region) != Py_None;
     if (sharing == kBesideKept ? !kept : found != nullptr) return nullptr;
-    found = region;
+    if (sharing != kBesideKept || found == nullptr || !is_whole(site, tensor, found)) found = region;
   }
   if (found == nullptr || sharing == kBesideKept) return found;
-  PyObject* like = known->site_region.of(site);
-  if (!is_same(Ref::to(known->region_numel.of(found)), known->region_numel.of(like)) ||
-      known->region_dense.of(found) != Py_True || known->region_dtype.of(found) != known->region_dtype.of(like) ||
-      !is_same(called(tensor, known->names.storage_offset), known->region_start.of(found)) ||
-      !is_same(attribute(tensor, known->names._version), known->region_version.of(found)))
-    return nullptr;
+  if (!is_whole(site, tensor, found)) return nullptr;
   PyObject* value = known->region_value.of(found);
   const bool kept = known->region_kept.of(found) != Py_None;
   if (sharing == kOfKept) return kept ? found : nullptr;
@@ -400,6 +405,7 @@ Ref shared(Session* self, PyObject* site, PyObject* tensor, PyObject* entry, PyO
   Ref holding = Ref::to(region);
   Ref record = noted(self, known->site_record.of(site));
   if (!record) return Ref();
+  if (sharing == kBesideKept && is_whole(site, tensor, region)) return exact_of(site, tensor, region);
   if (sharing == kBesideKept) {
     Ref own = region_of(self, site, tensor);
     Ref weak(own ? PyWeakref_NewRef(own.get(), nullptr) : nullptr);

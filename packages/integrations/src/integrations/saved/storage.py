@@ -79,6 +79,11 @@ class Storages:
         for region in regions:
             if region.kept is None and region.shares_elements(tensor):
                 region.keep(tensor)
+        for region in regions:
+            if region.kept is not None and region.covers(tensor, extent.layout):
+                if not counted:
+                    record.stored_bytes = nbytes
+                return Exact(Kept.of(tensor), region)
         if not counted:
             record.stored_bytes = nbytes
         region = Region(tensor, extent, self.last)

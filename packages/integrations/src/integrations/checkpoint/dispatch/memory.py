@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from integrations.plain import PLAIN
 from integrations.storages import StorageMap
 
+_STRIDED = torch.strided
 _CUDA_BLOCK = 512  # bytes: kMinBlockSize of torch's CUDACachingAllocator
 
 
@@ -23,12 +24,13 @@ def is_plain(tensor: Tensor) -> bool:
     """Whether the tensor is a view of one storage and nothing else: not sparse, nested, quantised or of a subclass."""
     if type(tensor) not in PLAIN and not isinstance(tensor, torch.nn.Buffer):
         return False
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return tensor.layout is _STRIDED and not tensor.is_nested and not tensor.is_quantized
 
 
 def key_of(tensor: Tensor) -> int:
     """What names a plain tensor's storage as long as somebody refers to that, if only weakly."""
-    return int(tensor.untyped_storage()._cdata)
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def allocated(nbytes: int, device: torch.device) -> int:
@@ -97,15 +99,16 @@ class Memory:
     def new(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Tensor]]:
         """The results, with their places among all, that lie in storages of their own."""
         found: list[tuple[int, Tensor]] = []
+        known = self._values.by_address
         keys: set[int] | None = None
         for place, result in enumerate(tensors_of(results)):
             if not is_plain(result):
                 continue
             key = key_of(result)
-            if key in self._values.by_address:
+            if key in known:
                 continue
             if keys is None:
-                given = (*tensors_of(args), *tensors_of(kwargs.values()))
+                given = (*tensors_of(args), *tensors_of(kwargs.values())) if kwargs else tensors_of(args)
                 keys = {key_of(tensor) for tensor in given if is_plain(tensor)}
             if key not in keys:
                 keys.add(key)  # several results may share one
