@@ -40,7 +40,7 @@ FORCED_OFF = os.environ.get("INTEGRATIONS_REPLAY") == "0"
 
 ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
 """What was saved of a tensor's memory before it: nothing; all of it, kept, or encoded with the same codec; its signs;
-parts that are kept. In the order that ``csrc/bindings/replay.cpp`` has."""
+what is kept. In the order that ``csrc/bindings/replay.cpp`` has."""
 
 
 class Site:
@@ -107,9 +107,8 @@ class Site:
         """
         if type(packed) is Exact and packed.region is not None and record.codec == "kept":
             region = packed.region
-            before = [other for other in entry.alive() if other is not region]
-            if all(other.kept is not None for other in before) and record.stored_bytes == record.original_bytes:
-                self.form, self.sharing = False, BESIDE_KEPT if before else ALONE
+            if all(other.kept is not None for other in entry.alive()) and record.stored_bytes == record.original_bytes:
+                self.form, self.sharing = False, ALONE if record.original_bytes else BESIDE_KEPT
                 self.held = Exact(None, None)  # type: ignore[arg-type]
                 self.record, self.region = copy.copy(record), _template(region)
         if type(packed) is View and not packed.sign and len(entry.alive()) == 1:

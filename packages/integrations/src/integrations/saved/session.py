@@ -169,18 +169,19 @@ class Session:
         """The pack hook."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
-            if self.aside is not None:
-                with self.aside(tensor):
-                    return self._pack(tensor)
-            packed: Packed | None = self._replay.pack(tensor) if self._replay else None
-            return self._pack(tensor) if packed is None else packed
+            if self.aside is None:
+                return self._pack(tensor)
+            with self.aside(tensor):
+                return self._pack(tensor)
 
     def _pack(self, tensor: Tensor) -> Packed:
-        if self._replay is None:
-            self._replay = self._begin_replay()
-        packed: Packed | None = self._replay.pack(tensor) if self._replay and self.aside is not None else None
-        if packed is not None:
-            return packed
+        replay = self._replay
+        if replay is None:
+            replay = self._replay = self._begin_replay()
+        if replay:
+            packed: Packed | None = replay.pack(tensor)
+            if packed is not None:
+                return packed
         call = self.tracker.call
         if call is not None and call.module is not None:
             return self._pack_anew(tensor, call.module)

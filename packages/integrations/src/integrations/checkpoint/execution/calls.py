@@ -15,7 +15,7 @@ from integrations.checkpoint.execution.keeping import Packed
 from integrations.checkpoint.execution.repeating import drawing, generator_at
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Held:
     """In the place of a tensor that is kept for the repetition, in whatever form."""
 
@@ -32,14 +32,14 @@ class MadeElsewhere(Protocol):
         """The tensor."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Elsewhere:
     """In the place of a tensor that another segment makes."""
 
     made: MadeElsewhere
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reference:
     """In the place of a tensor that a segment makes: how it lies in a value's memory."""
 
@@ -47,14 +47,14 @@ class Reference:
     geometry: Geometry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Scratch:
     """In the place of what an operator writes and its results do not depend on: a copy, that is thrown away."""
 
     like: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """An operator's call, to be repeated.
 

@@ -16,7 +16,7 @@ from integrations.checkpoint.execution.calls import Call, Elsewhere, Held, Refer
 from integrations.checkpoint.execution.keeping import Exactly, Keeping, Later, Packed
 from integrations.checkpoint.execution.repeating import drawing, here, require_no_plan
 from integrations.checkpoint.execution.segments import Handle, Segment
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.checkpoint.graphs.schedule import Planned, Schedule
 
 UNPLANNED = -1
 """In the place of a value: memory of which the plan does not know."""
@@ -80,11 +80,12 @@ class Tape(TorchDispatchMode):
 
     def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the forward, noted if it is to be repeated."""
-        segments = self._next_segments()
-        if not segments:
+        planned = self._planned()
+        if planned is None or (planned.segment < 0 and planned.inner < 0):
             out = func(*args, **kwargs)
             self._made(traits, args, kwargs, out)
             return out
+        segments = self._segments_of(planned)
         generator = None
         if traits.random and (device := device_of(args, kwargs)).type != "meta":
             source = generator_of(args, kwargs, device)
@@ -144,11 +145,13 @@ class Tape(TorchDispatchMode):
         """Memory that is written again, part by part, is kept as it is: a stored form for each part would be more."""
         return _EXACTLY if value == UNPLANNED or value in self._schedule.becomes else self._keeping
 
-    def _next_segments(self) -> list[tuple[_Level, Segment]]:
-        """The segments of the operator that is expected: of each kind one, if it is to be repeated there."""
-        if self.astray or self._next >= len(self._schedule.ops):
-            return []
-        planned = self._schedule.ops[self._next]
+    def _planned(self) -> Planned | None:
+        """The operator that is expected; ``None`` where nothing is."""
+        ops = self._schedule.ops
+        return None if self.astray or self._next >= len(ops) else ops[self._next]
+
+    def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
+        """The segments in which an operator is to be repeated, of each kind one."""
         return [
             (level, level.segments.setdefault(number, Segment()))
             for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))

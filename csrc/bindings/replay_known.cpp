@@ -1,0 +1,72 @@
+#include "bindings/replay_known.h"
+
+namespace py = pybind11;
+
+namespace actcore {
+
+std::unique_ptr<Known> known;
+
+Known::Known(const py::dict& given) {
+  auto type = [&](const char* name) {
+    PyObject* found = given[name].ptr();
+    if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
+    return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
+  };
+  auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
+  tensor = type("Tensor"), parameter = type("Parameter"), module = type("Module");
+  call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept"), codec = type("GroupAffine");
+  PyTypeObject *record = type("Record"), *region = type("Region"), *exact = type("Exact"), *entry = type("Entry");
+  compressed = type("Compressed");
+  strided = object("strided"), below = object("below_autograd");
+  compress = object("compress"), decompress = object("decompress"), before = object("BEFORE"), calling = object("calling");
+  call_function = {call, "function"}, call_module = {call, "module"};
+  call_arguments = {call, "arguments"}, call_recomputes = {call, "recomputes"};
+  site_function = {site, "function"}, site_recipe = {site, "recipe"}, site_place = {site, "place"};
+  site_module = {site, "module"}, site_role = {site, "role"}, site_occurrence = {site, "occurrence"};
+  site_following = {site, "following"}, site_shape = {site, "shape"}, site_strides = {site, "strides"};
+  site_dtype = {site, "dtype"}, site_device = {site, "device"}, site_requires_grad = {site, "requires_grad"};
+  site_owner = {site, "owner"}, site_value = {site, "value"}, site_next = {site, "next"}, site_form = {site, "form"};
+  site_record = {site, "record"}, site_region = {site, "region"}, site_held = {site, "held"};
+  site_arguments = {site, "arguments"}, site_fields = {site, "fields"}, site_noise = {site, "noise"};
+  site_flat = {site, "flat"}, site_on_device = {site, "on_device"};
+  site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
+  record_original = {record, "original_bytes"}, record_stored = {record, "stored_bytes"};
+  region_start = {region, "start"}, region_version = {region, "version"}, region_value = {region, "value"};
+  region_kept = {region, "kept"}, region_lent = {region, "lent"}, region_waiting = {region, "waiting"}, region_numel = {region, "numel"};
+  region_dense = {region, "dense"}, region_dtype = {region, "dtype"};
+  region_last = {region, "last"}, region_record = {region, "record"};
+  view_region = {view, "region"}, view_layout = {view, "layout"}, view_offset = {view, "offset"};
+  view_sign = {view, "sign"}, view_waits = {view, "waits"};
+  exact_kept = {exact, "kept"}, exact_region = {exact, "region"};
+  kept_tensor = {kept, "tensor"}, kept_version = {kept, "version"};
+  entry_regions = {entry, "regions"}, entry_counted = {entry, "counted"};
+  lent_region = {type("LastRestored"), "region"};
+  entry_type = entry;
+}
+
+bool is_real(PyObject* tensor) {
+  return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter);
+}
+
+bool is_same(Ref found, PyObject* expected) {
+  if (!found || expected == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  if (found.get() == expected) return true;
+  const int equal = PyObject_RichCompareBool(found.get(), expected, Py_EQ);
+  if (equal < 0) PyErr_Clear();
+  return equal == 1;
+}
+
+Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
+Ref called(PyObject* object, PyObject* name) { return Ref(PyObject_CallMethodNoArgs(object, name)); }
+
+Ref address_of(PyObject* tensor, Ref* storage) {
+  *storage = called(tensor, known->names.untyped_storage);
+  Ref address = *storage ? attribute(storage->get(), known->names._cdata) : Ref();
+  if (!address) PyErr_Clear();
+  return address;
+}
+
+}  // namespace actcore

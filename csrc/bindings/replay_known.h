@@ -1,0 +1,105 @@
+// The classes of Python that the fast path knows, and what it asks of tensors.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "bindings/objects.h"
+
+namespace actcore {
+
+// Interned, so that a lookup compares pointers.
+struct Names {
+#define ACTCORE_NAMES(X)                                                                                            \
+  X(call) X(shape) X(stride) X(dtype) X(device) X(layout) X(requires_grad) X(is_leaf) X(untyped_storage) X(_cdata)  \
+  X(_base) X(_version) X(storage_offset) X(nbytes) X(_weak_ref) X(detach) X(as_strided) X(is_neg) X(_is_zerotensor) \
+  X(payload) X(codec) X(bits) X(group_size) X(__enter__) X(__exit__) X(unpack) X(role) X(becomes)
+#define ACTCORE_NAME(name) PyObject* name = PyUnicode_InternFromString(#name);
+  ACTCORE_NAMES(ACTCORE_NAME)
+#undef ACTCORE_NAME
+};
+
+// The classes and functions of Python that the fast path knows.
+struct Known {
+  explicit Known(const pybind11::dict& given);
+
+  PyTypeObject *tensor, *parameter, *module, *call, *site, *view, *kept, *codec, *compressed, *entry_type;
+  PyObject *strided, *below, *compress, *decompress, *before, *calling;
+  Field call_function, call_module, call_arguments, call_recomputes;
+  Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
+  Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
+  Field site_record, site_region, site_held, site_arguments, site_fields, site_noise, site_flat, site_on_device, site_caller, site_sharing;
+  Field record_original, record_stored, region_start, region_version, region_value, region_kept, region_lent;
+  Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout, view_offset, view_sign;
+  Field view_waits, lent_region, exact_kept, exact_region, kept_tensor, kept_version, entry_regions, entry_counted;
+  Names names;
+};
+
+extern std::unique_ptr<Known> known;
+
+// What the fast path of one session goes by.
+struct Session {
+  enum Object {
+    kTracker,
+    kOccurrences,
+    kHolders,
+    kForeign,
+    kExposed,
+    kDue,
+    kRecords,
+    kEntries,
+    kLent,
+    kDtype,
+    kValues,
+    kStore,
+    kModule,
+    kOwner,
+    kCapturing,
+    kGiven,
+    kExpected = kGiven,
+    kLast,
+    kObjects,
+  };
+  PyObject ob_base;
+  PyObject* objects[kObjects];
+  uint64_t step;
+};
+
+constexpr const char* kNames[] = {"tracker",  "occurrences", "holders", "foreign", "exposed",
+                                  "due",      "records",     "entries", "lent",    "dtype",
+                                  "values",   "store",       "module",  "owner",   "capturing"};
+constexpr Py_ssize_t kRoom = 1024;  // entries of a map of storages, from which on it looks for those that are gone
+
+inline PyObject* at(Session* self, Session::Object which) { return self->objects[which]; }
+
+// Whether a tensor is torch's own, with elements of its own.
+bool is_real(PyObject* tensor);
+// Whether an attribute, or what a method without arguments returns, is what is expected. What cannot be asked is not.
+bool is_same(Ref found, PyObject* expected);
+Ref attribute(PyObject* object, PyObject* name);
+Ref called(PyObject* object, PyObject* name);
+// The address of a tensor's storage, as a number of Python; null where it has none to ask for.
+Ref address_of(PyObject* tensor, Ref* storage);
+
+// A block in which torch's own kernels are called, below autograd.
+class Below {
+ public:
+  Below() : guard_(PyObject_CallNoArgs(known->below)) {
+    if (guard_) Ref entered = called(guard_.get(), known->names.__enter__);
+  }
+  ~Below() {
+    if (!guard_) return;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject* arguments[] = {guard_.get(), Py_None, Py_None, Py_None};
+    Ref left(PyObject_VectorcallMethod(known->names.__exit__, arguments, 4, nullptr));
+    PyErr_Restore(type, value, trace);
+  }
+
+ private:
+  Ref guard_;
+};
+
+}  // namespace actcore

@@ -1,0 +1,13 @@
+#pragma once
+#include "bindings/replay_known.h"
+
+namespace actcore {
+
+// A Kept of a tensor.
+Ref kept_of(PyObject* tensor);
+// Stores a tensor of the site's description; None where the session has to, null with an error.
+Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address);
+// The tensor in whose place autograd holds this; null with an error.
+PyObject* unpacked(PyObject* packed);
+
+}  // namespace actcore
