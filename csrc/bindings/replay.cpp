@@ -127,11 +127,9 @@ PyObject* pack(PyObject* object, PyObject* tensor) {
       if (!is_same(Ref::to(value == nullptr ? Py_None : value), known->site_value.of(site.get()))) Py_RETURN_NONE;
     }
   }
-  if (known->site_on_device.of(site.get()) == Py_True) {  // a captured graph draws its noise on the device
-    Ref capturing(PyObject_CallNoArgs(at(self, Session::kCapturing)));
-    if (!capturing) return nullptr;
-    if (capturing.get() != Py_False) Py_RETURN_NONE;
-  }
+  Ref capturing(PyObject_CallNoArgs(at(self, Session::kCapturing)));
+  if (!capturing) return nullptr;
+  if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
   // It is the same.
   if (PyDict_SetItem(at(self, Session::kOccurrences), place, known->site_following.of(site.get())) < 0) return nullptr;
   PyObject* next = known->site_next.of(site.get());

@@ -28,8 +28,7 @@ Known::Known(const py::dict& given) {
   site_owner = {site, "owner"}, site_value = {site, "value"}, site_next = {site, "next"}, site_form = {site, "form"};
   site_record = {site, "record"}, site_region = {site, "region"}, site_held = {site, "held"};
   site_arguments = {site, "arguments"}, site_fields = {site, "fields"}, site_noise = {site, "noise"};
-  site_flat = {site, "flat"}, site_on_device = {site, "on_device"};
-  site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
+  site_flat = {site, "flat"}, site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
   record_original = {record, "original_bytes"}, record_stored = {record, "stored_bytes"};
   region_start = {region, "start"}, region_version = {region, "version"}, region_value = {region, "value"};
   region_kept = {region, "kept"}, region_lent = {region, "lent"}, region_waiting = {region, "waiting"}, region_numel = {region, "numel"};

@@ -15,6 +15,7 @@ from bench.activations.results import (
     LevelResult,
     ModelResult,
     Overhead,
+    alone_microseconds,
 )
 from bench.gradients import relative_error
 from bench.layout import console
@@ -128,6 +129,7 @@ def test_models_of_other_libraries(name, library):
 @pytest.mark.parametrize(
     ("chain", "packed"),
     [
+        ("scale", 0),
         ("linear", 3),  # the inputs of all but the first, which is the caller's
         ("linear, relu", 7),  # and ReLU's result
         ("linear, gelu", 7),  # and GELU's input
@@ -149,8 +151,11 @@ def test_what_is_computed():
     assert ModelResult("a", "", [1.0, 2.0, 2.0], [level]).time_ratio(level) == 2.0
     entry = Overhead("a", 2048, 20, 10, [1.0, 1.0, 1.0], [1.001, 1.002, 9.0], [1e-6, 2e-6, 9.0])
     assert entry.step_microseconds == pytest.approx(2000)
-    assert entry.packed_microseconds == pytest.approx(200)
     assert entry.saved_microseconds == pytest.approx(100)
+    alone = Overhead("b", 2048, 10, 0, [1.0], [1.00005], [1e-6])
+    assert alone_microseconds([entry, alone]) == pytest.approx(5)
+    assert alone_microseconds([entry]) is None
+    assert entry.packed_microseconds(5.0) == pytest.approx(2000 / 10 - 5 - 2)
     assert entry.codec_microseconds == pytest.approx(2)
 
 
@@ -159,10 +164,10 @@ def test_signs_say_what_is_reached(capsys):
         return ModelResult(name, "", [1.0], [LevelResult("L1", ratio, 1, [error], [seconds])])
 
     machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
-    models = [model("bert", 6, 0.1, 1.2), model("resnet18", 4, 0.2, 1.3), model("gcn", 4, 0.1, 9.0)]
+    models = [model("bert", 6, 0.1, 1.1), model("resnet18", 4, 0.2, 1.3), model("gcn", 4, 0.1, 9.0)]
     console().print(report.render(ActivationResults(machine, models, [], [], 1.0)))
     rows = [line for line in capsys.readouterr().out.splitlines() if " L1 " in line and "least" not in line]
-    assert [[row.count(sign) for sign in "✓✗"] for row in rows if row.startswith("  ")] == [[3, 0], [0, 3], [1, 0]]
+    assert [[row.count(sign) for sign in "✓✗"] for row in rows if row.startswith("  ")] == [[3, 0], [0, 3], [1, 1]]
 
 
 # ---- parts ----

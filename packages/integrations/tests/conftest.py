@@ -46,18 +46,24 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
+    from actcore import _native
     from integrations.saved.regions import Region
+    from integrations.saved.replay import BOUND
 
     made = []
-    compress = Region._compress
 
-    def noting(*args, **kwargs):
-        compressed = compress(*args, **kwargs)
-        made.extend(weakref.ref(part) for part in compressed.payload)
-        return compressed
+    def noting(compress, parts):
+        def noted(*args, **kwargs):
+            stored = compress(*args, **kwargs)
+            made.extend(weakref.ref(part) for part in parts(stored))
+            return stored
 
-    monkeypatch.setattr(Region, "_compress", noting)
-    return made
+        return noted
+
+    monkeypatch.setattr(Region, "_compress", noting(Region._compress, lambda compressed: compressed.payload))
+    _native.bind_replay({**BOUND, "compress": noting(BOUND["compress"], tuple)})
+    yield made
+    _native.bind_replay(BOUND)
 
 
 @pytest.fixture

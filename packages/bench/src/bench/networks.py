@@ -81,6 +81,23 @@ def bert(batch: int, dropout: float) -> Case:
     return Case(model.train(), lambda: model(input_ids=ids, labels=y).loss, what)
 
 
+def llama(batch: int) -> Case:
+    """A Llama with 4 layers of 512 features, on 512 tokens."""
+    transformers = needs("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=1000,
+        hidden_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        intermediate_size=1376,
+        use_cache=False,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    ids = torch.randint(1000, (batch, 512))
+    what = f"4 layers of 512, batch {batch}, 512 tokens"
+    return Case(model.train(), lambda: model(input_ids=ids, labels=ids).loss, what)
+
+
 def gcn() -> Case:
     """Three graph convolutions of 128 features, with batch norm and dropout, on a random graph."""
     geometric = needs("torch_geometric.nn")

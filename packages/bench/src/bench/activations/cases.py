@@ -10,13 +10,15 @@ import torch
 
 import integrations
 from bench.gradients import backward
-from bench.networks import Case, bert, gcn, resnet18, vit_tiny
+from bench.networks import Case, bert, gcn, llama, resnet18, resnet50, vit_tiny
 
 MODELS: Mapping[str, Callable[[], Case]] = MappingProxyType(
     {
         "resnet18": partial(resnet18, 16),
+        "resnet50": partial(resnet50, 16),
         "vit_tiny": partial(vit_tiny, 4),
         "bert": partial(bert, 4, 0.1),
+        "llama": partial(llama, 4),
         "gcn": gcn,
     }
 )

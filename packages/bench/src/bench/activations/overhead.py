@@ -1,9 +1,9 @@
 """What a saved tensor costs beside its bytes: chains of layers so small that little else is left to time.
 
-The time that compression adds to forward and backward is divided by the tensors that are stored in another form. All
-that comes with them is in the numerator: the hooks' and operators' dispatch, the kernels on the few elements that there
-are, following the calls and modules, what a step costs once, and the weights, which the hooks see and leave alone.
-Beside it stands the codec of linear operators, called as often with nothing around it.
+The time that compression adds to forward and backward holds all that comes with it: the hooks' and operators' dispatch,
+the kernels on the few elements that there are, following the calls and modules, and what a step costs once. One chain
+saves nothing but what others keep alive, and tells what a tensor costs that the hooks leave alone. With that, and with
+the codec of linear operators, called as often with nothing around it, the others tell what a packed one costs besides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import actcore
 import integrations
@@ -40,8 +40,29 @@ def _norm() -> list[nn.Module]:
     return [nn.LayerNorm(_FEATURES), nn.Linear(_FEATURES, _FEATURES)]
 
 
+class _Scale(nn.Module):
+    """Saves its factor, which is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones(_FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def _scale() -> list[nn.Module]:
+    return [_Scale()]
+
+
 CHAINS: Mapping[str, Callable[[], list[nn.Module]]] = MappingProxyType(
-    {"linear": _linear, "linear, relu": _relu, "linear, gelu": _gelu, "layer_norm, linear": _norm}
+    {
+        "scale": _scale,
+        "linear": _linear,
+        "linear, relu": _relu,
+        "linear, gelu": _gelu,
+        "layer_norm, linear": _norm,
+    }
 )
 """The layers that are repeated, by name."""
 
@@ -53,18 +74,21 @@ def measure(chain: str, rounds: int, layers: int = LAYERS) -> Overhead:
         nn.Sequential(*(layer for _ in range(layers) for layer in CHAINS[chain]())).train() for _ in range(2)
     )
     integrations.compress_model(compressed, "L1")
-    x = torch.randn(_ROWS, _FEATURES)
+    x = torch.randn(_ROWS, _FEATURES, requires_grad=True)  # so that each layer has a backward
     level = integrations.LEVELS["L1"]
     assert level.bits is not None
     codec = actcore.GroupAffine(level.bits, level.group_size)
 
+    detached = x.detach()
+
     def step(model: nn.Module) -> None:
         model.zero_grad()
+        x.grad = None
         model(x).sum().backward()
 
     def round_trips() -> None:
         for _ in range(layers):
-            actcore.decompress(actcore.compress(x, codec))
+            actcore.decompress(actcore.compress(detached, codec))
 
     actions = [lambda: step(plain), lambda: step(compressed), round_trips]
     plain_seconds, seconds, codec_seconds = in_turn(actions, rounds, x.device, _CALLS)

@@ -7,8 +7,8 @@ from statistics import median
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from bench.activations.notes import ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes
-from bench.activations.results import ActivationResults
+from bench.activations.notes import ALONE, ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes
+from bench.activations.results import ActivationResults, alone_microseconds
 from bench.layout import columns, header
 from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
@@ -58,13 +58,14 @@ def _overheads(results: ActivationResults) -> Table:
         "packed",
         "plain step\nµs",
         "more\nµs",
-        "µs a\npacked",
-        "µs a\nsaved",
-        "codec\nalone",
+        "µs one\nleft alone",
+        "codec\nµs",
+        "µs a packed\nbeyond it",
         labels=2,
     )
+    alone = alone_microseconds(results.overheads)
     for entry in results.overheads:
-        reached = entry.packed_microseconds <= MICROSECONDS
+        beyond = None if alone is None or not entry.packed else entry.packed_microseconds(alone)
         table.add_row(
             entry.chain,
             str(entry.nbytes),
@@ -72,9 +73,9 @@ def _overheads(results: ActivationResults) -> Table:
             str(entry.packed),
             f"{1e6 * median(entry.plain_seconds):,.0f}",
             f"{entry.step_microseconds:,.0f}",
-            marked(f"{entry.packed_microseconds:.1f}", reached),
-            f"{entry.saved_microseconds:.1f}",
+            "" if entry.packed else marked(f"{entry.saved_microseconds:.1f}", entry.saved_microseconds <= ALONE),
             f"{entry.codec_microseconds:.1f}",
+            "" if beyond is None else marked(f"{beyond:.1f}", beyond <= MICROSECONDS),
         )
     return table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -90,19 +90,23 @@ class Overhead:
         return 1e6 * median(b - a for a, b in zip(self.plain_seconds, self.seconds, strict=True))
 
     @property
-    def packed_microseconds(self) -> float:
-        """All of that on the tensors that were packed."""
-        return self.step_microseconds / self.packed
-
-    @property
     def saved_microseconds(self) -> float:
         """All of that on every tensor that went through the hooks."""
         return self.step_microseconds / self.saved
+
+    def packed_microseconds(self, alone: float) -> float:
+        """What a packed tensor costs beyond the codec, where one that is left alone costs ``alone`` microseconds."""
+        return (self.step_microseconds - alone * (self.saved - self.packed)) / self.packed - self.codec_microseconds
 
     @property
     def codec_microseconds(self) -> float:
         """What the codec alone takes for a tensor of that size: the median over rounds."""
         return 1e6 * median(self.codec_seconds)
+
+
+def alone_microseconds(overheads: Sequence[Overhead]) -> float | None:
+    """What a tensor costs that is left alone, by the chain that packs nothing; ``None`` without one."""
+    return next((entry.saved_microseconds for entry in overheads if not entry.packed), None)
 
 
 @dataclass(frozen=True)

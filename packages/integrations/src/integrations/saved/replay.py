@@ -64,12 +64,11 @@ class Site:
         fields: of the stored form, but for the payload.
         noise: the part of the stream that is the same in each forward.
         flat: shape and strides as which it is encoded, where it is not contiguous.
-        on_device: whether it is on a GPU.
     """
 
     __slots__ = (
         "arguments", "caller", "device", "dtype", "fields", "flat", "following", "form", "function", "held", "module", "next",
-        "noise", "occurrence", "on_device", "owner", "place", "plan", "recipe", "record", "region", "requires_grad",
+        "noise", "occurrence", "owner", "place", "plan", "recipe", "record", "region", "requires_grad",
         "role", "shape", "sharing", "strides", "value",
     )  # fmt: skip
 
@@ -80,7 +79,6 @@ class Site:
         self.function, self.owner = None if call is None else call.function, owner
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
-        self.on_device = saved.device.type == "cuda"
         self.caller: weakref.ref[nn.Module] | None = None
         self.plan: object = None
         self.value: int | None = None
@@ -169,27 +167,28 @@ def replay_of(session: Session, step: int, rank: int, first: Site | None) -> Any
     )
 
 
-_native.bind_replay(
-    {
-        "Tensor": Tensor,
-        "Parameter": nn.Parameter,
-        "Module": nn.Module,
-        "Call": Call,
-        "Site": Site,
-        "View": View,
-        "Kept": Kept,
-        "GroupAffine": GroupAffine,
-        "Record": Record,
-        "Region": Region,
-        "Exact": Exact,
-        "Entry": Entry,
-        "LastRestored": LastRestored,
-        "Compressed": Compressed,
-        "strided": torch.strided,
-        "BEFORE": BEFORE,
-        "calling": CALL,
-        "below_autograd": torch._C._AutoDispatchBelowAutograd,
-        "compress": torch.ops.actcore.group_affine_compress.default,
-        "decompress": torch.ops.actcore.group_affine_decompress.default,
-    }
-)
+BOUND = {
+    "Tensor": Tensor,
+    "Parameter": nn.Parameter,
+    "Module": nn.Module,
+    "Call": Call,
+    "Site": Site,
+    "View": View,
+    "Kept": Kept,
+    "GroupAffine": GroupAffine,
+    "Record": Record,
+    "Region": Region,
+    "Exact": Exact,
+    "Entry": Entry,
+    "LastRestored": LastRestored,
+    "Compressed": Compressed,
+    "strided": torch.strided,
+    "BEFORE": BEFORE,
+    "calling": CALL,
+    "below_autograd": torch._C._AutoDispatchBelowAutograd,
+    "compress": torch.ops.actcore.group_affine_compress.default,
+    "decompress": torch.ops.actcore.group_affine_decompress.default,
+}
+"""What the native part knows of Python."""
+
+_native.bind_replay(BOUND)

@@ -282,7 +282,7 @@ class Session:
             return Kept.of(tensor)
         packed = self.store(tensor, storage, recipe, call, due, obstacle)
         entry = None if site is None or recipe.asks_call else self.storages.entries.get(storage)
-        if site is not None and entry is not None:
+        if site is not None and entry is not None and (call is None or call.operator == call.name):
             site.learn(self.records[-1], packed, entry, self.level.seed)
         return packed
 
@@ -358,8 +358,7 @@ class Session:
 
     def _stream(self, recipe: Recipe, tensor: Tensor) -> Stream:
         """The stream for a tensor's noise in this forward."""
-        stream = self.stream(recipe.identity, recipe.saved)
-        return replayable(stream, tensor) if tensor.is_cuda else stream
+        return replayable(self.stream(recipe.identity, recipe.saved), tensor)
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
         """The stream for a tensor's noise in this forward, as Python counts."""
