@@ -60,10 +60,19 @@ class Field {
   Py_ssize_t offset_ = 0;
 };
 
+// A new object of a class, of which nothing is set. Python's collector does not look at it: what the fast path makes
+// holds no object that leads back to it, and thousands of them, which live from forward to backward, would have the
+// collector go through all that the process has.
+inline Ref new_of(PyTypeObject* type) {
+  Ref made(type->tp_alloc(type, 0));
+  if (made && PyObject_IS_GC(made.get())) PyObject_GC_UnTrack(made.get());
+  return made;
+}
+
 // An object with the fields of another one, whose class has __slots__ alone, and no base with fields.
 inline Ref copy_of(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
-  Ref copy(type->tp_alloc(type, 0));
+  Ref copy = new_of(type);
   if (!copy) return copy;
   const Py_ssize_t weak = type->tp_weaklistoffset;
   for (Py_ssize_t at = sizeof(PyObject); at < type->tp_basicsize; at += sizeof(PyObject*)) {

@@ -5,7 +5,7 @@ namespace actcore {
 
 // Detached, since the tensor may be the result of the very node that will hold this.
 Ref kept_of(PyObject* tensor) {
-  Ref made(known->kept->tp_alloc(known->kept, 0));
+  Ref made = new_of(known->kept);
   Ref alias = called(tensor, known->names.detach);
   Ref version = attribute(tensor, known->names._version);
   if (!made || !alias || !version) return Ref();
@@ -52,11 +52,12 @@ Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
     payload = Ref(PyObject_Vectorcall(known->compress, given, 6, nullptr));
   }
   if (!payload) return Ref();
-  Ref made(known->compressed->tp_alloc(known->compressed, 0));
+  Ref made = new_of(known->compressed);
   Ref fields(PyDict_Copy(known->site_fields.of(site)));
   if (!made || !fields || PyDict_SetItem(fields.get(), known->names.payload, payload.get()) < 0 ||
       PyObject_GenericSetDict(made.get(), fields.get(), nullptr) < 0)
     return Ref();
+  PyObject_GC_UnTrack(fields.get());
   return made;
 }
 
@@ -119,11 +120,12 @@ Ref stored(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, P
     known->region_record.set(region.get(), std::move(record));
     held = view_of(site, region.get());
   }
-  Ref entry(known->entry_type->tp_alloc(known->entry_type, 0));
+  Ref entry = new_of(known->entry_type);
   Ref regions(PyList_New(1));
   Ref weak(PyWeakref_NewRef(region.get(), nullptr));
   if (!held || !entry || !regions || !weak) return Ref();
   PyList_SET_ITEM(regions.get(), 0, weak.release());
+  PyObject_GC_UnTrack(regions.get());
   known->entry_regions.set(entry.get(), std::move(regions));
   known->entry_counted.set(entry.get(), Ref::to(Py_True));
   Ref counted = called(storage, known->names._weak_ref);  // the map gives it back

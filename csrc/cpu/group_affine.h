@@ -41,6 +41,49 @@ ACTCORE_FN Bounds<T> find_bounds(const E* x, int64_t count) {
   return {lowest + T(0), highest + T(0), finite};
 }
 
+// What elements beyond two bounds are taken for, in the type of the elements.
+template <class E, class T = compute_t<E>>
+struct Clamp {
+  explicit Clamp(const GroupAffineCompress& args) {
+    E least, most;
+    actcore::store(&least, static_cast<T>(args.least));
+    actcore::store(&most, static_cast<T>(args.most));
+    low = actcore::load(least), high = actcore::load(most);
+  }
+  T operator()(T value) const { return value < low ? low : value > high ? high : value; }
+  T low;
+  T high;
+};
+
+// The bounds of `count` > 0 elements as they are clamped, which infinities are, too.
+template <class E, class T = compute_t<E>>
+ACTCORE_FN Bounds<T> find_clamped_bounds(const E* x, int64_t count, const Clamp<E>& clamp) {
+  Vec<T> low = broadcast(clamp.high), high = broadcast(clamp.low), poison = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vec<T> value = load(x + i);
+    low = min(value, low), high = max(value, high);  // the second operand where the value is NaN
+    const Vec<T> inside = min(max(value, broadcast(clamp.low)), broadcast(clamp.high));
+    poison = poison + (value == value ? inside * Vec<T>{} : value);
+  }
+  T lowest = fold<T, false>(low), highest = fold<T, true>(high), rest = T(0);
+  for (; i < count; ++i) {
+    const T value = actcore::load(x[i]);
+    lowest = value < lowest ? value : lowest;
+    highest = value > highest ? value : highest;
+    rest += clamp(value) * T(0);
+  }
+  return {clamp(lowest) + T(0), clamp(highest) + T(0), !any_nan<T>(poison) && rest == T(0)};
+}
+
+template <class E, class T = compute_t<E>>
+ACTCORE_FN void clamp_tile(const E* x, int64_t count, const Clamp<E>& clamp, E* out) {
+  const Vec<T> low = broadcast(clamp.low), high = broadcast(clamp.high);
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) store(out + i, min(max(load(x + i), low), high));
+  for (int64_t i = whole; i < count; ++i) actcore::store(out + i, clamp(actcore::load(x[i])));
+}
+
 // Codes of `count` <= kTile elements, one per byte; those of a partial vector's padding are 0.
 template <class E, class T = compute_t<E>>
 ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<T>& group, T factor, int shift,
@@ -63,6 +106,8 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
   const int shift = args.stochastic ? kNoiseBits : 0;
   TileNoise noise(args.key);
   alignas(64) uint8_t codes[kTile];
+  alignas(64) E clamped[kTile];
+  const Clamp<E> clamp(args);
   for (int64_t g = begin; g < end; ++g) {
     const int64_t first = g * args.group_size;
     const int64_t count = args.numel - first < args.group_size ? args.numel - first : args.group_size;
@@ -70,7 +115,7 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
     uint8_t* packed = args.codes + packed_bytes(first, bits);
     E* bounds = static_cast<E*>(args.bounds) + 2 * g;
 
-    const Bounds<T> found = find_bounds(x, count);
+    const Bounds<T> found = args.clamps ? find_clamped_bounds(x, count, clamp) : find_bounds(x, count);
     if (!found.finite) {
       actcore::store(bounds, static_cast<T>(NAN));
       actcore::store(bounds + 1, static_cast<T>(NAN));
@@ -84,11 +129,13 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
     for (int64_t t = 0; t < count; t += kTile) {
       const int64_t tile = count - t < kTile ? count - t : kTile;
       if (args.stochastic) noise.fill(args.position + first + t);
+      const E* elements = x + t;
+      if (args.clamps) clamp_tile(x + t, tile, clamp, clamped), elements = clamped;
       if (tile == kTile) {  // a constant count lets the compiler unroll
-        encode_tile(x + t, kTile, group, factor, shift, noise.bytes(), codes);
+        encode_tile(elements, kTile, group, factor, shift, noise.bytes(), codes);
         pack_tile<bits>(codes, kTile, packed + packed_bytes(t, bits));
       } else {
-        encode_tile(x + t, tile, group, factor, shift, noise.bytes(), codes);
+        encode_tile(elements, tile, group, factor, shift, noise.bytes(), codes);
         pack_tile<bits>(codes, tile, packed + packed_bytes(t, bits));
       }
     }

@@ -17,8 +17,8 @@ struct GroupAffineCompressCall {
 // Key is int64_t or Tensor.
 template <class Key>
 GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
-                                                   bool stochastic, const Key& seed, const Key& stream) {
-  const char* op = "group_affine_compress";
+                                                   bool stochastic, const Key& seed, const Key& stream,
+                                                   const char* op = "group_affine_compress") {
   require_bits(op, bits);
   require_group_size(op, group_size);
   require_contiguous(op, "input", input);

@@ -13,6 +13,10 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "group_affine_compress.tensor(Tensor input, int bits, int group_size, bool stochastic, Tensor seed,"
       " Tensor stream) -> (Tensor codes, Tensor bounds)");
+  // The same of the elements as `clamp` from least to most leaves them. On the CPU alone.
+  m.def(
+      "group_affine_clamped_compress(Tensor input, int bits, int group_size, bool stochastic, int seed, int stream,"
+      " float least, float most) -> (Tensor codes, Tensor bounds)");
   // wide: int32 (1), not 0 where codes would leave nothing of most elements of a group: it has no finite bounds, or at
   // least two elements, a sixteenth of all and a quarter of those between the bounds, are not zero and below a
   // thousandth of the range. On the CPU alone: elsewhere nobody waits for the answer.

@@ -1,6 +1,8 @@
 // The group-affine operators on the CPU: kernels shared among torch's threads.
 #include <atomic>
+#include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "ops/cpu/share.h"
 #include "ops/group_affine.h"
@@ -8,15 +10,29 @@
 namespace actcore::ops {
 namespace {
 
+std::tuple<Tensor, Tensor> compressed(GroupAffineCompressCall call) {
+  call.args.key = read_key(call.args.key);
+  expect_all_written(call.codes, call.codes.numel());
+  share_groups(call.groups, call.args.group_size,
+               [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_compress(call.args, begin, end); });
+  return {call.codes, call.bounds};
+}
+
 template <class Key>
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
                                                  const Key& seed, const Key& stream) {
-  auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
-  call.args.key = read_key(call.args.key);
-  expect_all_written(call.codes, call.codes.numel());
-  share_groups(call.groups, group_size,
-               [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_compress(call.args, begin, end); });
-  return {call.codes, call.bounds};
+  return compressed(group_affine_compress_call(input, bits, group_size, stochastic, seed, stream));
+}
+
+std::tuple<Tensor, Tensor> group_affine_clamped_compress(const Tensor& input, int64_t bits, int64_t group_size,
+                                                         bool stochastic, int64_t seed, int64_t stream, double least,
+                                                         double most) {
+  const char* op = "group_affine_clamped_compress";
+  require(std::isfinite(least) && std::isfinite(most) && least <= most, op,
+          "least and most must be finite, and least not above most, got ", least, " and ", most);
+  auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream, op);
+  call.args.clamps = true, call.args.least = least, call.args.most = most;
+  return compressed(std::move(call));
 }
 
 Tensor has_wide_group(const Tensor& input, int64_t group_size) {
@@ -45,6 +61,7 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
   using namespace actcore::ops;
   m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress<int64_t>));
   m.impl("group_affine_compress.tensor", TORCH_BOX(&group_affine_compress<Tensor>));
+  m.impl("group_affine_clamped_compress", TORCH_BOX(&group_affine_clamped_compress));
   m.impl("has_wide_group", TORCH_BOX(&has_wide_group));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
 }

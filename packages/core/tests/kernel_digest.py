@@ -31,6 +31,7 @@ def show_group_affine(case, x):
             codes, bounds = ops.group_affine_compress(x, bits, 96, stochastic, 5, 7)
             value = ops.group_affine_decompress(codes, bounds, x.numel(), bits, 96)
             show(f"{case} {x.dtype} bits={bits} stochastic={stochastic}", codes, bounds, value)
+    show(f"clamped {case} {x.dtype}", *ops.group_affine_clamped_compress(x, 5, 96, True, 5, 7, -1.25, 0.75))
     show(f"wide {case} {x.dtype}", ops.has_wide_group(x, 96))
 
 

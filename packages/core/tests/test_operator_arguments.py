@@ -1,5 +1,6 @@
 """Wrong arguments of the raw operators raise, and the text names the operator, the argument and the rule."""
 
+import math
 import re
 
 import pytest
@@ -170,6 +171,16 @@ WRONG = [
         f"mask must hold 125 bytes, got 124; {DAMAGED}",
     ),
     ("bit_mask_decompress", (U8[:125], -1, torch.float32, 0.0, 1.0), "numel must not be negative, got -1"),
+    (
+        "group_affine_clamped_compress",
+        (F32, 4, 256, True, 0, 0, 2.0, 1.0),
+        "least and most must be finite, and least not above most, got 2 and 1",
+    ),
+    (
+        "group_affine_clamped_compress",
+        (F32, 4, 256, True, 0, 0, -math.inf, 1.0),
+        "least and most must be finite, and least not above most, got -inf and 1",
+    ),
     ("has_wide_group", (U8, 256), "input must be float32, float64, float16 or bfloat16"),
     ("has_wide_group", (F32[::2], 256), "input must be contiguous; call .contiguous() first"),
     ("has_wide_group", (F32, 100), "group_size must be a positive multiple of 32, got 100"),

@@ -103,6 +103,7 @@ def calls(dtype=torch.float32, device="cpu", numel=1000):
     return {
         "group_affine_compress": (x, 3, 256, True, 0, 0),
         "group_affine_compress.tensor": (x, 3, 256, True, *key),
+        "group_affine_clamped_compress": (x, 3, 256, True, 0, 0, -1.0, 2.0),
         "has_wide_group": (x, 256),
         "group_affine_rows_compress": (x, widths, numel, 256, True, 0, 0),
         "group_affine_rows_compress.tensor": (x, widths, numel, 256, True, *key),

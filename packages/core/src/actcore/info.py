@@ -64,8 +64,10 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
             results["has_wide_group"] &= _same(
                 torch.ops.actcore.has_wide_group(x, 256), reference.has_wide_group(x, 256)
             )
-    else:  # for which there is no such kernel
-        del results["has_wide_group"]
+            clamped = (x, 5, 256, True, _SEED, _STREAM, -2.0, 2.5)
+            results["group_affine_clamped_compress"] &= _agrees("group_affine_clamped_compress", clamped, device)
+    else:  # for which there are no such kernels
+        del results["has_wide_group"], results["group_affine_clamped_compress"]
     for operator, arguments in _calls():
         results[operator] &= _agrees(operator, arguments, device)
     for dtype in FLOATS:

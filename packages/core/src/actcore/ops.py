@@ -55,6 +55,14 @@ def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: Key, st
     return codes, input.new_empty((group_count(input.numel(), group_size), 2))
 
 
+@torch.library.register_fake("actcore::group_affine_clamped_compress")
+def _(
+    input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, least: float, most: float
+) -> tuple[Tensor, Tensor]:
+    codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
+    return codes, input.new_empty((group_count(input.numel(), group_size), 2))
+
+
 @torch.library.register_fake("actcore::has_wide_group")
 def _(input: Tensor, group_size: int) -> Tensor:
     return input.new_empty(1, dtype=torch.int32)
@@ -136,6 +144,7 @@ OPERATORS = (
     "group_affine_compress",
     "group_affine_compress.tensor",
     "group_affine_decompress",
+    "group_affine_clamped_compress",
     "has_wide_group",
     "group_affine_rows_compress",
     "group_affine_rows_compress.tensor",

@@ -31,6 +31,7 @@ Rounding = Literal["stochastic", "nearest"]
 _ROUNDINGS = get_args(Rounding)
 _COMPRESS = torch.ops.actcore.group_affine_compress
 _COMPRESS_INT, _COMPRESS_TENSOR = _COMPRESS.default, _COMPRESS.tensor
+_COMPRESS_CLAMPED = torch.ops.actcore.group_affine_clamped_compress.default
 _DECOMPRESS = torch.ops.actcore.group_affine_decompress.default
 
 
@@ -112,6 +113,22 @@ class GroupAffine:
         operator = _COMPRESS_TENSOR if type(key[0]) is not int else _COMPRESS_INT
         payload = below_autograd(operator, elements, self.bits, self.group_size, self.rounding == "stochastic", *key)
         return made(self, payload, layout, dtype)
+
+    def compress_clamped(
+        self, tensor: Tensor, least: float, most: float, *, seed: Key = 0, stream: Key = 0
+    ) -> Compressed:
+        """The stored form of ``tensor.clamp(least, most)``, which on a CPU is not made."""
+        numel = tensor.numel()
+        plain = isinstance(seed, int) and isinstance(stream, int) and tensor.device.type == "cpu"
+        gains = tensor.is_contiguous() and self.stored_bytes(numel, tensor.dtype) < numel * tensor.itemsize
+        if not plain or not gains or torch.compiler.is_compiling():
+            return self.compress(tensor.clamp(least, most), seed=seed, stream=stream)
+        require_strided(self, tensor)
+        require_float(self, tensor)
+        key = noise_key(tensor, seed, stream)
+        stochastic = self.rounding == "stochastic"
+        payload = below_autograd(_COMPRESS_CLAMPED, tensor, self.bits, self.group_size, stochastic, *key, least, most)
+        return made(self, payload, Layout.of(tensor), tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the codec's rounding error."""

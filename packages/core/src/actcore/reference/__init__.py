@@ -6,6 +6,7 @@ Every function takes and returns what its namesake in ``torch.ops.actcore`` does
 from actcore.reference.bits import pack_bits, unpack_bits
 from actcore.reference.float8 import float8_compress, float8_decompress
 from actcore.reference.group_affine import (
+    group_affine_clamped_compress,
     group_affine_compress,
     group_affine_decompress,
     group_affine_rows_compress,
@@ -23,6 +24,7 @@ __all__ = [
     "dropout_mask",
     "float8_compress",
     "float8_decompress",
+    "group_affine_clamped_compress",
     "group_affine_compress",
     "group_affine_decompress",
     "group_affine_rows_compress",

@@ -40,6 +40,13 @@ def group_affine_compress(
     return pack_bits(codes.to(torch.uint8), bits), bounds.to(x.dtype)
 
 
+def group_affine_clamped_compress(
+    x: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, least: float, most: float
+) -> tuple[Tensor, Tensor]:
+    """Codes and bounds of the elements as they are clamped."""
+    return group_affine_compress(x.clamp(least, most), bits, group_size, stochastic, seed, stream)
+
+
 def has_wide_group(x: Tensor, group_size: int) -> Tensor:
     """Whether codes would leave nothing of most elements of a group: no finite bounds, or at least two elements, a
     sixteenth of all and a quarter of those between the bounds, are not zero and below a thousandth of the range."""

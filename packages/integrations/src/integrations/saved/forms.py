@@ -204,7 +204,10 @@ def form_of(
         return None if stand_in is None else Held(compress(stand_in[0], place(stand_in[1])))
     if need is Need.SATURATING and operator in SATURATED:
         low, high = SATURATED[operator]
-        return Clamped(compress(tensor.clamp(low, high), place(codec), seed=seed, stream=stream), low, high)
+        placed = place(codec)
+        if type(placed) is GroupAffine:
+            return Clamped(placed.compress_clamped(tensor, low, high, seed=seed, stream=stream), low, high)
+        return Clamped(compress(tensor.clamp(low, high), placed, seed=seed, stream=stream), low, high)
     if need is Need.SATURATING and isinstance(codec, GroupAffine) and codec.bits > 1:
         moved, low, high, margin = _sides(tensor, *_JUMPING[operator], codec.bits)
         return Sides(compress(moved, place(codec), seed=seed, stream=stream), low, high, margin)

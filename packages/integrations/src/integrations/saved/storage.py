@@ -92,17 +92,34 @@ class Storages:
         return Exact(kept, region)
 
     def store(
-        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, *, seed: int, stream: Stream
+        self,
+        tensor: Tensor,
+        extent: Extent,
+        codec: Codec,
+        record: Record,
+        *,
+        seed: int,
+        stream: Stream,
+        whole: Tensor | None = None,
     ) -> View | Exact:
-        """Stores a tensor, or finds it stored."""
+        """Stores a tensor, or finds it stored.
+
+        Args:
+            tensor, extent: it, and what it takes in memory.
+            codec: as what it is stored.
+            record: of it.
+            seed, stream: of its noise.
+            whole: stored in its place, where nothing of its memory is: what others are parts of that will be saved.
+        """
         storage = tensor.untyped_storage()
         entry = self._of(storage)
         sign = is_sign(codec)
         if not entry.regions:  # as is so of most
-            region = Region(tensor, extent, self.last)
+            source, all_of_it = (tensor, extent) if whole is None else (whole, Extent.of(whole))
+            region = Region(source, all_of_it, self.last)
             entry.regions.append(weakref.ref(region))
-            region.store(tensor, extent, codec, record, sign, seed, stream)
-            return View(region, extent.layout, region.start, sign)
+            region.store(source, all_of_it, codec, record, sign, seed, stream)
+            return View(region, extent.layout, int(tensor.storage_offset()), sign)
         regions = entry.alive()
         found = next((region for region in regions if region.covers(tensor, extent.layout)), None)
         if found is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from actcore import Codec, Layout, Offload, Raw, SavedTensor, compress
+from actcore import Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compress
 from integrations.levels import Level
 from integrations.plain import has_elements
 from integrations.saved.calls import Call
@@ -58,8 +58,10 @@ class Storing:
             codec = self._placed(codec_for(tensor, decision, record, call), tensor)
             if isinstance(codec, Raw):
                 return self.storages.keep(tensor, extent, record), None
-            seed = self.level.seed
-            return self.storages.store(tensor, extent, codec, record, seed=seed, stream=stream), codec
+            seed, whole = self.level.seed, None
+            if call is not None and call.recomputes and not extent.dense and type(codec) is GroupAffine:
+                whole, codec = _projection(tensor, call, codec)
+            return self.storages.store(tensor, extent, codec, record, seed=seed, stream=stream, whole=whole), codec
         except (TypeError, ValueError) as refusal:  # a dtype; a mask that has a third value, an index out of range
             if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
                 raise
@@ -126,6 +128,22 @@ class StoredLater:
         level = replace(self._level, offload=False) if self._level.offload else self._level
         record = Record(self._saved, RECOMPUTED, self._decision.why)
         return Storing(level, storages).store(tensor, self._decision, self._extent, record, self._call, self._stream)[0]
+
+
+def _projection(tensor: Tensor, call: Call, codec: GroupAffine) -> tuple[Tensor | None, GroupAffine]:
+    """What one product has made for query, key and value of the attention that saves the tensor, where it is their
+    memory and nothing else is in that; ``None`` where it is not so. And the codec, whose groups end with a row of one of
+    the three, if that is a multiple of 32."""
+    parts = call.arguments[:3]
+    storage = tensor.untyped_storage()
+    numel = sum(part.numel() for part in parts)
+    shared = all(part.untyped_storage()._cdata == storage._cdata and part.dtype == tensor.dtype for part in parts)
+    if len(parts) < 3 or not shared or numel * tensor.itemsize != storage.nbytes():
+        return None, codec
+    run = min(parts[1].storage_offset() - parts[0].storage_offset(), numel)
+    size = next((size for size in range(codec.group_size, 31, -32) if run > 0 and run % size == 0), codec.group_size)
+    whole = tensor.detach().as_strided((numel,), (1,), 0)
+    return whole, replace(codec, group_size=size)
 
 
 def _without_tensors(call: Call) -> Call:
