@@ -102,7 +102,7 @@ PyObject* pack(PyObject* object, PyObject* tensor) {
   PyObject* module = known->call_module.of(call.get());
   if (module == Py_None) {
     Ref found = is_called_by(known->site_caller.of(site.get())) ? Ref::to(known->site_module.of(site.get()))
-                                                              : Ref(PyObject_CallNoArgs(at(self, Session::kModule)));
+                                                                : Ref(PyObject_CallNoArgs(at(self, Session::kModule)));
     if (!found) return nullptr;
     known->call_module.set(call.get(), std::move(found));
     module = known->call_module.of(call.get());
@@ -203,7 +203,8 @@ void deallocate(PyObject* object) {
 
 PyMethodDef methods[] = {
     {"pack", pack, METH_O, "Stores a tensor as the forward before has; None if it is another one."},
-    {"note", note, METH_O, "Notes the site of a tensor that went the full way; whether it is the first of the forward."},
+    {"note", note, METH_O,
+     "Notes the site of a tensor that went the full way; whether it is the first of the forward."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyObject* unpack(PyObject*, PyObject* packed) { return unpacked(packed); }
@@ -211,12 +212,9 @@ PyObject* unpack(PyObject*, PyObject* packed) { return unpacked(packed); }
 PyMethodDef unpacking = {"unpack", unpack, METH_O, "The tensor in whose place autograd holds this."};
 
 PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
-    {Py_tp_methods, methods},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
-    {0, nullptr},
+    {Py_tp_new, reinterpret_cast<void*>(create)},         {Py_tp_methods, methods},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},  {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)}, {0, nullptr},
 };
 PyType_Spec spec = {"actcore._native.Replay", sizeof(Session), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 

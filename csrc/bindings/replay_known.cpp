@@ -18,7 +18,8 @@ Known::Known(const py::dict& given) {
   PyTypeObject *record = type("Record"), *region = type("Region"), *exact = type("Exact"), *entry = type("Entry");
   compressed = type("Compressed");
   strided = object("strided"), below = object("below_autograd");
-  compress = object("compress"), decompress = object("decompress"), before = object("BEFORE"), calling = object("calling");
+  compress = object("compress"), decompress = object("decompress"), before = object("BEFORE"),
+  calling = object("calling");
   call_function = {call, "function"}, call_module = {call, "module"};
   call_arguments = {call, "arguments"}, call_recomputes = {call, "recomputes"};
   site_function = {site, "function"}, site_recipe = {site, "recipe"}, site_place = {site, "place"};
@@ -31,7 +32,8 @@ Known::Known(const py::dict& given) {
   site_flat = {site, "flat"}, site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
   record_original = {record, "original_bytes"}, record_stored = {record, "stored_bytes"};
   region_start = {region, "start"}, region_version = {region, "version"}, region_value = {region, "value"};
-  region_kept = {region, "kept"}, region_lent = {region, "lent"}, region_waiting = {region, "waiting"}, region_numel = {region, "numel"};
+  region_kept = {region, "kept"}, region_lent = {region, "lent"}, region_waiting = {region, "waiting"},
+  region_numel = {region, "numel"};
   region_dense = {region, "dense"}, region_dtype = {region, "dtype"};
   region_last = {region, "last"}, region_record = {region, "record"};
   view_region = {view, "region"}, view_layout = {view, "layout"}, view_offset = {view, "offset"};
@@ -43,9 +45,7 @@ Known::Known(const py::dict& given) {
   entry_type = entry;
 }
 
-bool is_real(PyObject* tensor) {
-  return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter);
-}
+bool is_real(PyObject* tensor) { return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter); }
 
 bool is_same(Ref found, PyObject* expected) {
   if (!found || expected == nullptr) {

@@ -12,13 +12,34 @@ namespace actcore {
 
 // Interned, so that a lookup compares pointers.
 struct Names {
-#define ACTCORE_NAMES(X)                                                                                            \
-  X(call) X(shape) X(stride) X(dtype) X(device) X(layout) X(requires_grad) X(is_leaf) X(untyped_storage) X(_cdata)  \
-  X(_base) X(_version) X(storage_offset) X(nbytes) X(_weak_ref) X(detach) X(as_strided) X(is_neg) X(_is_zerotensor) \
-  X(payload) X(codec) X(bits) X(group_size) X(__enter__) X(__exit__) X(unpack) X(role) X(becomes)
-#define ACTCORE_NAME(name) PyObject* name = PyUnicode_InternFromString(#name);
-  ACTCORE_NAMES(ACTCORE_NAME)
-#undef ACTCORE_NAME
+  static PyObject* of(const char* name) { return PyUnicode_InternFromString(name); }
+  PyObject* call = of("call");
+  PyObject* shape = of("shape");
+  PyObject* stride = of("stride");
+  PyObject* dtype = of("dtype");
+  PyObject* device = of("device");
+  PyObject* layout = of("layout");
+  PyObject* requires_grad = of("requires_grad");
+  PyObject* is_leaf = of("is_leaf");
+  PyObject* untyped_storage = of("untyped_storage");
+  PyObject* _cdata = of("_cdata");
+  PyObject* _base = of("_base");
+  PyObject* _version = of("_version");
+  PyObject* storage_offset = of("storage_offset");
+  PyObject* nbytes = of("nbytes");
+  PyObject* _weak_ref = of("_weak_ref");
+  PyObject* detach = of("detach");
+  PyObject* as_strided = of("as_strided");
+  PyObject* is_neg = of("is_neg");
+  PyObject* _is_zerotensor = of("_is_zerotensor");
+  PyObject* payload = of("payload");
+  PyObject* codec = of("codec");
+  PyObject* bits = of("bits");
+  PyObject* group_size = of("group_size");
+  PyObject* __enter__ = of("__enter__");
+  PyObject* __exit__ = of("__exit__");
+  PyObject* unpack = of("unpack");
+  PyObject* role = of("role");
 };
 
 // The classes and functions of Python that the fast path knows.
@@ -30,9 +51,11 @@ struct Known {
   Field call_function, call_module, call_arguments, call_recomputes;
   Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
   Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
-  Field site_record, site_region, site_held, site_arguments, site_fields, site_noise, site_flat, site_caller, site_sharing;
+  Field site_record, site_region, site_held, site_arguments, site_fields, site_noise, site_flat, site_caller,
+      site_sharing;
   Field record_original, record_stored, region_start, region_version, region_value, region_kept, region_lent;
-  Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout, view_offset, view_sign;
+  Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout,
+      view_offset, view_sign;
   Field view_waits, lent_region, exact_kept, exact_region, kept_tensor, kept_version, entry_regions, entry_counted;
   Names names;
 };
@@ -67,9 +90,9 @@ struct Session {
   uint64_t step;
 };
 
-constexpr const char* kNames[] = {"tracker",  "occurrences", "holders", "foreign", "exposed",
-                                  "due",      "records",     "entries", "lent",    "dtype",
-                                  "values",   "store",       "module",  "owner",   "capturing"};
+constexpr const char* kNames[] = {"tracker", "occurrences", "holders", "foreign", "exposed",
+                                  "due",     "records",     "entries", "lent",    "dtype",
+                                  "values",  "store",       "module",  "owner",   "capturing"};
 constexpr Py_ssize_t kRoom = 1024;  // entries of a map of storages, from which on it looks for those that are gone
 
 inline PyObject* at(Session* self, Session::Object which) { return self->objects[which]; }

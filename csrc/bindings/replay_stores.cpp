@@ -140,8 +140,7 @@ enum Sharing { kAlone, kOfKept, kOfValue, kBesideSign, kBesideKept };
 bool is_whole(PyObject* site, PyObject* tensor, PyObject* region) {
   PyObject* like = known->site_region.of(site);
   return is_same(Ref::to(known->region_numel.of(region)), known->region_numel.of(like)) &&
-         known->region_dense.of(region) == Py_True &&
-         known->region_dtype.of(region) == known->region_dtype.of(like) &&
+         known->region_dense.of(region) == Py_True && known->region_dtype.of(region) == known->region_dtype.of(like) &&
          is_same(called(tensor, known->names.storage_offset), known->region_start.of(region)) &&
          is_same(attribute(tensor, known->names._version), known->region_version.of(region));
 }

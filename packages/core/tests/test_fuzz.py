@@ -110,9 +110,7 @@ ARGUMENTS = {
     "group_affine_compress": (FLOATS, WIDTHS, GROUP_SIZES, st.booleans(), INT64, INT64),
     "group_affine_decompress": (BYTES, FLOATS, INT64, WIDTHS, GROUP_SIZES),
     "group_affine_compress.tensor": (FLOATS, WIDTHS, GROUP_SIZES, st.booleans(), KEYS, KEYS),
-    "group_affine_clamped_compress": (
-        FLOATS, WIDTHS, GROUP_SIZES, st.booleans(), INT64, INT64, st.floats(), st.floats()
-    ),  # fmt: skip
+    "group_affine_clamped_compress": (FLOATS, WIDTHS, GROUP_SIZES, st.booleans(), INT64, INT64, VALUES, VALUES),
     "has_wide_group": (FLOATS, GROUP_SIZES),
     "group_affine_rows_compress": (FLOATS, BYTES, INT64, GROUP_SIZES, st.booleans(), INT64, INT64),
     "group_affine_rows_compress.tensor": (FLOATS, BYTES, INT64, GROUP_SIZES, st.booleans(), KEYS, KEYS),

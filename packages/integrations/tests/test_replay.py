@@ -206,7 +206,9 @@ def test_a_second_forward_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     decided: list[str] = []
     anew, store = sessions.Session._pack_anew, sessions.Session.store
     monkeypatch.setattr(
-        sessions.Session, "_pack_anew", lambda self, tensor, *rest: (decided.append("anew"), anew(self, tensor, *rest))[1]
+        sessions.Session,
+        "_pack_anew",
+        lambda self, tensor, *rest: (decided.append("anew"), anew(self, tensor, *rest))[1],
     )
     monkeypatch.setattr(
         sessions.Session, "store", lambda self, tensor, *rest: (decided.append("stored"), store(self, tensor, *rest))[1]
@@ -253,7 +255,9 @@ def test_autocast_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_forwards_before_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     _same(
-        _Alternating(), monkeypatch, lambda model, number: _plain(model, number) + _plain(model, number + 1) * (number + 1)
+        _Alternating(),
+        monkeypatch,
+        lambda model, number: _plain(model, number) + _plain(model, number + 1) * (number + 1),
     )
 
 
@@ -304,7 +308,9 @@ def test_two_threads_share_what_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_plan(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both states of the gradients, of which each has a plan of its own."""
     torch.manual_seed(1)
-    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH), nn.GELU())))
+    model = nn.Sequential(
+        *(layer for _ in range(6) for layer in (nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH), nn.GELU()))
+    )
     anew = copy.deepcopy(model)
     x = torch.randn(64, _WIDTH)
     plan = integrations.plan(model, (x,), memory=0.5, error=error)

@@ -1,3 +1,7 @@
+from typing import Any
+
+from torch import Tensor
+
 torch_version: str
 compiler: str
 cuda_version: str
@@ -18,6 +22,13 @@ def fit_levels(
 def find_segments(
     nbytes: list[int], edges: list[tuple[int, int]], max_steps: int
 ) -> tuple[list[int], int, int, int, int]: ...
+def bind_replay(given: dict[str, object]) -> None: ...
+def unpack(packed: object) -> Tensor: ...
+
+class Replay:
+    def __init__(self, **given: object) -> None: ...
+    def pack(self, tensor: Tensor) -> Any: ...
+    def note(self, site: object) -> bool: ...
 
 class TrainingStep:
     def __init__(

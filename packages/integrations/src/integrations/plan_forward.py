@@ -76,7 +76,10 @@ class Following:
         schedule = schedule.within(units)
         by_level = self._level is not None
         tape = Tape(schedule, _Read(session, schedule, by_level))
-        session.fates, session.aside = _Planned(session, tape, schedule, rounds, by_level, self._followed.schedule), unseen
+        session.fates, session.aside = (
+            _Planned(session, tape, schedule, rounds, by_level, self._followed.schedule),
+            unseen,
+        )
         tracker = session.tracker
         look = tracker.look
         if look is not None:

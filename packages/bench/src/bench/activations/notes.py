@@ -22,7 +22,13 @@ TIMES = {
     ("gcn", "L1"): 1.2,
 }  # at most
 MICROSECONDS, ALONE = 15.0, 8.0  # at most: a packed tensor beyond its codec, one that is left alone
-HELD = ("resnet18", "resnet50", "vit_tiny", "bert", "llama")  # a graph network's tensors are as small as the objects that hold them
+HELD = (
+    "resnet18",
+    "resnet50",
+    "vit_tiny",
+    "bert",
+    "llama",
+)  # a graph network's tensors are as small as the objects that hold them
 
 
 def notes(results: ActivationResults) -> Text:

@@ -43,6 +43,8 @@ def _norm() -> list[nn.Module]:
 class _Scale(nn.Module):
     """Saves its factor, which is a buffer."""
 
+    factor: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("factor", torch.ones(_FEATURES))

@@ -24,7 +24,7 @@ from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS
 from actcore.layout import Layout, stored_numel
-from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
+from actcore.ops import Key, below_autograd, group_count, packed_bytes
 
 Rounding = Literal["stochastic", "nearest"]
 

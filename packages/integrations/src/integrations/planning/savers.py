@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +91,7 @@ class Seen:
                     self._note(recorder, tracker.call, tensor, identity.occurrence if self._named else 0)
                 return recorder.pack(tensor)
 
-        def over(call: Call, outputs: list[Tensor]) -> None:
+        def over(call: Call, outputs: Sequence[Tensor]) -> None:
             self.replaced = self.replaced or call.recomputes
             with torch._C.DisableTorchFunction():
                 for output in outputs:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn import Parameter
 
 from actcore import Kept, uncompiled
 from integrations.levels import Level
@@ -108,7 +108,7 @@ def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[
     graph = Graph()
     graph.output(graph.call_function(function, (graph.placeholder("given"),)))
     module = _Inlineable({}, graph)
-    type(module).__call__ = eager(uncompiled(function))  # each GraphModule has a class of its own
+    type(module).__call__ = eager(uncompiled(function))  # type: ignore[method-assign]  # each GraphModule has a class of its own
     return module
 
 

@@ -15,8 +15,8 @@ from integrations.saved.history import node_of
 from integrations.saved.rebuild import Built, Place, build
 from integrations.saved.regions import Exact
 from integrations.saved.tensors import storages_of
-from integrations.storages import StorageSet
 from integrations.saved.watch import unpack
+from integrations.storages import StorageSet
 
 
 class Packer(Protocol):

@@ -58,8 +58,8 @@ class Region:
     """
 
     __slots__ = (
-        "__weakref__", "dense", "dtype", "kept", "last", "layout", "lazy", "lent", "numel", "record", "sign", "sign_record",
-        "start", "value", "version", "waiting",
+        "__weakref__", "dense", "dtype", "kept", "last", "layout", "lazy", "lent", "numel", "record", "sign",
+        "sign_record", "start", "value", "version", "waiting",
     )  # fmt: skip
 
     def __init__(self, tensor: Tensor, extent: Extent, last: LastRestored) -> None:

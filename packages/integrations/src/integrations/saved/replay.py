@@ -3,8 +3,8 @@
 A forward saves the same tensors in the same order as the one before, in most models. So the ``Site`` of each leads to
 that of the tensor that was saved after it, and of this one the next forward only has to see that it is the same: the
 function that is called and what the tensor is to it, the module that calls it and how many came from there before,
-shape, strides, dtype and device, who keeps the memory alive, and of a plan the value. All that the decision follows from
-is compared, and nothing is taken by its place in the order: that only says with what to compare. Where something
+shape, strides, dtype and device, who keeps the memory alive, and of a plan the value. All that the decision follows
+from is compared, and nothing is taken by its place in the order: that only says with what to compare. Where something
 differs, this tensor goes the full way, which finds or makes its site, and the next is expected to be the one that came
 after that.
 
@@ -56,8 +56,8 @@ class Site:
         owner: who keeps it alive anyway; empty if only autograd does.
         value: the plan's number of the memory that it is in; ``None`` for none.
         next: the site of the tensor that was saved after it; ``None`` for the last.
-        form: whether it is encoded (``True``) or kept (``False``), by one call or none; ``None`` for what the session has
-            to see to.
+        form: whether it is encoded (``True``) or kept (``False``), by one call or none; ``None`` for what the session
+            has to see to.
         sharing: what was saved of its memory before, one of ``ALONE`` and so on.
         record, region, held: as they were made then, to be copied; of an owned tensor, the record itself.
         arguments: of the codec's operator: bits, elements of a group, whether to round at random, and the seed.
@@ -67,9 +67,9 @@ class Site:
     """
 
     __slots__ = (
-        "arguments", "caller", "device", "dtype", "fields", "flat", "following", "form", "function", "held", "module", "next",
-        "noise", "occurrence", "owner", "place", "plan", "recipe", "record", "region", "requires_grad",
-        "role", "shape", "sharing", "strides", "value",
+        "arguments", "caller", "device", "dtype", "fields", "flat", "following", "form", "function", "held", "module",
+        "next", "noise", "occurrence", "owner", "place", "plan", "recipe", "record", "region", "requires_grad", "role",
+        "shape", "sharing", "strides", "value",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
@@ -86,7 +86,11 @@ class Site:
         self.form: bool | None = None
         self.sharing = ALONE
         self.record: Record | None = recipe.kept_by(owner) if owner else None
-        self.region = self.held = self.arguments = self.fields = self.flat = None
+        self.region: Region | None = None
+        self.held: View | Exact | None = None
+        self.arguments: tuple[int, int, bool, int] | None = None
+        self.fields: dict[str, object] | None = None
+        self.flat: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self.noise = 0
 
     def is_of(self, call: Call | None, owner: str, plan: object, value: int | None) -> bool:
@@ -129,8 +133,8 @@ class Site:
             self.fields = {"codec": codec, "payload": (), "layout": layout, "dtype": value.dtype, "sound": True}
             self.noise = identity_of(self.recipe.identity)
         self.form, self.record, self.region = True, copy.copy(record), _template(region)
-        self.held = copy.copy(packed)
-        self.held.region = None  # type: ignore[assignment]
+        self.held = held = copy.copy(packed)
+        held.region = None  # type: ignore[assignment]
         self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
 
 

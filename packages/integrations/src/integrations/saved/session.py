@@ -36,6 +36,8 @@ from integrations.saved.watch import Observer
 from integrations.saved.ways import Fates, Way
 
 _innermost = threading.local()  # .session: the one entered last in this thread
+
+
 def is_compressing() -> bool:
     """Whether this thread is in a compressed forward or block."""
     return getattr(_innermost, "session", None) is not None

@@ -132,8 +132,8 @@ class StoredLater:
 
 def _projection(tensor: Tensor, call: Call, codec: GroupAffine) -> tuple[Tensor | None, GroupAffine]:
     """What one product has made for query, key and value of the attention that saves the tensor, where it is their
-    memory and nothing else is in that; ``None`` where it is not so. And the codec, whose groups end with a row of one of
-    the three, if that is a multiple of 32."""
+    memory and nothing else is in that; ``None`` where it is not so. And the codec, whose groups end with a row of one
+    of the three, if that is a multiple of 32."""
     parts = call.arguments[:3]
     storage = tensor.untyped_storage()
     numel = sum(part.numel() for part in parts)

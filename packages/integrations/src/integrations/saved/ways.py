@@ -52,13 +52,15 @@ class Fate(NamedTuple):
 class Fates(Protocol):
     """What a plan says of the tensors of one forward.
 
-    Attributes:
-        plan: names the plan.
-        values: its numbers of the memories that are there, by the addresses of their storages.
+    ``plan`` is what it follows, the same object in each forward; ``values`` are its numbers of the memories that are
+    there, by the addresses of their storages.
     """
 
-    plan: object
-    values: Mapping[int, int]
+    @property
+    def plan(self) -> object: ...
+
+    @property
+    def values(self) -> Mapping[int, int]: ...
 
     def of(self, tensor: Tensor) -> Fate:
         """What it says of one that is saved now."""
