@@ -236,6 +236,15 @@ def _raising(x: Tensor, step: int) -> Tensor:
     raise ZeroDivisionError
 
 
+def test_batches_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same strides."""
+
+    def step(model: nn.Module, number: int) -> Tensor:
+        return model(_input(number)[: 8 - number % 3], number).square().mean()  # type: ignore[no-any-return]
+
+    _same(_Repeating(), monkeypatch, step)
+
+
 def test_gradients_off_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(model: nn.Module, number: int) -> Tensor:
         for parameter in model.first.parameters():  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ What another search has found is kept with the plan, in ``Plan.others``, for all
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from integrations.bounds import Bounds
@@ -47,10 +48,8 @@ def accumulating(plan: Plan) -> Plan:
         plan.others[_ACCUMULATING] = _searched(plan, plan.graph.accumulating, rounded, bounds)
     found = plan.others[_ACCUMULATING]
     if plan.is_bounded:
-        try:
+        with suppress(ValueError):  # where it cannot be had, the one of the least peak
             found = found.within(plan.memory, plan.time)
-        except ValueError:
-            pass
     note_accumulating(plan, found)  # each forward asks, and what follows it goes by the plan itself
     return found
 
