@@ -222,8 +222,8 @@ class CallTracker(TorchFunctionMode):
 
     def _meet(self, argument: Tensor) -> None:
         """Marks an argument that no call of this forward made."""
-        storage = storage_of(argument)
-        for storage in storages_of(argument) if storage is None else (storage,):
+        own = storage_of(argument)
+        for storage in storages_of(argument) if own is None else (own,):
             if storage not in self.born:
                 self.foreign.add(storage)
 
