@@ -60,19 +60,33 @@ class Field {
   Py_ssize_t offset_ = 0;
 };
 
-// A new object of a class, of which nothing is set. Python's collector does not look at it: what the fast path makes
-// holds no object that leads back to it, and thousands of them, which live from forward to backward, would have the
-// collector go through all that the process has.
-inline Ref new_of(PyTypeObject* type) {
-  Ref made(type->tp_alloc(type, 0));
-  if (made && PyObject_IS_GC(made.get())) PyObject_GC_UnTrack(made.get());
-  return made;
+// The object that a weak reference is of; null where it is gone.
+inline Ref object_of(PyObject* weak) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found = nullptr;
+  if (PyWeakref_GetRef(weak, &found) < 0) PyErr_Clear();
+  return Ref(found);
+#else
+  PyObject* found = PyWeakref_GetObject(weak);
+  return found == Py_None ? Ref() : Ref::to(found);
+#endif
 }
 
-// An object with the fields of another one, whose class has __slots__ alone, and no base with fields.
+// Has Python's collector not look at an object that cannot lead back to itself: thousands of these, which live from
+// forward to backward, would have it go through all that the process has.
+inline void untrack(PyObject* object) {
+  if (PyObject_IS_GC(object)) PyObject_GC_UnTrack(object);
+}
+
+// Whether objects of a class have its __slots__ and nothing else, so that they can be copied as below.
+inline bool has_slots_alone(PyTypeObject* type) {
+  return type->tp_base == &PyBaseObject_Type && type->tp_dictoffset == 0 && type->tp_itemsize == 0;
+}
+
+// An object with the fields of another one, whose class has __slots__ alone.
 inline Ref copy_of(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
-  Ref copy = new_of(type);
+  Ref copy(type->tp_alloc(type, 0));
   if (!copy) return copy;
   const Py_ssize_t weak = type->tp_weaklistoffset;
   for (Py_ssize_t at = sizeof(PyObject); at < type->tp_basicsize; at += sizeof(PyObject*)) {

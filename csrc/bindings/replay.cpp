@@ -10,12 +10,16 @@ namespace py = pybind11;
 namespace actcore {
 namespace {
 
-// The module whose forward a frame of nn.Module._call_impl runs: its ``self``, which may be in a cell; borrowed.
-int find_module(PyObject* held, void* found) {
-  PyObject* value = PyCell_Check(held) ? PyCell_GET(held) : held;
-  if (value == nullptr || !PyObject_TypeCheck(value, known->module)) return 0;
-  *static_cast<PyObject**>(found) = value;
-  return 1;
+// The module whose forward a frame of nn.Module._call_impl runs.
+Ref module_of(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+  Ref module(PyFrame_GetVarString(frame, "self"));
+#else
+  Ref names(PyFrame_GetLocals(frame));
+  Ref module = names ? Ref::to(PyDict_GetItemString(names.get(), "self")) : Ref();
+#endif
+  if (!module) PyErr_Clear();
+  return module;
 }
 
 // Whether the module whose forward is the innermost that runs is the one that the reference is of.
@@ -25,10 +29,8 @@ bool is_called_by(PyObject* reference) {
     auto* here = reinterpret_cast<PyFrameObject*>(frame.get());
     Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(here)));
     if (code.get() == known->calling) {
-      // What f_locals would copy, and hold until the frame is left.
-      PyObject* module = nullptr;
-      Py_TYPE(here)->tp_traverse(frame.get(), find_module, &module);
-      return module != nullptr && PyWeakref_GetObject(reference) == module;
+      Ref module = module_of(here);
+      return module && object_of(reference).get() == module.get();
     }
     frame = Ref(reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
   }
@@ -68,9 +70,9 @@ bool plays_role(PyObject* site, PyObject* call, PyObject* tensor, PyObject* stor
 // Whether the tensor is described as that of the site.
 bool fits(PyObject* site, PyObject* tensor) {
   const Names& names = known->names;
-  return attribute(tensor, names.dtype).get() == known->site_dtype.of(site) &&
+  return has(tensor, names.dtype, known->site_dtype.of(site)) &&
          is_same(attribute(tensor, names.shape), known->site_shape.of(site)) &&
-         attribute(tensor, names.layout).get() == known->strided &&
+         has(tensor, names.layout, known->strided) &&
          is_same(called(tensor, names.stride), known->site_strides.of(site)) &&
          is_same(attribute(tensor, names.requires_grad), known->site_requires_grad.of(site)) &&
          is_same(attribute(tensor, names.device), known->site_device.of(site));
@@ -82,8 +84,9 @@ Ref owner_of(Session* self, PyObject* call, PyObject* tensor, PyObject* storage,
   if (holder != nullptr) return Ref::to(holder);
   if (PyDict_Contains(at(self, Session::kForeign), address) == 1) return Ref::to(known->before);
   Ref base = attribute(tensor, known->names._base);
+  if (!base) PyErr_Clear();
   PyObject* root = base && base.get() != Py_None ? base.get() : tensor;
-  if (Py_IS_TYPE(root, known->tensor) && attribute(root, known->names.dtype).get() == at(self, Session::kDtype))
+  if (Py_IS_TYPE(root, known->tensor) && has(root, known->names.dtype, at(self, Session::kDtype)))
     return Ref(PyUnicode_InternFromString(""));
   PyObject* given[] = {tensor, storage, call};
   return Ref(PyObject_Vectorcall(at(self, Session::kOwner), given, 3, nullptr));

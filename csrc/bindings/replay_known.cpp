@@ -13,7 +13,7 @@ Known::Known(const py::dict& given) {
     return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
   };
   auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
-  tensor = type("Tensor"), parameter = type("Parameter"), module = type("Module");
+  tensor = type("Tensor"), parameter = type("Parameter");
   call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept"), codec = type("GroupAffine");
   PyTypeObject *record = type("Record"), *region = type("Region"), *exact = type("Exact"), *entry = type("Entry");
   compressed = type("Compressed");
@@ -42,7 +42,11 @@ Known::Known(const py::dict& given) {
   kept_tensor = {kept, "tensor"}, kept_version = {kept, "version"};
   entry_regions = {entry, "regions"}, entry_counted = {entry, "counted"};
   lent_region = {type("LastRestored"), "region"};
+  region_lazy = {region, "lazy"};
   entry_type = entry;
+  for (PyTypeObject* copied : {record, region, view, exact, entry, kept})
+    if (!has_slots_alone(copied))
+      throw std::invalid_argument(std::string(copied->tp_name) + " must have __slots__ and no base with fields");
 }
 
 bool is_real(PyObject* tensor) { return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter); }
@@ -56,6 +60,12 @@ bool is_same(Ref found, PyObject* expected) {
   const int equal = PyObject_RichCompareBool(found.get(), expected, Py_EQ);
   if (equal < 0) PyErr_Clear();
   return equal == 1;
+}
+
+bool has(PyObject* object, PyObject* name, PyObject* expected) {
+  Ref found = attribute(object, name);
+  if (!found) PyErr_Clear();
+  return found && found.get() == expected;
 }
 
 Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }

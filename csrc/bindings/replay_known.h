@@ -31,6 +31,7 @@ struct Names {
   PyObject* detach = of("detach");
   PyObject* as_strided = of("as_strided");
   PyObject* is_neg = of("is_neg");
+  PyObject* is_conj = of("is_conj");
   PyObject* _is_zerotensor = of("_is_zerotensor");
   PyObject* payload = of("payload");
   PyObject* codec = of("codec");
@@ -46,14 +47,15 @@ struct Names {
 struct Known {
   explicit Known(const pybind11::dict& given);
 
-  PyTypeObject *tensor, *parameter, *module, *call, *site, *view, *kept, *codec, *compressed, *entry_type;
+  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *codec, *compressed, *entry_type;
   PyObject *strided, *below, *compress, *decompress, *before, *calling;
   Field call_function, call_module, call_arguments, call_recomputes;
   Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
   Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
   Field site_record, site_region, site_held, site_arguments, site_fields, site_noise, site_flat, site_caller,
       site_sharing;
-  Field record_original, record_stored, region_start, region_version, region_value, region_kept, region_lent;
+  Field region_lazy, record_original, record_stored, region_start, region_version, region_value, region_kept,
+      region_lent;
   Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout,
       view_offset, view_sign;
   Field view_waits, lent_region, exact_kept, exact_region, kept_tensor, kept_version, entry_regions, entry_counted;
@@ -61,6 +63,9 @@ struct Known {
 };
 
 extern std::unique_ptr<Known> known;
+
+// Entries of a map of storages, from which on it looks for storages that are gone.
+constexpr Py_ssize_t kRoom = 1024;
 
 // What the fast path of one session goes by.
 struct Session {
@@ -80,6 +85,7 @@ struct Session {
     kModule,
     kOwner,
     kCapturing,
+    kPut,
     kGiven,
     kExpected = kGiven,
     kLast,
@@ -90,10 +96,10 @@ struct Session {
   uint64_t step;
 };
 
-constexpr const char* kNames[] = {"tracker", "occurrences", "holders", "foreign", "exposed",
-                                  "due",     "records",     "entries", "lent",    "dtype",
-                                  "values",  "store",       "module",  "owner",   "capturing"};
-constexpr Py_ssize_t kRoom = 1024;  // entries of a map of storages, from which on it looks for those that are gone
+constexpr const char* kNames[Session::kGiven] = {
+    "tracker", "occurrences", "holders", "foreign", "exposed", "due",   "records",   "entries",
+    "lent",    "dtype",       "values",  "store",   "module",  "owner", "capturing", "put",
+};
 
 inline PyObject* at(Session* self, Session::Object which) { return self->objects[which]; }
 
@@ -101,6 +107,8 @@ inline PyObject* at(Session* self, Session::Object which) { return self->objects
 bool is_real(PyObject* tensor);
 // Whether an attribute, or what a method without arguments returns, is what is expected. What cannot be asked is not.
 bool is_same(Ref found, PyObject* expected);
+// The same of an attribute, by identity.
+bool has(PyObject* object, PyObject* name, PyObject* expected);
 Ref attribute(PyObject* object, PyObject* name);
 Ref called(PyObject* object, PyObject* name);
 // The address of a tensor's storage, as a number of Python; null where it has none to ask for.
@@ -110,19 +118,22 @@ Ref address_of(PyObject* tensor, Ref* storage);
 class Below {
  public:
   Below() : guard_(PyObject_CallNoArgs(known->below)) {
-    if (guard_) Ref entered = called(guard_.get(), known->names.__enter__);
+    if (guard_) entered_ = static_cast<bool>(called(guard_.get(), known->names.__enter__));
   }
   ~Below() {
-    if (!guard_) return;
+    if (!entered_) return;
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject* arguments[] = {guard_.get(), Py_None, Py_None, Py_None};
     Ref left(PyObject_VectorcallMethod(known->names.__exit__, arguments, 4, nullptr));
     PyErr_Restore(type, value, trace);
   }
+  // Whether the block was entered; otherwise there is an error.
+  explicit operator bool() const { return entered_; }
 
  private:
   Ref guard_;
+  bool entered_ = false;
 };
 
 }  // namespace actcore

@@ -150,6 +150,53 @@ class _InPlace(_Net):
         return z + x * y
 
 
+class _Overwriting(_Net):
+    """Memory that is changed in place between two that save it, in some steps."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        h = x.detach().clone()
+        y = self.first(h)
+        if step % 2:
+            h.add_(1)
+        return x + y * self.second(h)  # type: ignore[no-any-return]
+
+
+class _Exposing(_Net):
+    """The same, where its version does not move."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        h = x.detach().clone()
+        y = self.first(h)
+        if step % 2:
+            h.data.add_(1)
+        return x + y * self.second(h)  # type: ignore[no-any-return]
+
+
+class _Sliding(_Net):
+    """Rows that lie elsewhere in the memory that was saved."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        rows = torch.cat([x, x * 2])
+        start = len(x) * (step % 2)
+        return self.second(rows[: len(x)]) + self.first(rows[start : start + len(x)])  # type: ignore[no-any-return]
+
+
+class _Cutting(_Net):
+    """A part of a large memory in the place of a whole one."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        large = torch.cat([x * 2] * (16 if step % 2 else 1)).exp()
+        return x * large[: len(x)].log()
+
+
+class _Powers(_Net):
+    """An argument by which the rule of a function holds, or not."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        x = x.pow(2 + step % 2)
+        return F.elu(x, 1.0 if step % 3 else 0.1)
+
+
 class _Casting(_Net):
     """A dtype that changes."""
 
@@ -186,7 +233,7 @@ class _Hooking(_Net):
 
 _NETS = [
     _Net, _Alternating, _Branching, _Repeating, _Swapping, _Crossing, _Narrowing, _Detaching, _InPlace, _Casting,
-    _Dropping, _Checkpointing, _Hooking,
+    _Dropping, _Checkpointing, _Hooking, _Overwriting, _Exposing, _Sliding, _Cutting, _Powers,
 ]  # fmt: skip
 
 
@@ -311,6 +358,50 @@ def test_two_threads_share_what_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_seeds_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
+    integrations.compress_model(model, "L1", min_bytes=0, seed=2**64 - 1)
+    for number in range(3):
+        model(_input(number)).sum().backward()
+
+
+class _Straying(nn.Module):
+    """Does something that is not planned, in some steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.GELU())))
+        self.strays = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        return self.layers[1:](x * 1.5 if self.strays else x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:.*not the one that was")
+def test_a_forward_that_leaves_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it saves is of no value of the plan, and the plan's stores are not for it; the next forward has them again."""
+    torch.manual_seed(1)
+    model = _Straying()
+    anew = copy.deepcopy(model)
+    x = torch.randn(64, _WIDTH)
+    plan = integrations.plan(model, (x,), memory=0.7, error=0.1)
+    found: list[list[object]] = []
+    for twin, off in ((model, False), (anew, True)):
+        integrations.apply(twin, plan)
+        with monkeypatch.context() as patch:
+            patch.setattr(sessions, "FORCED_OFF", off)
+            steps: list[object] = []
+            for number in range(6):
+                twin.zero_grad()
+                twin.strays = number in (2, 3)
+                twin(x + number).square().mean().backward()
+                steps += [parameter.grad.sum().item() for parameter in twin.parameters()]  # type: ignore[union-attr]
+                steps += integrations.compression(twin).report().rows
+            found.append(steps)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("error", [0.0, 0.1])

@@ -118,7 +118,5 @@ def test_parts_of_a_tensor_do_not_take_the_memory_of_all():
 
     model = integrations.compress_model(Attention(), "L1")
     found = model(normal(4, 128, 64)).grad_fn.saved_tensors[:3]
-    order = torch.empty(4, 128, 4, 16).transpose(1, 2).stride()  # as in the product, without the gaps
-    assert [(part.untyped_storage().nbytes(), part.stride()) for part in found] == [
-        (part.nbytes, order) for part in found
-    ]
+    assert len({part.untyped_storage()._cdata for part in found}) == 1  # they are stored, and come back, together
+    assert found[0].untyped_storage().nbytes() == sum(part.nbytes for part in found)

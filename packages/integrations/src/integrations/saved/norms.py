@@ -122,10 +122,8 @@ class Normalizer:
 
     def normalized(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """A tensor's elements, dense in memory, and the mean and the deviation that they have lost:
-        ``Float[2, count]``."""
+        ``Float[2, count]``. The operators are the same for all tensors of a shape, fake ones included."""
         tensor = tensor.detach()
-        if self.groups == CHANNELS and (found := _as_batch_norm(tensor)) is not None:
-            return found
         given = tensor if is_dense(Layout.of(tensor)) else tensor.contiguous()
         whole, over = self._cells(given)
         mean = whole.mean(over, keepdim=True, dtype=_wide(tensor.dtype))
@@ -151,12 +149,20 @@ class Normalizer:
         """The deviation by which each element of a tensor was divided: ``Float[like.shape]``, in its strides."""
         return self.restored(torch.ones_like(like), torch.stack([torch.zeros_like(statistics[0]), statistics[1]]))
 
-    def compress(self, tensor: Tensor, plain: Codec, seed: Any, stream: Any) -> Compressed | None:
+    def compress(self, tensor: Tensor, plain: Codec, seed: Any, stream: Any, unseen: bool = False) -> Compressed | None:
         """What ``plain`` stores of the normalised elements, with the statistics as the last part; ``None`` for a tensor
-        that is not taken, or too small to gain."""
+        that is not taken, or too small to gain.
+
+        Args:
+            tensor: that is stored.
+            plain: stores its elements as they are normalised.
+            seed, stream: of the noise.
+            unseen: whether nobody follows the operators, which may then depend on the elements.
+        """
         if not self.takes(tensor):
             return None
-        normal, statistics = self.normalized(tensor)
+        found = _as_batch_norm(tensor.detach()) if unseen and self.groups == CHANNELS else None
+        normal, statistics = self.normalized(tensor) if found is None else found
         stored = plain.compress(normal, seed=seed, stream=stream)
         if isinstance(stored.codec, Raw):
             return None
@@ -204,7 +210,7 @@ class Standardized(GroupAffine):
     def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
         """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``; of another tensor, such as an
         expanded one, the plain stored form."""
-        stored = self.normalizer.compress(tensor, self._plain, seed, stream)
+        stored = self.normalizer.compress(tensor, self._plain, seed, stream, unseen=True)
         return self._plain.compress(tensor, seed=seed, stream=stream) if stored is None else replace(stored, codec=self)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -245,13 +251,14 @@ class OfChannels:
 def _as_batch_norm(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
     """What ``Normalizer.normalized`` gives for channels, by torch's own batch norm: one operator on the CPU, where the
     others take a dozen. ``None`` where that has another dtype for its statistics, or another order for its result, and
-    where a channel has no deviation, or hardly one."""
+    where a channel has no deviation, or hardly one, or is not finite."""
+    ordered = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
     ours = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64) and tensor.numel() > 0
-    if not ours or torch.compiler.is_compiling() or not has_elements(tensor):
+    if not ours or not ordered or torch.compiler.is_compiling() or not has_elements(tensor):
         return None
     epsilon = torch.finfo(tensor.dtype).tiny
     normal, mean, inverse = torch.native_batch_norm(tensor, None, None, None, None, True, 0.0, epsilon)
-    if normal.stride() != tensor.stride() or inverse.max().item() > 0.01 / math.sqrt(epsilon):
+    if normal.stride() != tensor.stride() or not inverse.max().item() <= 0.01 / math.sqrt(epsilon):
         return None
     return normal, torch.stack([mean, inverse.reciprocal_()])
 

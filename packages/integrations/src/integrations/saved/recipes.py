@@ -17,7 +17,7 @@ from integrations.saved.records import Record, kept_by
 if TYPE_CHECKING:
     from integrations.saved.replay import Site
 
-_PLANS = 16  # whose order of tensors is remembered
+_PLANS = 4  # whose order of tensors is remembered
 
 Place = tuple[str, str, str]
 """Module, operator and role."""

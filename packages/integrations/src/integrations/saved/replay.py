@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from actcore import Compressed, GroupAffine, Kept, _native, in_cuda_graph
+from actcore.codec import as_int64
 from actcore.noise import identity_of, step_key
+from integrations.saved.arguments import ASSUMED
 from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
 from integrations.saved.modules import CALL
@@ -44,12 +46,13 @@ what is kept. In the order that ``csrc/bindings/replay.cpp`` has."""
 
 
 class Site:
-    """A saved tensor of a forward, and what it has to be for the same to be done with it again.
+    """A saved tensor of a forward, and what it has to be for the same to be done with it again. Threads may share it:
+    once it is found, nothing of it changes but ``next``.
 
     Attributes:
         recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
         plan: that the forward followed; ``None`` for none.
-        function: that saves it; ``None`` where nobody saw a call.
+        function: that saves it; ``None`` where nobody saw a call, or where the function's rule depends on its arguments.
         place, module, role, occurrence: where it is saved, and how many were saved there before.
         following: the number of the next one there.
         caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
@@ -76,7 +79,7 @@ class Site:
         saved = recipe.saved
         self.recipe, self.place, self.occurrence, self.following = recipe, place, occurrence, occurrence + 1
         self.module, _, self.role = place
-        self.function, self.owner = None if call is None else call.function, owner
+        self.function, self.owner = _compared(call), owner
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
         self.caller: weakref.ref[nn.Module] | None = None
@@ -95,8 +98,7 @@ class Site:
 
     def is_of(self, call: Call | None, owner: str, plan: object, value: int | None) -> bool:
         """Whether a tensor of the same recipe is as this one."""
-        function = None if call is None else call.function
-        return self.function is function and self.owner == owner and self.plan is plan and self.value == value
+        return self.function is _compared(call) and self.owner == owner and self.plan is plan and self.value == value
 
     def learn(self, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
         """Notes how the tensor was stored, if that is one codec's call or none.
@@ -110,9 +112,10 @@ class Site:
         if type(packed) is Exact and packed.region is not None and record.codec == "kept":
             region = packed.region
             if all(other.kept is not None for other in entry.alive()) and record.stored_bytes == record.original_bytes:
-                self.form, self.sharing = False, ALONE if record.original_bytes else BESIDE_KEPT
+                self.sharing = ALONE if record.original_bytes else BESIDE_KEPT
                 self.held = Exact(None, None)  # type: ignore[arg-type]
                 self.record, self.region = copy.copy(record), _template(region)
+                self.form = False
         if type(packed) is View and not packed.sign and len(entry.alive()) == 1:
             self._learn_view(record, packed, seed)
 
@@ -129,13 +132,19 @@ class Site:
         else:
             self.sharing = OF_VALUE if not own else BESIDE_SIGN if region.sign is not None else ALONE
             codec = value.codec
-            self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", seed)
+            self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed))
             self.fields = {"codec": codec, "payload": (), "layout": layout, "dtype": value.dtype, "sound": True}
             self.noise = identity_of(self.recipe.identity)
-        self.form, self.record, self.region = True, copy.copy(record), _template(region)
+        self.record, self.region = copy.copy(record), _template(region)
         self.held = held = copy.copy(packed)
         held.region = None  # type: ignore[assignment]
         self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
+        self.form = True
+
+
+def _compared(call: Call | None) -> Any:
+    """The function by which a call is known again."""
+    return None if call is None or call.name in ASSUMED else call.function
 
 
 def _template(region: Region) -> Region:
@@ -166,6 +175,7 @@ def replay_of(session: Session, step: int, rank: int, first: Site | None) -> Any
         module=session.module_of_call,
         owner=session.owner,
         capturing=in_cuda_graph,
+        put=session.storages.entries.put,
         first=first,
         step=step_key(step, rank),
     )
@@ -174,7 +184,6 @@ def replay_of(session: Session, step: int, rank: int, first: Site | None) -> Any
 BOUND = {
     "Tensor": Tensor,
     "Parameter": nn.Parameter,
-    "Module": nn.Module,
     "Call": Call,
     "Site": Site,
     "View": View,

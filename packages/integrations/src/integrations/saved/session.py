@@ -27,7 +27,7 @@ from integrations.saved.modules import ModulePaths, innermost
 from integrations.saved.owners import Owners
 from integrations.saved.recipes import Extent, Place, Recipe, Recipes
 from integrations.saved.records import RECOMPUTED, Record, kept_by
-from integrations.saved.regions import Stream, inner
+from integrations.saved.regions import Stream, inner, lazy_of
 from integrations.saved.replay import FORCED_OFF, Site, replay_of
 from integrations.saved.storage import Storages
 from integrations.saved.storing import StoredLater, Storing
@@ -202,21 +202,23 @@ class Session:
     def _plan(self) -> object:
         return None if self.fates is None else self.fates.plan
 
-    def _note(
+    def _site(
         self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str, value: int | None
-    ) -> Site | None:
-        """The site of a tensor that goes the full way; ``None`` where nobody asks for it."""
-        if not self._replay:
-            return None
+    ) -> Site:
+        """The site of a tensor that goes the full way: the one that it had, or a new one."""
         site = recipe.site
-        if site is None or not site.is_of(call, owner, self._plan, value):
-            site = recipe.site = Site(recipe, place, occurrence, call, owner)
+        if site is None or site.form is None or not site.is_of(call, owner, self._plan, value):
+            site = Site(recipe, place, occurrence, call, owner)
             site.plan, site.value = self._plan, value
             caller = innermost()
             site.caller = None if caller is None or self._paths.path_of(caller) != place[0] else weakref.ref(caller)
+        return site
+
+    def _note(self, site: Site) -> None:
+        """The next tensor is expected to be the one that came after this one's."""
+        site.recipe.site = site
         if self._replay.note(site):
             self._recipes.begin_with(site)
-        return site
 
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None) -> str:
         """Who keeps the tensor alive besides autograd, in words; empty for nobody."""
@@ -276,17 +278,29 @@ class Session:
         beside = bool(obstacle) or isinstance(call, Boundary)
         due = None if beside else self.announced.due(storage)
         site: Site | None = None
-        if not beside and due is None:
+        if self._replay and not beside and due is None:
             value = None if self.fates is None else self.fates.values.get(storage._cdata)
-            site = self._note(recipe, place, occurrence, call, owner, value)
+            site = self._site(recipe, place, occurrence, call, owner, value)
         if owner:
             noted(self.records, recipe.kept_by(owner), due)
-            return Kept.of(tensor)
-        packed = self.store(tensor, storage, recipe, call, due, obstacle)
-        entry = None if site is None or recipe.asks_call else self.storages.entries.get(storage)
-        if site is not None and entry is not None and (call is None or call.operator == call.name):
-            site.learn(self.records[-1], packed, entry, self.level.seed)
+            packed: Packed = Kept.of(tensor)
+        else:
+            packed = self.store(tensor, storage, recipe, call, due, obstacle)
+        if site is None:
+            return packed
+        if not owner and site.form is None and self._is_repeatable(tensor, recipe, call):
+            entry = self.storages.entries.get(storage)
+            if entry is not None:
+                site.learn(self.records[-1], packed, entry, self.level.seed)
+        self._note(site)
         return packed
+
+    def _is_repeatable(self, tensor: Tensor, recipe: Recipe, call: Call | None) -> bool:
+        """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not from
+        other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
+        if call is None or recipe.asks_call or any(lazy_of(tensor)):
+            return False
+        return self.fates is None or self.fates.of(tensor).again is None
 
     def store(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,18 +133,25 @@ class StoredLater:
 
 def _projection(tensor: Tensor, call: Call, codec: GroupAffine) -> tuple[Tensor | None, GroupAffine]:
     """What one product has made for query, key and value of the attention that saves the tensor, where it is their
-    memory and nothing else is in that; ``None`` where it is not so. And the codec, whose groups end with a row of one
-    of the three, if that is a multiple of 32."""
+    memory and nothing else is in that, row after row; and the codec, whose groups end with the rows of each. ``None``,
+    and the codec as it is, where it is not so."""
     parts = call.arguments[:3]
     storage = tensor.untyped_storage()
     numel = sum(part.numel() for part in parts)
     shared = all(part.untyped_storage()._cdata == storage._cdata and part.dtype == tensor.dtype for part in parts)
-    if len(parts) < 3 or not shared or numel * tensor.itemsize != storage.nbytes():
+    alike = all(part.shape == parts[0].shape and part.stride() == parts[0].stride() for part in parts)
+    if len(parts) < 3 or not shared or not alike or numel * tensor.itemsize != storage.nbytes():
         return None, codec
-    run = min(parts[1].storage_offset() - parts[0].storage_offset(), numel)
-    size = next((size for size in range(codec.group_size, 31, -32) if run > 0 and run % size == 0), codec.group_size)
-    whole = tensor.detach().as_strided((numel,), (1,), 0)
-    return whole, replace(codec, group_size=size)
+    first, second, third = sorted(int(part.storage_offset()) for part in parts)
+    row = second - first
+    inside = [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if step < row]
+    filled = first == 0 and third - second == row > 0 and math.prod(size for size, _ in inside) == row
+    if not filled or sum((size - 1) * step for size, step in inside) != row - 1:
+        return None, codec
+    size = next((size for size in range(codec.group_size, 31, -32) if row % size == 0), None)
+    if size is None:
+        return None, codec
+    return tensor.detach().as_strided((numel,), (1,), 0), replace(codec, group_size=size)
 
 
 def _without_tensors(call: Call) -> Call:
