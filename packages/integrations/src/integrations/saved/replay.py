@@ -52,7 +52,7 @@ class Site:
     Attributes:
         recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
         plan: that the forward followed; ``None`` for none.
-        function: that saves it; ``None`` where nobody saw a call, or where the function's rule depends on its arguments.
+        function: that saves it; ``None`` where nobody saw a call, or where its rule depends on its arguments.
         place, module, role, occurrence: where it is saved, and how many were saved there before.
         following: the number of the next one there.
         caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
