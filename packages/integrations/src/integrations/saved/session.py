@@ -296,8 +296,8 @@ class Session:
         return packed
 
     def _is_repeatable(self, tensor: Tensor, recipe: Recipe, call: Call | None) -> bool:
-        """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not from
-        other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
+        """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
+        from other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
         if call is None or recipe.asks_call or any(lazy_of(tensor)):
             return False
         return self.fates is None or self.fates.of(tensor).again is None
