@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import integrations
+from integrations.saved import replay
 from integrations.saved import session as sessions
 
 _WIDTH = 64
@@ -51,7 +52,7 @@ def _same(
     handles = [integrations.compress_model(twin, level, min_bytes=0) for twin in (model, anew)]
     found = _trained(model, range(steps), step)
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "FORCED_OFF", True)
+        patch.setattr(replay, "FORCED_OFF", True)
         expected = _trained(anew, range(steps), step)
     for number, ((gradients, rows), (others, other_rows)) in enumerate(zip(found, expected, strict=True)):
         assert rows == other_rows, number
@@ -392,7 +393,7 @@ def test_a_forward_that_leaves_its_plan(monkeypatch: pytest.MonkeyPatch) -> None
     for twin, off in ((model, False), (anew, True)):
         integrations.apply(twin, plan)
         with monkeypatch.context() as patch:
-            patch.setattr(sessions, "FORCED_OFF", off)
+            patch.setattr(replay, "FORCED_OFF", off)
             steps: list[object] = []
             for number in range(6):
                 twin.zero_grad()
@@ -418,7 +419,7 @@ def test_a_plan(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for twin, off in ((model, False), (anew, True)):
         integrations.apply(twin, plan)
         with monkeypatch.context() as patch:
-            patch.setattr(sessions, "FORCED_OFF", off)
+            patch.setattr(replay, "FORCED_OFF", off)
             steps = []
             for number in range(6):
                 if number % 3 == 0:

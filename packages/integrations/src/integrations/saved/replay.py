@@ -27,11 +27,11 @@ from actcore.noise import identity_of, step_key
 from integrations.saved.arguments import ASSUMED
 from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
-from integrations.saved.modules import CALL
+from integrations.saved.modules import CALL, innermost
 from integrations.saved.owners import BEFORE
 from integrations.saved.recipes import Place, Recipe
 from integrations.saved.records import Record
-from integrations.saved.regions import Exact, LastRestored, Region, View
+from integrations.saved.regions import Exact, LastRestored, Region, View, lazy_of
 from integrations.saved.storage import Entry
 
 if TYPE_CHECKING:
@@ -156,29 +156,100 @@ def _template(region: Region) -> Region:
     return template
 
 
-def replay_of(session: Session, step: int, rank: int, first: Site | None) -> Any:
-    """What does in a session that is entered what the forward before has done, from the site of its first tensor on."""
-    tracker, owners = session.tracker, session.owners
-    return _native.Replay(
-        tracker=tracker,
-        occurrences=session.occurrences,
-        holders=owners.holders,
-        foreign=tracker.foreign.by_address,
-        exposed=tracker.exposed.by_address,
-        due=session.announced.due_by_address,
-        records=session.records,
-        entries=session.storages.entries.by_address,
-        lent=session.storages.last,
-        dtype=owners.dtype,
-        values=None if session.fates is None else session.fates.values,
-        store=session.store,
-        module=session.module_of_call,
-        owner=session.owner,
-        capturing=in_cuda_graph,
-        put=session.storages.entries.put,
-        first=first,
-        step=step_key(step, rank),
-    )
+class Sites:
+    """The sites of one session: those of the forward before, which it follows, and those that it finds.
+
+    Args:
+        session: whose tensors they are of.
+        watched: whether each tensor is to go the full way, since somebody looks on.
+
+    Attributes:
+        watched: as given.
+    """
+
+    def __init__(self, session: Session, watched: bool) -> None:
+        self._session: Session = weakref.proxy(session)
+        self.watched = watched or FORCED_OFF
+        self._replay: Any = None  # before the first tensor is saved
+
+    def pack(self, tensor: Tensor) -> Packed | None:
+        """Stores a tensor as the forward before has; ``None`` where it has to go the full way."""
+        if self.watched:
+            return None
+        if self._replay is None:
+            self._replay = self._begun()
+        packed: Packed | None = self._replay.pack(tensor)
+        return packed
+
+    def end(self) -> None:
+        """The session is left. What it has in C leads back to it."""
+        self.watched, self._replay = True, None
+
+    def site_of(
+        self,
+        recipe: Recipe,
+        place: Place,
+        occurrence: int,
+        call: Call | None,
+        owner: str,
+        storage: torch.UntypedStorage,
+    ) -> Site | None:
+        """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` where nobody asks."""
+        if self._replay is None:
+            return None
+        session, site = self._session, recipe.site
+        plan, value = (None, None) if session.fates is None else (session.fates.plan, session.fates.values)
+        number = None if value is None else value.get(storage._cdata)
+        if site is None or site.form is None or not site.is_of(call, owner, plan, number):
+            site = Site(recipe, place, occurrence, call, owner)
+            site.plan, site.value = plan, number
+            caller = innermost()
+            site.caller = None if caller is None or session.paths.path_of(caller) != place[0] else weakref.ref(caller)
+        return site
+
+    def note(
+        self, site: Site, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None, packed: Packed
+    ) -> None:
+        """A tensor went the full way: the next one is expected to be the one that came after this."""
+        session = self._session
+        entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
+        if entry is not None and self._is_repeatable(tensor, site.recipe, call):
+            site.learn(session.records[-1], packed, entry, session.level.seed)
+        site.recipe.site = site
+        if self._replay.note(site):
+            session.recipes.begin_with(site)
+
+    def _is_repeatable(self, tensor: Tensor, recipe: Recipe, call: Call | None) -> bool:
+        """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
+        from other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
+        if call is None or recipe.asks_call or any(lazy_of(tensor)):
+            return False
+        fates = self._session.fates
+        return fates is None or fates.of(tensor).again is None
+
+    def _begun(self) -> Any:
+        session, fates = self._session, self._session.fates
+        tracker, owners, entries = session.tracker, session.owners, session.storages.entries
+        return _native.Replay(
+            tracker=tracker,
+            occurrences=session.occurrences,
+            holders=owners.holders,
+            foreign=tracker.foreign.by_address,
+            exposed=tracker.exposed.by_address,
+            due=session.announced.due_by_address,
+            records=session.records,
+            entries=entries.by_address,
+            lent=session.storages.last,
+            dtype=owners.dtype,
+            values=None if fates is None else fates.values,
+            store=session.store,
+            module=session.module_of_call,
+            owner=session.owner,
+            capturing=in_cuda_graph,
+            put=entries.put,
+            first=session.recipes.first(None if fates is None else fates.plan),
+            step=step_key(session.step, session.rank),
+        )
 
 
 BOUND = {

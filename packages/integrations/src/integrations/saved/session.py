@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
@@ -23,12 +22,12 @@ from integrations.saved.compiled import hooks_of
 from integrations.saved.deciding import DECIDES
 from integrations.saved.forms import Packed
 from integrations.saved.hook_stack import OnStack
-from integrations.saved.modules import ModulePaths, innermost
+from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
 from integrations.saved.recipes import Extent, Place, Recipe, Recipes
 from integrations.saved.records import RECOMPUTED, Record, kept_by
-from integrations.saved.regions import Stream, inner, lazy_of
-from integrations.saved.replay import FORCED_OFF, Site, replay_of
+from integrations.saved.regions import Stream, inner
+from integrations.saved.replay import Site, Sites
 from integrations.saved.storage import Storages
 from integrations.saved.storing import StoredLater, Storing
 from integrations.saved.tensors import storage_of, storages_of
@@ -58,7 +57,7 @@ class Session:
         look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
 
     Attributes:
-        level: as given.
+        paths, recipes, level, step, rank: as given.
         way: how a tensor is stored of which no plan speaks.
         fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level has it.
         aside: a block in which the session's own operators on a tensor are not taken for the forward's; ``None`` where
@@ -80,17 +79,17 @@ class Session:
     ) -> None:
         self.tracker = CallTracker()
         self._what = f"the compressed forward or block of {type(model).__name__}"
-        self._paths = paths
+        self.paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
-        self._recipes, self.level = recipes, level
+        self.recipes, self.level = recipes, level
         self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
-        self._step, self._rank = step, rank
+        self.step, self.rank = step, rank
         self.storages = Storages()
         self.way = Way(recipes.policy, level)
         self.announced = Announced(self)
-        self._replay: Any = None  # False for none; None before the first tensor is saved
+        self._sites = Sites(self, observer is not None or redraw is not None or look is not None)
         self.fates: Fates | None = None
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.occurrences: dict[Place, int] = {}
@@ -100,9 +99,9 @@ class Session:
 
     def begin_as(self, recipes: Recipes, step: int, observer: Observer | None) -> None:
         """Goes on as another forward of the same level, before anything was saved."""
-        self._recipes, self._step, self._observer = recipes, step, observer
+        self.recipes, self.step, self._observer = recipes, step, observer
         self.way = Way(recipes.policy, self.level)
-        self._replay = None
+        self._sites = Sites(self, self._sites.watched or observer is not None)
         self.tracker.watcher = None if observer is None else self._watch
 
     def __enter__(self) -> Self:
@@ -137,7 +136,7 @@ class Session:
                     self._checkpoints.settle()
             finally:
                 _innermost.session, self._hook, self._checkpoints = self._outer, None, None
-                self._replay = False
+                self._sites.end()
                 self.tracker.pack = self.tracker.watcher = self.tracker.look = self.tracker.over = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
@@ -177,13 +176,9 @@ class Session:
                 return self._pack(tensor)
 
     def _pack(self, tensor: Tensor) -> Packed:
-        replay = self._replay
-        if replay is None:
-            replay = self._replay = self._begin_replay()
-        if replay:
-            packed: Packed | None = replay.pack(tensor)
-            if packed is not None:
-                return packed
+        packed = self._sites.pack(tensor)
+        if packed is not None:
+            return packed
         call = self.tracker.call
         if call is not None and call.module is not None:
             return self._pack_anew(tensor, call.module)
@@ -192,41 +187,13 @@ class Session:
             call.module = module
         return session._pack_anew(tensor, module)
 
-    def _begin_replay(self) -> Any:
-        watched = self._observer is not None or self._redraw is not None or self._look is not None
-        if watched or FORCED_OFF:
-            return False
-        return replay_of(self, self._step, self._rank, self._recipes.first(self._plan))
-
-    @property
-    def _plan(self) -> object:
-        return None if self.fates is None else self.fates.plan
-
-    def _site(
-        self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str, value: int | None
-    ) -> Site:
-        """The site of a tensor that goes the full way: the one that it had, or a new one."""
-        site = recipe.site
-        if site is None or site.form is None or not site.is_of(call, owner, self._plan, value):
-            site = Site(recipe, place, occurrence, call, owner)
-            site.plan, site.value = self._plan, value
-            caller = innermost()
-            site.caller = None if caller is None or self._paths.path_of(caller) != place[0] else weakref.ref(caller)
-        return site
-
-    def _note(self, site: Site) -> None:
-        """The next tensor is expected to be the one that came after this one's."""
-        site.recipe.site = site
-        if self._replay.note(site):
-            self._recipes.begin_with(site)
-
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None) -> str:
         """Who keeps the tensor alive besides autograd, in words; empty for nobody."""
         return self.owners.owner(tensor, storage, self.tracker.foreign, call)
 
     def module_of_call(self) -> str | None:
         """The path of the module that makes the call; ``None`` where that may be another session's."""
-        module = self._paths.running()
+        module = self.paths.running()
         return "" if module is None and self._outer is None else module
 
     def owner_of_forward(self) -> tuple[Session, str]:
@@ -234,7 +201,7 @@ class Session:
         block."""
         session: Session | None = self
         while session is not None:
-            module = session._paths.running()
+            module = session.paths.running()
             if module is not None:
                 return session, module
             session = session._outer
@@ -251,7 +218,7 @@ class Session:
         outer, self.tracker.call = self.tracker.call, Boundary()
         try:
             with nullcontext() if self.aside is None else self.aside(tensor):
-                return self._pack_anew(tensor, self._paths.running() or "", obstacle)
+                return self._pack_anew(tensor, self.paths.running() or "", obstacle)
         finally:
             self.tracker.call = outer
 
@@ -271,36 +238,23 @@ class Session:
         if storage is None:
             self.records.append(self.record_of_compound(tensor, place, occurrence))
             return Kept.of(tensor)
-        recipe = self._recipes.of(tensor, place, occurrence)
+        recipe = self.recipes.of(tensor, place, occurrence)
         if self._look is not None:
             self._look(recipe.saved, tensor)
         owner = self.owner(tensor, storage, call)
         beside = bool(obstacle) or isinstance(call, Boundary)
         due = None if beside else self.announced.due(storage)
         site: Site | None = None
-        if self._replay and not beside and due is None:
-            value = None if self.fates is None else self.fates.values.get(storage._cdata)
-            site = self._site(recipe, place, occurrence, call, owner, value)
+        if not beside and due is None:
+            site = self._sites.site_of(recipe, place, occurrence, call, owner, storage)
         if owner:
             noted(self.records, recipe.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
         else:
             packed = self.store(tensor, storage, recipe, call, due, obstacle)
-        if site is None:
-            return packed
-        if not owner and site.form is None and self._is_repeatable(tensor, recipe, call):
-            entry = self.storages.entries.get(storage)
-            if entry is not None:
-                site.learn(self.records[-1], packed, entry, self.level.seed)
-        self._note(site)
+        if site is not None:
+            self._sites.note(site, tensor, storage, call, packed)
         return packed
-
-    def _is_repeatable(self, tensor: Tensor, recipe: Recipe, call: Call | None) -> bool:
-        """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
-        from other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
-        if call is None or recipe.asks_call or any(lazy_of(tensor)):
-            return False
-        return self.fates is None or self.fates.of(tensor).again is None
 
     def store(
         self,
@@ -378,7 +332,7 @@ class Session:
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
         """The stream for a tensor's noise in this forward, as Python counts."""
-        stream: int = stream_of(identity, self._step, self._rank, self._redraw(saved) if self._redraw else 0)
+        stream: int = stream_of(identity, self.step, self.rank, self._redraw(saved) if self._redraw else 0)
         return stream
 
     def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:

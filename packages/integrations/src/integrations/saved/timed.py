@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from integrations.saved.forms import Packed
+from integrations.saved.replay import Sites
 from integrations.saved.session import Session
 
 
@@ -23,10 +24,8 @@ class TimedSession(Session):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._sites = Sites(self, True)  # what decides is measured, too
         self.seconds: dict[int, float] = {}
-
-    def _begin_replay(self) -> Any:
-        return False  # what decides, too, is measured
 
     def _pack(self, tensor: Tensor) -> Packed:
         place, packed = self._timed(tensor, lambda: super(TimedSession, self)._pack(tensor))
