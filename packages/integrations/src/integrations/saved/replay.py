@@ -194,7 +194,8 @@ class Sites:
         owner: str,
         storage: torch.UntypedStorage,
     ) -> Site | None:
-        """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` where nobody asks."""
+        """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` where none is asked
+        for."""
         if self._replay is None:
             return None
         session, site = self._session, recipe.site
