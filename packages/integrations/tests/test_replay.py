@@ -383,7 +383,7 @@ class _Straying(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*not the one that was")
 def test_a_forward_that_leaves_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it saves is of no value of the plan, and the plan's stores are not for it; the next forward has them again."""
+    """What it saves is of no value of the plan, whose stores are not for it; the next forward has them again."""
     torch.manual_seed(1)
     model = _Straying()
     anew = copy.deepcopy(model)
