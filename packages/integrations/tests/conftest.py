@@ -46,7 +46,7 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
-    from actcore import _native
+    from actcore.replay import bind_replay
     from integrations.saved.regions import Region
     from integrations.saved.replay import BOUND
 
@@ -61,9 +61,9 @@ def payloads(monkeypatch):
         return noted
 
     monkeypatch.setattr(Region, "_compress", noting(Region._compress, lambda compressed: compressed.payload))
-    _native.bind_replay({**BOUND, "compress": noting(BOUND["compress"], tuple)})
+    bind_replay({**BOUND, "compress": noting(BOUND["compress"], tuple)})
     yield made
-    _native.bind_replay(BOUND)
+    bind_replay(BOUND)
 
 
 @pytest.fixture

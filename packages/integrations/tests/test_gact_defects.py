@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
-from actcore import _native
 from actcore.codecs import group_affine
+from actcore.replay import bind_replay
 from integrations import saved as gact
 from integrations.saved import Controller
 from integrations.saved.controller import Config
@@ -112,13 +112,13 @@ def test_g11_no_tensor_has_the_noise_of_another_a_step_before(monkeypatch):
         return compress(*args)
 
     monkeypatch.setattr(group_affine, "_COMPRESS_INT", noted)
-    _native.bind_replay({**BOUND, "compress": noted})
+    bind_replay({**BOUND, "compress": noted})
     try:
         model = integrations.compress_model(mlp(), min_bytes=0)
         for _ in range(4):
             gradients(model, X)
     finally:
-        _native.bind_replay(BOUND)
+        bind_replay(BOUND)
     assert len(streams) == 4 * 2
     assert len(set(streams)) == len(streams)
 

@@ -8,7 +8,7 @@ from is compared, and nothing is taken by its place in the order: that only says
 differs, this tensor goes the full way, which finds or makes its site, and the next is expected to be the one that came
 after that.
 
-``actcore._native.Replay`` compares, and does what is one call of a codec or none; the rest is left to the session.
+``actcore.replay.Replay`` compares, and does what is one call of a codec or none; the rest is left to the session.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from actcore import Compressed, GroupAffine, Kept, _native, in_cuda_graph
+from actcore import Compressed, GroupAffine, Kept, in_cuda_graph
 from actcore.codec import as_int64
 from actcore.noise import identity_of, step_key
+from actcore.replay import Replay, bind_replay
 from integrations.saved.arguments import ASSUMED
 from integrations.saved.calls import Call
 from integrations.saved.forms import Packed
@@ -231,7 +232,7 @@ class Sites:
     def _begun(self) -> Any:
         session, fates = self._session, self._session.fates
         tracker, owners, entries = session.tracker, session.owners, session.storages.entries
-        return _native.Replay(
+        return Replay(
             tracker=tracker,
             occurrences=session.occurrences,
             holders=owners.holders,
@@ -276,4 +277,4 @@ BOUND = {
 }
 """What the native part knows of Python."""
 
-_native.bind_replay(BOUND)
+bind_replay(BOUND)

@@ -9,13 +9,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actcore import GroupAffine, SavedTensor, _native
+from actcore import GroupAffine, SavedTensor
+from actcore import replay as native
 from integrations.saved.forms import Packed
 
 Unpack = Callable[[Packed], Tensor]
 
 _here = threading.local()
-_unpack = _native.unpack  # what its own ``unpack`` does, shorter
+_unpack = native.unpack  # what its own ``unpack`` does, shorter
 
 
 class Observer(Protocol):
