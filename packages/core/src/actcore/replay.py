@@ -1,4 +1,4 @@
-"""The part of ``integrations``' runtime that is C: ``integrations.saved.replay`` says what it does, and with which classes.
+"""The part of ``integrations``' runtime that is C. ``integrations.saved.replay`` says what it does, and what with.
 
 ``bind_replay`` names those; ``Replay`` compares a saved tensor with what the forward before saved, and stores it as that
 was; ``unpack`` restores it.
