@@ -1,6 +1,6 @@
 """The part of ``integrations``' runtime that is C. ``integrations.saved.replay`` says what it does, and what with.
 
-``bind_replay`` names those; ``Replay`` compares a saved tensor with what the forward before saved, and stores it as that
+``bind_replay`` names that; ``Replay`` compares a saved tensor with what the forward before saved, and stores it as that
 was; ``unpack`` restores it.
 """
 
