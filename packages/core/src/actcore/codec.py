@@ -227,11 +227,15 @@ def as_int64(name: str, value: Key) -> int:
 
 def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Seed and stream as operators take them: two ints, or two tensors where one of them is a tensor."""
-    if type(seed) is int and type(stream) is int and 0 <= seed < _INT64 and 0 <= stream < _INT64:  # as most are
+    if isinstance(seed, int) and isinstance(stream, int) and _fits(seed) and _fits(stream):  # as most are
         return seed - _INT64 if seed >= _HALF else seed, stream - _INT64 if stream >= _HALF else stream
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
     return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
+
+
+def _fits(value: int) -> bool:
+    return 0 <= value < _INT64 and not isinstance(value, bool)
 
 
 def _signed(value: int) -> int:

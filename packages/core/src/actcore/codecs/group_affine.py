@@ -110,7 +110,7 @@ class GroupAffine:
         numel = elements.numel()
         if self.stored_bytes(numel, dtype) >= numel * dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(without_history(tensor)).clone()))
-        operator = _COMPRESS_TENSOR if type(key[0]) is not int else _COMPRESS_INT
+        operator = _COMPRESS_TENSOR if isinstance(key[0], Tensor) else _COMPRESS_INT
         payload = below_autograd(operator, elements, self.bits, self.group_size, self.rounding == "stochastic", *key)
         return made(self, payload, layout, dtype)
 
