@@ -175,7 +175,9 @@ def test_the_sanitizer_sees_every_operator():
     calls = sanitized.call_all(torch.device("cpu"), dry=True)
     every = {name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("actcore::")}
     # has_wide_group and group_affine_clamped_compress have no kernels for CUDA.
-    every = {name for name in every if not name.startswith(("next_stream", "has_wide_group", "group_affine_clamped", "_"))}
+    every = {
+        name for name in every if not name.startswith(("next_stream", "has_wide_group", "group_affine_clamped", "_"))
+    }
     assert every - calls.names == set()
     assert calls.wrong == []
     assert calls.end == float("inf")
