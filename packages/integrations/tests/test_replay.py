@@ -1,6 +1,6 @@
 """A forward that does again what the one before decided gives what deciding anew gives: bit for bit, row for row.
 
-Each model here differs from one forward to the next in something that a decision follows from.
+The models of ``replay_nets`` differ from one forward to the next in something that a decision follows from.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 import integrations
 from integrations.saved import replay
 from integrations.saved import session as sessions
 
-_WIDTH = 64
+from .replay_nets import NETS, WIDTH, Alternating, Net, Repeating, Swapping
+
 Step = Callable[[nn.Module, int], Tensor]
 
 
 def _input(step: int) -> Tensor:
-    return torch.randn(8, _WIDTH, generator=torch.Generator().manual_seed(step))
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
 def _plain(model: nn.Module, step: int) -> Tensor:
@@ -61,187 +59,10 @@ def _same(
     del handles
 
 
-class _Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-        self.norm = nn.LayerNorm(_WIDTH)
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        return x
-
-    def forward(self, x: Tensor, step: int) -> Tensor:
-        return self.second(self.between(self.norm(self.first(x)), step))  # type: ignore[no-any-return]
-
-
-class _Alternating(_Net):
-    """Another function of the same shapes."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        return (F.relu, F.silu, torch.sigmoid)[step % 3](x)
-
-
-class _Branching(_Net):
-    """A branch that follows from the data."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        return F.gelu(x) if bool(x.sum() > 0) else x.tanh() * x
-
-
-class _Repeating(_Net):
-    """A module that is called another number of times, with the same weights."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        for _ in range(1 + step % 3):
-            x = self.first(x).relu()
-        return x
-
-
-class _Swapping(_Net):
-    """Modules without parameters, in another order: what they save has noise of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.GELU(), nn.GELU()
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        one, other = (self.left, self.right) if step % 2 else (self.right, self.left)
-        return other(self.second(one(x)))  # type: ignore[no-any-return]
-
-
-class _Crossing(_Net):
-    """The same functions of the same shapes, of which other arguments are given."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        y = x.sigmoid()
-        z = y.tanh()
-        return y * z if step % 2 else z * (z if step % 4 else y)
-
-
-class _Narrowing(_Net):
-    """A view of the same shape that lies elsewhere in the memory that was saved."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        wide = torch.cat([x, x * 2], 1)
-        start = _WIDTH * (step % 2)
-        return self.second(wide[:, :_WIDTH]) + self.first(wide[:, start : start + _WIDTH])  # type: ignore[no-any-return]
-
-
-class _Detaching(_Net):
-    """What needs a gradient in one step and none in the next; what somebody else keeps, and nobody."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.rand(8, _WIDTH))
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        other = self.mask if step % 2 else torch.rand(8, _WIDTH)
-        return x * other + (x.detach() if step % 3 else x) * x
-
-
-class _InPlace(_Net):
-    """A tensor that is changed between two that save it, in some steps."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        y = x.sigmoid().detach()
-        z = x * y
-        if step % 2:
-            y = y.add_(1)
-            return z.sum() + x.detach() * self.first(y)
-        return z + x * y
-
-
-class _Overwriting(_Net):
-    """Memory that is changed in place between two that save it, in some steps."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        h = x.detach().clone()
-        y = self.first(h)
-        if step % 2:
-            h.add_(1)
-        return x + y * self.second(h)  # type: ignore[no-any-return]
-
-
-class _Exposing(_Net):
-    """The same, where its version does not move."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        h = x.detach().clone()
-        y = self.first(h)
-        if step % 2:
-            h.data.add_(1)
-        return x + y * self.second(h)  # type: ignore[no-any-return]
-
-
-class _Sliding(_Net):
-    """Rows that lie elsewhere in the memory that was saved."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        rows = torch.cat([x, x * 2])
-        start = len(x) * (step % 2)
-        return self.second(rows[: len(x)]) + self.first(rows[start : start + len(x)])  # type: ignore[no-any-return]
-
-
-class _Cutting(_Net):
-    """A part of a large memory in the place of a whole one."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        large = torch.cat([x * 2] * (16 if step % 2 else 1)).exp()
-        return x * large[: len(x)].log()
-
-
-class _Powers(_Net):
-    """An argument by which the rule of a function holds, or not."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        x = x.pow(2 + step % 2)
-        return F.elu(x, 1.0 if step % 3 else 0.1)
-
-
-class _Casting(_Net):
-    """A dtype that changes."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        kind = torch.bfloat16 if step % 2 else torch.float32
-        return F.silu(x.to(kind)).float()
-
-
-class _Dropping(_Net):
-    """Dropout that is switched off in between."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        return F.dropout(x, 0.5, self.training and step % 3 != 1)
-
-
-class _Checkpointing(_Net):
-    """A checkpoint inside, in some steps."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        if step % 2:
-            return checkpoint(lambda given: self.second(F.gelu(given)), x, use_reentrant=False)  # type: ignore[no-any-return]
-        return self.second(F.gelu(x))  # type: ignore[no-any-return]
-
-
-class _Hooking(_Net):
-    """Saved-tensor hooks of others that come and go."""
-
-    def between(self, x: Tensor, step: int) -> Tensor:
-        if step % 2:
-            with saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
-                x = F.gelu(self.first(x))
-        return F.gelu(self.second(x))
-
-
-_NETS = [
-    _Net, _Alternating, _Branching, _Repeating, _Swapping, _Crossing, _Narrowing, _Detaching, _InPlace, _Casting,
-    _Dropping, _Checkpointing, _Hooking, _Overwriting, _Exposing, _Sliding, _Cutting, _Powers,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", _NETS, ids=lambda kind: kind.__name__.strip("_").lower())
+@pytest.mark.parametrize("kind", NETS, ids=lambda kind: kind.__name__.lower())
 @pytest.mark.parametrize("level", ["L1", "L2"])
 def test_what_is_done_again_is_what_would_be_decided(
-    kind: type[_Net], level: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[Net], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     _same(kind(), monkeypatch, level=level)
@@ -249,7 +70,7 @@ def test_what_is_done_again_is_what_would_be_decided(
 
 def test_a_second_forward_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing above would be asked of what is done again."""
-    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH))))
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))))
     integrations.compress_model(model, "L1", min_bytes=0)
     decided: list[str] = []
     anew, store = sessions.Session._pack_anew, sessions.Session.store
@@ -277,7 +98,7 @@ def test_after_an_exception_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> No
                     model(_input(number), number)
         return _plain(model, number)
 
-    _same(_Net(), monkeypatch, step)
+    _same(Net(), monkeypatch, step)
 
 
 def _raising(x: Tensor, step: int) -> Tensor:
@@ -290,7 +111,7 @@ def test_batches_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(model: nn.Module, number: int) -> Tensor:
         return model(_input(number)[: 8 - number % 3], number).square().mean()  # type: ignore[no-any-return]
 
-    _same(_Repeating(), monkeypatch, step)
+    _same(Repeating(), monkeypatch, step)
 
 
 def test_gradients_off_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +120,7 @@ def test_gradients_off_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
             parameter.requires_grad_(number % 2 == 0)
         return _plain(model, number)
 
-    _same(_Net(), monkeypatch, step)
+    _same(Net(), monkeypatch, step)
 
 
 def test_autocast_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,12 +128,12 @@ def test_autocast_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=number % 2 == 1):
             return _plain(model, number)
 
-    _same(_Alternating(), monkeypatch, step)
+    _same(Alternating(), monkeypatch, step)
 
 
 def test_several_forwards_before_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     _same(
-        _Alternating(),
+        Alternating(),
         monkeypatch,
         lambda model, number: _plain(model, number) + _plain(model, number + 1) * (number + 1),
     )
@@ -324,7 +145,7 @@ def test_a_graph_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         loss.backward(retain_graph=True)
         return loss
 
-    _same(_Repeating(), monkeypatch, step)
+    _same(Repeating(), monkeypatch, step)
 
 
 def test_double_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,13 +154,13 @@ def test_double_backward(monkeypatch: pytest.MonkeyPatch) -> None:
         (gradient,) = torch.autograd.grad(model(x, number).square().mean(), x, create_graph=True)
         return gradient.square().sum()
 
-    _same(_Swapping(), monkeypatch, step)
+    _same(Swapping(), monkeypatch, step)
 
 
 def test_two_threads_share_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each goes another way through the model at the same time, and has the gradients of its own."""
     torch.manual_seed(1)
-    model = _Alternating()
+    model = Alternating()
     plain = copy.deepcopy(model)
     integrations.compress_model(model, "L1", min_bytes=0)
     failures: list[str] = []
@@ -362,7 +183,7 @@ def test_two_threads_share_what_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_seeds_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     integrations.compress_model(model, "L1", min_bytes=0, seed=2**64 - 1)
     for number in range(3):
         model(_input(number)).sum().backward()
@@ -373,7 +194,7 @@ class _Straying(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.GELU())))
+        self.layers = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
         self.strays = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -387,7 +208,7 @@ def test_a_forward_that_leaves_its_plan(monkeypatch: pytest.MonkeyPatch) -> None
     torch.manual_seed(1)
     model = _Straying()
     anew = copy.deepcopy(model)
-    x = torch.randn(64, _WIDTH)
+    x = torch.randn(64, WIDTH)
     plan = integrations.plan(model, (x,), memory=0.7, error=0.1)
     found: list[list[object]] = []
     for twin, off in ((model, False), (anew, True)):
@@ -410,10 +231,10 @@ def test_a_plan(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both states of the gradients, of which each has a plan of its own."""
     torch.manual_seed(1)
     model = nn.Sequential(
-        *(layer for _ in range(6) for layer in (nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH), nn.GELU()))
+        *(layer for _ in range(6) for layer in (nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()))
     )
     anew = copy.deepcopy(model)
-    x = torch.randn(64, _WIDTH)
+    x = torch.randn(64, WIDTH)
     plan = integrations.plan(model, (x,), memory=0.5, error=error)
     gradients: list[list[Tensor]] = []
     for twin, off in ((model, False), (anew, True)):

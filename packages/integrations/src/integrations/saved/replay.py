@@ -43,7 +43,7 @@ FORCED_OFF = os.environ.get("INTEGRATIONS_REPLAY") == "0"
 
 ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
 """What was saved of a tensor's memory before it: nothing; all of it, kept, or encoded with the same codec; its signs;
-what is kept. In the order that ``csrc/bindings/replay.cpp`` has."""
+what is kept. In the order of ``Sharing`` in ``csrc/bindings/replay_stores.cpp``."""
 
 
 class Site:
@@ -275,6 +275,6 @@ BOUND = {
     "compress": torch.ops.actcore.group_affine_compress.default,
     "decompress": torch.ops.actcore.group_affine_decompress.default,
 }
-"""What the native part knows of Python."""
+"""What of Python the part in C knows, by the names that it has there."""
 
 bind_replay(BOUND)
