@@ -63,3 +63,10 @@ def test_the_codec_stores_the_same_with_and_without_its_own_clamp(shape):
             assert stored.layout == expected.layout
             assert torch.equal(stored.decompress(), expected.decompress())
             assert not stored.decompress().requires_grad
+
+
+@pytest.mark.parametrize(("least", "most"), [(1.0, 0.5), (-torch.inf, 1.0), (0.0, torch.nan)])
+@pytest.mark.parametrize("shape", [(64, 64), (3,)])  # with a kernel of its own, and without
+def test_bounds_that_are_none_are_refused(least, most, shape):
+    with pytest.raises(ValueError, match=f"least and most must be finite, .* got {least} and {most}"):
+        actcore.GroupAffine(4).compress_clamped(torch.zeros(shape), least, most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -117,7 +118,20 @@ class GroupAffine:
     def compress_clamped(
         self, tensor: Tensor, least: float, most: float, *, seed: Key = 0, stream: Key = 0
     ) -> Compressed:
-        """The stored form of ``tensor.clamp(least, most)``, which on a CPU is not made."""
+        """The stored form of ``tensor.clamp(least, most)``, as ``compress`` has it: ``Float[Tensor, "..."]`` to codes and
+        bounds. On a CPU the clamped tensor is not made.
+
+        Args:
+            tensor: of floating-point numbers.
+            least, most: finite; elements beyond them, infinities included, are stored as if they lay there.
+            seed, stream: as in ``actcore.compress``.
+
+        Raises:
+            TypeError: as ``compress``.
+            ValueError: the two are not finite, or ``least`` is above ``most``.
+        """
+        if not -math.inf < least <= most < math.inf:
+            raise ValueError(f"least and most must be finite, and least not above most, got {least} and {most}")
         numel = tensor.numel()
         plain = isinstance(seed, int) and isinstance(stream, int) and tensor.device.type == "cpu"
         gains = tensor.is_contiguous() and self.stored_bytes(numel, tensor.dtype) < numel * tensor.itemsize
