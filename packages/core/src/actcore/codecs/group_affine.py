@@ -118,8 +118,8 @@ class GroupAffine:
     def compress_clamped(
         self, tensor: Tensor, least: float, most: float, *, seed: Key = 0, stream: Key = 0
     ) -> Compressed:
-        """The stored form of ``tensor.clamp(least, most)``, as ``compress`` has it: ``Float[Tensor, "..."]`` to codes and
-        bounds. On a CPU the clamped tensor is not made.
+        """The stored form of ``tensor.clamp(least, most)``, as ``compress`` has it: ``Float[Tensor, "..."]`` to codes
+        and bounds. On a CPU the clamped tensor is not made.
 
         Args:
             tensor: of floating-point numbers.
