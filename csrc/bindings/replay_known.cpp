@@ -14,12 +14,12 @@ Known::Known(const py::dict& given) {
   };
   auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
   tensor = type("Tensor"), parameter = type("Parameter");
-  call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept"), codec = type("GroupAffine");
+  call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept");
+  group_affine = type("GroupAffine"), bit_mask = type("BitMask"), positive = type("Positive");
   PyTypeObject *record = type("Record"), *region = type("Region"), *exact = type("Exact"), *entry = type("Entry");
   compressed = type("Compressed");
   strided = object("strided"), below = object("below_autograd");
-  compress = object("compress"), decompress = object("decompress"), before = object("BEFORE"),
-  calling = object("calling");
+  decompress = object("decompress"), spread = object("spread"), before = object("BEFORE"), calling = object("calling");
   call_function = {call, "function"}, call_module = {call, "module"};
   call_arguments = {call, "arguments"}, call_recomputes = {call, "recomputes"};
   site_function = {site, "function"}, site_recipe = {site, "recipe"}, site_place = {site, "place"};
@@ -28,10 +28,12 @@ Known::Known(const py::dict& given) {
   site_dtype = {site, "dtype"}, site_device = {site, "device"}, site_requires_grad = {site, "requires_grad"};
   site_owner = {site, "owner"}, site_value = {site, "value"}, site_next = {site, "next"}, site_form = {site, "form"};
   site_record = {site, "record"}, site_region = {site, "region"}, site_held = {site, "held"};
+  site_encoder = {site, "encoder"}, site_parts = {site, "parts"};
   site_arguments = {site, "arguments"}, site_fields = {site, "fields"}, site_noise = {site, "noise"};
   site_flat = {site, "flat"}, site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
   record_original = {record, "original_bytes"}, record_stored = {record, "stored_bytes"};
   region_start = {region, "start"}, region_version = {region, "version"}, region_value = {region, "value"};
+  region_sign = {region, "sign"}, region_sign_record = {region, "sign_record"};
   region_kept = {region, "kept"}, region_lent = {region, "lent"}, region_waiting = {region, "waiting"},
   region_numel = {region, "numel"};
   region_dense = {region, "dense"}, region_dtype = {region, "dtype"};

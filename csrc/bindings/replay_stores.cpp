@@ -26,6 +26,30 @@ uint64_t mixed(uint64_t value) {
   return value ^ value >> 31;
 }
 
+// As what a tensor is stored, as Site.form has it.
+enum Form { kKept, kValue, kSign, kHeld, kShape };
+
+constexpr Py_ssize_t kStream = 4;  // among the arguments of an operator that draws noise
+constexpr Py_ssize_t kMost = 8;    // of an operator's arguments
+
+// An object with these fields in its __dict__, which the collector need not look at.
+Ref with_fields(PyTypeObject* type, Ref fields) {
+  Ref made(type->tp_alloc(type, 0));
+  if (!made || !fields || PyObject_GenericSetDict(made.get(), fields.get(), nullptr) < 0) return Ref();
+  untrack(fields.get());
+  untrack(made.get());
+  return made;
+}
+
+// The payload: the first of what an operator returned.
+Ref payload_of(Ref returned, PyObject* parts) {
+  if (!returned) return returned;
+  if (!PyTuple_Check(returned.get())) return Ref(PyTuple_Pack(1, returned.get()));
+  const Py_ssize_t count = PyLong_AsSsize_t(parts);
+  return PyTuple_GET_SIZE(returned.get()) == count ? std::move(returned)
+                                                   : Ref(PyTuple_GetSlice(returned.get(), 0, count));
+}
+
 // The stored form of a tensor: an actcore.Compressed.
 Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
   Ref elements = Ref::to(tensor);
@@ -37,31 +61,31 @@ Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
     elements = Ref(PyObject_VectorcallMethod(known->names.as_strided, given, 3, nullptr));
     if (!elements) return Ref();
   }
-  const uint64_t identity = PyLong_AsUnsignedLongLong(known->site_noise.of(site));
-  Ref stream(PyLong_FromLongLong(static_cast<int64_t>(mixed(identity ^ self->step))));
-  if (!stream) return Ref();
-  Ref arguments = Ref::to(known->site_arguments.of(site));  // bits, group size, whether stochastic, seed
+  Ref encoder = Ref::to(known->site_encoder.of(site)), arguments = Ref::to(known->site_arguments.of(site)), stream;
+  const Py_ssize_t count = PyTuple_GET_SIZE(arguments.get());
+  PyObject* given[1 + kMost] = {elements.get()};
+  if (count > kMost) {
+    PyErr_Format(PyExc_TypeError, "a codec's operator must take at most %zd arguments, got %zd", kMost, count);
+    return Ref();
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) given[1 + i] = PyTuple_GET_ITEM(arguments.get(), i);
+  if (PyObject* noise = known->site_noise.of(site); noise != Py_None) {
+    const uint64_t identity = PyLong_AsUnsignedLongLong(noise);
+    stream = Ref(PyLong_FromLongLong(static_cast<int64_t>(mixed(identity ^ self->step))));
+    if (!stream) return Ref();
+    given[1 + kStream] = stream.get();
+  }
   Ref payload;
   {
     Below below;
     if (!below) return Ref();
-    PyObject* given[] = {elements.get(),
-                         PyTuple_GET_ITEM(arguments.get(), 0),
-                         PyTuple_GET_ITEM(arguments.get(), 1),
-                         PyTuple_GET_ITEM(arguments.get(), 2),
-                         PyTuple_GET_ITEM(arguments.get(), 3),
-                         stream.get()};
-    payload = Ref(PyObject_Vectorcall(known->compress, given, 6, nullptr));
+    payload = payload_of(Ref(PyObject_Vectorcall(encoder.get(), given, static_cast<size_t>(1 + count), nullptr)),
+                         known->site_parts.of(site));
   }
   if (!payload) return Ref();
-  Ref made(known->compressed->tp_alloc(known->compressed, 0));
   Ref fields(PyDict_Copy(known->site_fields.of(site)));
-  if (!made || !fields || PyDict_SetItem(fields.get(), known->names.payload, payload.get()) < 0 ||
-      PyObject_GenericSetDict(made.get(), fields.get(), nullptr) < 0)
-    return Ref();
-  untrack(fields.get());
-  untrack(made.get());
-  return made;
+  if (!fields || PyDict_SetItem(fields.get(), known->names.payload, payload.get()) < 0) return Ref();
+  return with_fields(known->compressed, std::move(fields));
 }
 
 // A region of a tensor like the one that the forward before had, which holds nothing yet.
@@ -79,12 +103,14 @@ Ref region_of(Session* self, PyObject* site, PyObject* tensor) {
 // What autograd holds in the place of a tensor that is a whole region.
 Ref view_of(PyObject* site, PyObject* region) {
   Ref view = copy_of(known->site_held.of(site));
-  const long waiting = PyLong_AsLong(known->region_waiting.of(region));
   if (!view) return view;
   untrack(view.get());
   known->view_offset.set(view.get(), Ref::to(known->region_start.of(region)));
   known->view_region.set(view.get(), Ref::to(region));
-  known->region_waiting.set(region, Ref(PyLong_FromLong(waiting + 1)));
+  if (known->view_waits.of(view.get()) == Py_True) {
+    const long waiting = PyLong_AsLong(known->region_waiting.of(region));
+    known->region_waiting.set(region, Ref(PyLong_FromLong(waiting + 1)));
+  }
   return view;
 }
 
@@ -105,46 +131,65 @@ bool noted(Session* self, Ref record) {
   return PyList_Append(at(self, Session::kRecords), record.get()) == 0;
 }
 
-// Notes what is known of a storage, as StorageMap.put does.
-bool put(Session* self, PyObject* storage, PyObject* address, PyObject* entry) {
-  PyObject* entries = at(self, Session::kEntries);
-  if (PyDict_GET_SIZE(entries) < kRoom) {
-    Ref counted = called(storage, known->names._weak_ref);  // the map gives it back
-    return counted && PyDict_SetItem(entries, address, entry) == 0;
-  }
-  PyObject* given[] = {storage, entry};
-  return static_cast<bool>(Ref(PyObject_Vectorcall(at(self, Session::kPut), given, 2, nullptr)));
-}
-
-// Stores a tensor whose memory nobody has saved in this forward.
-Ref stored(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, Ref nbytes) {
-  const bool keeps = known->site_form.of(site) == Py_False;
-  Ref record = copy_of(known->site_record.of(site));
-  Ref region = region_of(self, site, tensor);
-  if (!record || !region) return Ref();
-  if (keeps) known->record_stored.set(record.get(), Ref::to(nbytes.get()));
-  known->record_original.set(record.get(), std::move(nbytes));
-  Ref held;
-  if (keeps) {
-    held = exact_of(site, tensor, region.get());
-  } else {
-    Ref value = compressed(self, site, tensor);
-    if (!value) return Ref();
-    known->region_value.set(region.get(), std::move(value));
-    known->region_record.set(region.get(), Ref::to(record.get()));
-    held = view_of(site, region.get());
-    untrack(region.get());
-  }
-  Ref entry(known->entry_type->tp_alloc(known->entry_type, 0));
-  Ref regions(PyList_New(1));
-  Ref weak(PyWeakref_NewRef(region.get(), nullptr));
-  if (!held || !entry || !regions || !weak) return Ref();
-  PyList_SET_ITEM(regions.get(), 0, weak.release());
+// Notes what is known of a storage that nobody has saved in this forward, as StorageMap.put does.
+bool put(Session* self, PyObject* storage, PyObject* address, Ref regions) {
+  Ref entry(regions ? known->entry_type->tp_alloc(known->entry_type, 0) : nullptr);
+  if (!entry) return false;
   untrack(regions.get());
   known->entry_regions.set(entry.get(), std::move(regions));
   known->entry_counted.set(entry.get(), Ref::to(Py_True));
   untrack(entry.get());
-  if (!put(self, storage, address, entry.get())) return Ref();
+  PyObject* entries = at(self, Session::kEntries);
+  if (PyDict_GET_SIZE(entries) < kRoom) {
+    Ref counted = called(storage, known->names._weak_ref);  // the map gives it back
+    return counted && PyDict_SetItem(entries, address, entry.get()) == 0;
+  }
+  PyObject* given[] = {storage, entry.get()};
+  return static_cast<bool>(Ref(PyObject_Vectorcall(at(self, Session::kPut), given, 2, nullptr)));
+}
+
+// Stores a tensor, of whose memory there is no region in this forward, in one of its own.
+Ref stored(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, PyObject* entry,
+           Ref nbytes, Form form) {
+  Ref record = copy_of(known->site_record.of(site));
+  Ref region = region_of(self, site, tensor);
+  if (!record || !region) return Ref();
+  if (form == kKept) known->record_stored.set(record.get(), Ref::to(nbytes.get()));
+  known->record_original.set(record.get(), std::move(nbytes));
+  Ref held;
+  if (form == kKept) {
+    held = exact_of(site, tensor, region.get());
+  } else {
+    Ref value = compressed(self, site, tensor);
+    if (!value) return Ref();
+    (form == kSign ? known->region_sign : known->region_value).set(region.get(), std::move(value));
+    (form == kSign ? known->region_sign_record : known->region_record).set(region.get(), Ref::to(record.get()));
+    held = view_of(site, region.get());
+    untrack(region.get());
+  }
+  Ref regions = entry == nullptr ? Ref(PyList_New(0)) : Ref::to(known->entry_regions.of(entry));
+  Ref weak(PyWeakref_NewRef(region.get(), nullptr));
+  if (!held || !regions || !weak || PyList_Append(regions.get(), weak.get()) < 0) return Ref();
+  if (entry == nullptr && !put(self, storage, address, std::move(regions))) return Ref();
+  return noted(self, std::move(record)) ? std::move(held) : Ref();
+}
+
+// Stores a tensor for one operator alone, whatever else is saved of its memory.
+Ref formed(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, bool known_before,
+           Form form) {
+  Ref held = Ref::to(known->site_held.of(site));
+  if (form == kHeld) {
+    Ref value = compressed(self, site, tensor);
+    Ref like(value ? PyObject_GenericGetDict(held.get(), nullptr) : nullptr);
+    Ref fields(like ? PyDict_Copy(like.get()) : nullptr);
+    if (!fields || PyDict_SetItem(fields.get(), known->names.compressed, value.get()) < 0) return Ref();
+    held = with_fields(Py_TYPE(held.get()), std::move(fields));
+  }
+  Ref record = copy_of(known->site_record.of(site));
+  Ref nbytes = known_before ? Ref(PyLong_FromLong(0)) : called(storage, known->names.nbytes);
+  if (!held || !record || !nbytes) return Ref();
+  known->record_original.set(record.get(), std::move(nbytes));
+  if (!known_before && !put(self, storage, address, Ref(PyList_New(0)))) return Ref();
   return noted(self, std::move(record)) ? std::move(held) : Ref();
 }
 
@@ -218,71 +263,29 @@ bool is_plain(PyObject* tensor) {
 }  // namespace
 
 Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
-  PyObject* form = known->site_form.of(site);
-  if (form == Py_None || !is_plain(tensor)) return Ref::to(Py_None);
+  if (known->site_form.of(site) == Py_None || !is_plain(tensor)) return Ref::to(Py_None);
+  const auto form = static_cast<Form>(PyLong_AsLong(known->site_form.of(site)));
   const auto sharing = static_cast<Sharing>(PyLong_AsLong(known->site_sharing.of(site)));
   Ref entry = Ref::to(PyDict_GetItemWithError(at(self, Session::kEntries), address));
-  if (!entry) {
-    if (PyErr_Occurred()) return Ref();
-    Ref nbytes = called(storage, known->names.nbytes);
+  if (!entry && PyErr_Occurred()) return Ref();
+  if (entry && known->entry_counted.of(entry.get()) != Py_True) return Ref::to(Py_None);
+  if (form == kHeld || form == kShape)
+    return formed(self, site, tensor, storage, address, static_cast<bool>(entry), form);
+  Ref regions = entry ? Ref::to(known->entry_regions.of(entry.get())) : Ref();
+  if (sharing == kAlone) {
+    // Memory that was stored for one operator alone is counted already.
+    if (entry && PyList_GET_SIZE(regions.get()) != 0) return Ref::to(Py_None);
+    Ref nbytes = entry ? Ref(PyLong_FromLong(0)) : called(storage, known->names.nbytes);
     if (!nbytes) return Ref();
     // Of memory of another size a part may be worth a copy.
     const bool same = is_same(Ref::to(nbytes.get()), known->record_original.of(known->site_record.of(site)));
-    if (sharing != kAlone || !same) return Ref::to(Py_None);
-    return stored(self, site, tensor, storage, address, std::move(nbytes));
+    if (!same) return Ref::to(Py_None);
+    return stored(self, site, tensor, storage, address, entry.get(), std::move(nbytes), form);
   }
-  if (sharing == kAlone || known->entry_counted.of(entry.get()) != Py_True) return Ref::to(Py_None);
-  Ref regions = Ref::to(known->entry_regions.of(entry.get()));
+  if (!entry) return Ref::to(Py_None);
   Ref region = region_found(site, tensor, regions.get(), sharing);
   if (!region) return Ref::to(Py_None);
   return shared(self, site, tensor, regions.get(), region.get(), sharing);
-}
-
-namespace {
-
-// Whether a view is the one that its region, of which this made the stored form, is restored for.
-bool is_alone(PyObject* view, PyObject* region, PyObject* value) {
-  PyObject* waiting = known->region_waiting.of(region);
-  PyObject* last = known->region_last.of(region);
-  return known->view_waits.of(view) == Py_True && known->view_sign.of(view) == Py_False &&
-         Py_IS_TYPE(value, known->compressed) && known->region_kept.of(region) == Py_None &&
-         known->region_lent.of(region) == Py_None && PyLong_AsLong(waiting) == 1 &&
-         known->lent_region.of(last) == Py_None && has(value, known->names.layout, known->view_layout.of(view));
-}
-
-}  // namespace
-
-PyObject* unpacked(PyObject* packed) {
-  const Names& names = known->names;
-  if (!Py_IS_TYPE(packed, known->view)) return PyObject_CallMethodNoArgs(packed, names.unpack);
-  Ref owned = Ref::to(known->view_region.of(packed));
-  PyObject* region = owned.get();
-  Ref stored = Ref::to(known->region_value.of(region));
-  PyObject* value = stored.get();
-  if (!is_alone(packed, region, value)) return PyObject_CallMethodNoArgs(packed, names.unpack);
-  Ref codec = attribute(value, names.codec);
-  Ref payload = attribute(value, names.payload);
-  if (!codec || !payload) return nullptr;
-  if (!Py_IS_TYPE(codec.get(), known->codec)) return PyObject_CallMethodNoArgs(packed, names.unpack);
-  Ref bits = attribute(codec.get(), names.bits);
-  Ref group = attribute(codec.get(), names.group_size);
-  if (!bits || !group) return nullptr;
-  known->view_waits.set(packed, Ref::to(Py_False));
-  known->region_waiting.set(region, Ref(PyLong_FromLong(0)));
-  Ref flat;
-  {
-    Below below;
-    if (!below) return nullptr;
-    PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0), PyTuple_GET_ITEM(payload.get(), 1),
-                         known->region_numel.of(region), bits.get(), group.get()};
-    flat = Ref(PyObject_Vectorcall(known->decompress, given, 5, nullptr));
-  }
-  if (!flat) return nullptr;
-  PyObject* layout = known->view_layout.of(packed);
-  PyObject *shape = PyTuple_GET_ITEM(layout, 0), *strides = PyTuple_GET_ITEM(layout, 1);
-  if (PyTuple_GET_SIZE(strides) == 1 && PyLong_AsLong(PyTuple_GET_ITEM(strides, 0)) == 1) return flat.release();
-  PyObject* given[] = {flat.get(), shape, strides};
-  return PyObject_VectorcallMethod(names.as_strided, given, 3, nullptr);
 }
 
 }  // namespace actcore

@@ -36,6 +36,19 @@ struct GroupAffineDecompress {
   void* output;
 };
 
+// A mean that is taken from each element, and a factor by which the rest is multiplied. With channels last, element i
+// is in row i / channels and at i % channels of it, and `inner` rows have those of one row of the tables. Otherwise
+// `channels` is 0, and `inner` elements end to end have one entry, the next ones the next, and after the last the first.
+struct ChannelTables {
+  const void* mean;  // (entries) in the type that elements are computed in
+  const void* factor;
+  int64_t entries;
+  int64_t channels;
+  int64_t inner;
+};
+
+constexpr int64_t kMostStandardized = 4096;  // elements of a group that is stored so
+
 // The same elements, looked at before they are stored.
 struct WideGroup {
   const void* input;

@@ -6,6 +6,7 @@
 #include "cpu/float8.h"
 #include "cpu/group_affine.h"
 #include "cpu/narrow.h"
+#include "cpu/standardized.h"
 #include "cpu/wide_group.h"
 
 namespace actcore::ACTCORE_ISA {
@@ -19,6 +20,19 @@ void group_affine_compress(const GroupAffineCompress& args, int64_t begin, int64
 void group_affine_decompress(const GroupAffineDecompress& args, int64_t begin, int64_t end) {
   with_type(args.type, [&]<class E>() {
     with_bits(args.bits, [&]<int bits>() { decompress_groups<E, bits>(args, begin, end); });
+  });
+}
+
+void standardized_compress(const GroupAffineCompress& args, const ChannelTables& tables, int64_t begin, int64_t end) {
+  with_type(args.type, [&]<class E>() {
+    with_bits(args.bits, [&]<int bits>() { compress_standardized<E, bits>(args, tables, begin, end); });
+  });
+}
+
+void standardized_decompress(const GroupAffineDecompress& args, const ChannelTables& tables, int64_t begin,
+                             int64_t end) {
+  with_type(args.type, [&]<class E>() {
+    with_bits(args.bits, [&]<int bits>() { decompress_standardized<E, bits>(args, tables, begin, end); });
   });
 }
 
@@ -80,6 +94,7 @@ namespace actcore::cpu {
 extern const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels);
 const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels) = {
     ACTCORE_TEXT(ACTCORE_ISA),        ACTCORE_ISA::group_affine_compress, ACTCORE_ISA::group_affine_decompress,
+    ACTCORE_ISA::standardized_compress, ACTCORE_ISA::standardized_decompress,
     ACTCORE_ISA::has_wide_group,      ACTCORE_ISA::float8_compress,       ACTCORE_ISA::float8_decompress,
     ACTCORE_ISA::pack_bits,           ACTCORE_ISA::unpack_bits,           ACTCORE_ISA::bit_mask_compress,
     ACTCORE_ISA::bit_mask_decompress, ACTCORE_ISA::positive_mask,         ACTCORE_ISA::narrow_compress,

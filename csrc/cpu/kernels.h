@@ -17,6 +17,10 @@ struct Kernels {
   // Units: groups.
   void (*group_affine_compress)(const GroupAffineCompress& args, int64_t begin, int64_t end);
   void (*group_affine_decompress)(const GroupAffineDecompress& args, int64_t begin, int64_t end);
+  void (*standardized_compress)(const GroupAffineCompress& args, const ChannelTables& tables, int64_t begin,
+                                int64_t end);
+  void (*standardized_decompress)(const GroupAffineDecompress& args, const ChannelTables& tables, int64_t begin,
+                                  int64_t end);
   // Whether one of the groups is wide.
   bool (*has_wide_group)(const WideGroup& args, int64_t begin, int64_t end);
   void (*float8_compress)(const Float8Compress& args, int64_t begin, int64_t end);

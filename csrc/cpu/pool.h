@@ -67,6 +67,7 @@ struct WindowTable {
   // As window_index.
   int index_of(const PoolPlace& out, int64_t flat) const {
     if (count == 0) return window_index(shape, out, flat);
+    if (flat < 0 || flat >= plane_size(shape)) return -1;
     const PoolPlace first = start(out);
     const int64_t away = flat - flat_place(shape, first);
     int index = -1;

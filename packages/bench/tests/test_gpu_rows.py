@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from actcore.ops import CPU_OPERATORS
 from bench import records
 from bench.gpu import build, building, facts, kernels, models, sanitize, sanitized, search, tests
 from bench.gpu.cases import Done
@@ -174,10 +175,7 @@ def test_the_sanitizer_sees_every_operator():
     """And what differs from the CPU is told: a call that returns something else."""
     calls = sanitized.call_all(torch.device("cpu"), dry=True)
     every = {name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("actcore::")}
-    # has_wide_group and group_affine_clamped_compress have no kernels for CUDA.
-    every = {
-        name for name in every if not name.startswith(("next_stream", "has_wide_group", "group_affine_clamped", "_"))
-    }
+    every = {name for name in every if not name.startswith(("next_stream", *CPU_OPERATORS, "_"))}
     assert every - calls.names == set()
     assert calls.wrong == []
     assert calls.end == float("inf")

@@ -181,6 +181,31 @@ WRONG = [
         (F32, 4, 256, True, 0, 0, -math.inf, 1.0),
         "least and most must be finite, and least not above most, got -inf and 1",
     ),
+    (
+        "group_affine_standardized_compress",
+        (F32, F32[:10], F32[:9], 0, 100, 4, 256, True, 0, 0),
+        "mean and factor must have as many entries, and at least one, got 10 and 9",
+    ),
+    (
+        "group_affine_standardized_compress",
+        (F32, F32[:10].double(), F32[:10], 0, 100, 4, 256, True, 0, 0),
+        "mean and factor must be float32 beside elements of this dtype",
+    ),
+    (
+        "group_affine_standardized_compress",
+        (F32, F32[:10], F32[:10], 10, 99, 4, 256, True, 0, 0),
+        "1000 elements must be whole rows of the tables' 10 entries, by channels=10 and inner=99",
+    ),
+    (
+        "group_affine_standardized_compress",
+        (F32, F32[:10], F32[:10], 0, 100, 4, 8192, True, 0, 0),
+        "group_size must be at most 4096, got 8192",
+    ),
+    (
+        "group_affine_standardized_decompress",
+        (U8[:500], F32[:8], F32[:10], F32[:10], 1000, -1, 100, 4, 256),
+        "channels must not be negative and inner must be positive, got -1 and 100",
+    ),
     ("has_wide_group", (U8, 256), "input must be float32, float64, float16 or bfloat16"),
     ("has_wide_group", (F32[::2], 256), "input must be contiguous; call .contiguous() first"),
     ("has_wide_group", (F32, 100), "group_size must be a positive multiple of 32, got 100"),

@@ -46,9 +46,8 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
-    from actcore.replay import bind_replay
+    from integrations.saved import site
     from integrations.saved.regions import Region
-    from integrations.saved.replay import BOUND
 
     made = []
 
@@ -61,9 +60,11 @@ def payloads(monkeypatch):
         return noted
 
     monkeypatch.setattr(Region, "_compress", noting(Region._compress, lambda compressed: compressed.payload))
-    bind_replay({**BOUND, "compress": noting(BOUND["compress"], tuple)})
-    yield made
-    bind_replay(BOUND)
+    # Of what is stored as a step before.
+    monkeypatch.setattr(site, "COMPRESS", noting(site.COMPRESS, tuple))
+    monkeypatch.setattr(site, "MASK", noting(site.MASK, lambda returned: returned[:1]))
+    monkeypatch.setattr(site, "SIGNS", noting(site.SIGNS, lambda mask: (mask,)))
+    return made
 
 
 @pytest.fixture

@@ -163,6 +163,36 @@ class Dropping(Net):
         return F.dropout(x, 0.5, self.training and step % 3 != 1)
 
 
+class Signing(Net):
+    """Signs of memory that a layer has saved before, in some steps, and that one of two saves twice."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        y = x * 2
+        if step % 2:
+            return self.second(y) + F.leaky_relu(y)  # type: ignore[no-any-return]
+        z = F.leaky_relu(y, 0.1 if step % 4 else 0.3)
+        return z + self.second(y) + (F.leaky_relu(y, 0.2) if step % 3 else y)  # type: ignore[no-any-return]
+
+
+class Masking(Net):
+    """Masks that are as small as bits, of two conditions and of one; and a shape that is all that is asked for."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        mask = x > 0
+        y = torch.where(mask, x, x * 0.1)
+        y = torch.where(mask if step % 2 else x < 0, y, y.sin())
+        wide = F.avg_pool1d(y, 2 if step % 3 else 1, 1)
+        return y + F.pad(wide, (0, WIDTH - wide.shape[1]))
+
+
+class Approximating(Net):
+    """A function of which another argument takes nothing from how its input is stored; and what a layer, too, saves."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        y = F.gelu(x, approximate="tanh" if step % 2 else "none")
+        return F.silu(y) + (self.second(y) if step % 3 else y)  # type: ignore[no-any-return]
+
+
 class Checkpointing(Net):
     """A checkpoint inside, in some steps."""
 
@@ -184,5 +214,6 @@ class Hooking(Net):
 
 NETS = [
     Net, Alternating, Branching, Repeating, Swapping, Crossing, Narrowing, Detaching, InPlace,
-    Overwriting, Exposing, Sliding, Cutting, Powers, Casting, Dropping, Checkpointing, Hooking,
+    Overwriting, Exposing, Sliding, Cutting, Powers, Casting, Dropping, Signing, Masking,
+    Approximating, Checkpointing, Hooking,
 ]  # fmt: skip

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import integrations
 
@@ -68,6 +69,10 @@ CALLS = {
     "dropout and float mask with minus infinity": lambda q, k, v, m: SDPA(
         q, k, v, m.detach().masked_fill(~triangle(), -torch.inf), dropout_p=0.2
     ),
+    "unbatched": lambda q, k, v, m: SDPA(q[0], k[0], v[0]).expand_as(q),
+    "unbatched with a mask": lambda q, k, v, m: SDPA(q[0], k[0], v[0], triangle().expand(HEADS, -1, -1)).expand_as(q),
+    "dropout and a scale below zero": lambda q, k, v, m: SDPA(q, k, v, dropout_p=0.2, scale=-0.5),
+    "dropout and cross": lambda q, k, v, m: SDPA(q[:, :, :20], k, v, dropout_p=0.2),
     "dropout and mask": lambda q, k, v, m: SDPA(q, k, v, m * 1, dropout_p=0.1),
     "one tensor three times": lambda q, k, v, m: SDPA(q, q, q),
     "key and value without gradient": lambda q, k, v, m: SDPA(q, k.detach(), v.detach()),
@@ -96,10 +101,37 @@ def test_it_is_torchs_when_nothing_is_quantised(name):
     assert torch.equal(*states)
 
 
-def test_what_torch_refuses_it_refuses_here():
+def test_backward_under_autocast_is_that_of_the_call():
+    """Whatever casts there are where backward runs, the forward had none."""
+    model = Attending()
+    integrations.compress_model(model, **LEVEL_OF_NOTHING)
+    found = []
+    for enabled in (False, True):
+        model.zero_grad()
+        torch.manual_seed(3)
+        loss = model().square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled):
+            loss.backward()
+        found.append(model.three.grad)
+    assert torch.equal(*found)
+
+
+class Attending(nn.Module):
+    """Attention with nothing else that autocast casts."""
+
+    def __init__(self):
+        super().__init__()
+        self.three = nn.Parameter(normal(3, 2, HEADS, TOKENS, 16))
+
+    def forward(self):
+        return SDPA(*self.three.unbind(), dropout_p=0.3)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_what_torch_refuses_it_refuses_here(dropout):
     """Where the operators that torch's function calls would take it."""
     for mask in (torch.zeros(TOKENS, TOKENS, dtype=torch.int32), torch.zeros(TOKENS, TOKENS, dtype=torch.float64)):
-        model = attending(lambda q, k, v, m, mask=mask: SDPA(q, k, v, mask, dropout_p=0.2))
+        model = attending(lambda q, k, v, m, mask=mask: SDPA(q, k, v, mask, dropout_p=dropout))
         with pytest.raises(RuntimeError) as plain:
             model(X)
         with pytest.raises(RuntimeError) as compressed:

@@ -178,15 +178,19 @@ def test_a_query_changed_in_place_raises_torchs_message():
 @pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
 def test_nothing_is_held_after_backward(payloads, monkeypatch, kernel):
     """Neither what was stored nor what torch's own attention saves, for instance its result, in either pass."""
-    results = []
-    attend = integrations.saved.attention.Attention.__call__
+    results, attention = [], integrations.saved.attention
 
-    def noting(self, *tensors):
-        result = attend(self, *tensors)
-        results.append(weakref.ref(result.untyped_storage()))
-        return result
+    def noting(call):
+        def noted(*given):
+            result = call(*given)
+            output = result[0] if isinstance(result, tuple) else result
+            results.append(weakref.ref(output.untyped_storage()))
+            return result
 
-    monkeypatch.setattr(integrations.saved.attention.Attention, "__call__", noting)
+        return noted
+
+    monkeypatch.setattr(attention.Attention, "__call__", noting(attention.Attention.__call__))
+    monkeypatch.setattr(attention.kernels, "fused", noting(attention.kernels.fused))
     model = integrations.compress_model(attending(lambda q, k, v, m: SDPA(q, k, v).square()))
     with sdpa_kernel(kernel):
         loss = model(X).sum()

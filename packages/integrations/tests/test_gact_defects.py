@@ -19,11 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 from actcore.codecs import group_affine
-from actcore.replay import bind_replay
 from integrations import saved as gact
-from integrations.saved import Controller
+from integrations.saved import Controller, site
 from integrations.saved.controller import Config
-from integrations.saved.replay import BOUND
 
 from .nets import EIGHT_BITS, assert_same, gradients, mlp, normal, relative_error, rows
 
@@ -105,20 +103,17 @@ def test_g10_no_generator_is_touched(level):
 
 def test_g11_no_tensor_has_the_noise_of_another_a_step_before(monkeypatch):
     streams = []
-    compress = BOUND["compress"]  # both of what decides anew and of what was decided a step before
+    compress = site.COMPRESS
 
     def noted(*args):
         streams.append(args[-1])
         return compress(*args)
 
     monkeypatch.setattr(group_affine, "_COMPRESS_INT", noted)
-    bind_replay({**BOUND, "compress": noted})
-    try:
-        model = integrations.compress_model(mlp(), min_bytes=0)
-        for _ in range(4):
-            gradients(model, X)
-    finally:
-        bind_replay(BOUND)
+    monkeypatch.setattr(site, "COMPRESS", noted)  # of what was decided a step before
+    model = integrations.compress_model(mlp(), min_bytes=0)
+    for _ in range(4):
+        gradients(model, X)
     assert len(streams) == 4 * 2
     assert len(set(streams)) == len(streams)
 

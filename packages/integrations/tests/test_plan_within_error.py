@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import integrations
+from integrations.adaptive.one_step import Unmeasured
 from integrations.adaptive.within_error import within_error
 from integrations.bounds import Bounds
 from integrations.checkpoint.planning.search import solved_again
@@ -57,6 +58,27 @@ def test_a_gradient_that_is_not_finite_is_said_to_be_the_reason(plan, wrong):
         None,
         "the gradient of the step aside is not finite",
     )
+
+
+@pytest.mark.parametrize("times", [0.5, 3.0])
+def test_what_there_is_no_room_to_measure_goes_by_the_plan_of_the_least_memory(plan, times):
+    """A Llama's plan for half of its peak measured 0.17, where 0.1 was asked for and one for a third kept to it."""
+    asked = plan.within(memory=[choice for choice in plan.front if choice.rounds][-1].peak)
+    assert asked.choice.peak > plan.front[0].peak
+    measured = []
+
+    def measure(one):
+        if one.choice.peak > one.front[0].peak:
+            raise Unmeasured("no room")
+        measured.append(one)
+        return times * one.choice.error
+
+    found = within_error(asked, measure)
+    assert measured
+    assert found.unmeasured == "no room"
+    scale = sum(found.rounded_menus.weights) / sum(plan.rounded_menus.weights)
+    assert scale == pytest.approx((1.1 * 3) ** 2 if times > 1 else 1)
+    assert found.choice.error <= 0.1
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from itertools import compress, count
@@ -107,16 +108,16 @@ def test_a_capture_on_real_tensors_runs_backward_on_what_was_saved():
 
 
 def test_the_measured_peak_is_the_planned_one():
-    """Within the 5 % that plans promise, where workspaces are as large as the rest; without these it is not. One of
-    three: of the same convolution an image more is resident in some processes than in others."""
+    """Within the 5 % that plans promise, where workspaces are as large as the rest; without these it is not. The middle
+    of three: of the same convolution an image more is resident in some processes than in others."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("not measured: needs Linux, which lets a process reset its peak")
-    for _ in range(3):
-        found = measured_peaks()
-        if all(abs(plan["measured"] - plan["planned"]) <= 0.05 * plan["planned"] for plan in found.values()):
-            break
-    else:
-        pytest.fail(f"none is within 5 %: {found}")
+    every = [measured_peaks() for _ in range(3)]
+    found = {
+        name: min(plans, key=lambda plan: abs(plan["off"] - statistics.median(other["off"] for other in plans)))
+        for name, plans in ((name, [one[name] for one in every]) for name in every[0])
+    }
+    assert all(abs(plan["off"]) <= 0.05 for plan in found.values()), every
     assert found["least"]["measured"] < 0.6 * found["plain"]["measured"], found
     assert any(plan["measured"] > 1.05 * plan["tensors"] for plan in found.values()), found
 
@@ -130,4 +131,7 @@ def measured_peaks():
         check=False,
     )
     assert child.returncode == 0, child.stderr
-    return json.loads(child.stdout)
+    found = json.loads(child.stdout)
+    for plan in found.values():
+        plan["off"] = plan["measured"] / plan["planned"] - 1
+    return found

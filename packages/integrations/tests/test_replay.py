@@ -68,9 +68,20 @@ def test_what_is_done_again_is_what_would_be_decided(
     _same(kind(), monkeypatch, level=level)
 
 
+class Leaking(nn.Module):
+    """A mask of bools, and a pooling that asks for a shape alone."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.avg_pool1d(torch.where(x > 0, x, x * 0.1), 1)
+
+
 def test_a_second_forward_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing above would be asked of what is done again."""
-    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))))
+    layers = nn.LayerNorm, lambda size: nn.Linear(size, size), lambda _: nn.ReLU(), lambda _: nn.GELU(), Leaking
+    model = nn.Sequential(*(layer(WIDTH) for _ in range(3) for layer in layers))
     integrations.compress_model(model, "L1", min_bytes=0)
     decided: list[str] = []
     anew, store = sessions.Session._pack_anew, sessions.Session.store

@@ -12,7 +12,7 @@ from actcore import _library, reference
 from actcore._version import __version__
 from actcore.dtypes import FLOATS
 from actcore.fused import FUSED_OPERATORS
-from actcore.ops import OPERATORS
+from actcore.ops import CPU_OPERATORS, OPERATORS
 
 _SEED, _STREAM = 2026, 7
 
@@ -66,8 +66,11 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
             )
             clamped = (x, 5, 256, True, _SEED, _STREAM, -2.0, 2.5)
             results["group_affine_clamped_compress"] &= _agrees("group_affine_clamped_compress", clamped, device)
-    else:  # for which there are no such kernels
-        del results["has_wide_group"], results["group_affine_clamped_compress"]
+        for operator, given in _standardized():
+            results[operator] &= _agrees(operator, given, device)
+    else:
+        for operator in CPU_OPERATORS:
+            del results[operator]
     for operator, arguments in _calls():
         results[operator] &= _agrees(operator, arguments, device)
     for dtype in FLOATS:
@@ -127,6 +130,20 @@ def _check_fused_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
             indices = compare("window_index_unpack", packed, list(image.shape), *options)
             compare("window_index_pack", indices, list(image.shape), *options)
     yield from results.items()
+
+
+def _standardized() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Calls of those whose elements have means and factors: channels last, and end to end."""
+    for dtype in FLOATS:
+        x = torch.linspace(-3, 5, 1050, dtype=torch.float64).sin().to(dtype)
+        mean = torch.linspace(-1, 1, 70, dtype=torch.promote_types(dtype, torch.float32))
+        factor = mean.exp()
+        for channels, inner in ((35, 15), (0, 5)):
+            arguments = (x, mean, factor, channels, inner, 4, 64, True, _SEED, _STREAM)
+            codes, bounds = reference.group_affine_standardized_compress(*arguments)
+            yield "group_affine_standardized_compress", arguments
+            given = (codes, bounds, mean, factor, x.numel(), channels, inner, 4, 64)
+            yield "group_affine_standardized_decompress", given
 
 
 def _calls() -> Iterator[tuple[str, tuple[Any, ...]]]:

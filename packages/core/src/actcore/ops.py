@@ -63,6 +63,23 @@ def _(
     return codes, input.new_empty((group_count(input.numel(), group_size), 2))
 
 
+@torch.library.register_fake("actcore::group_affine_standardized_compress")
+def _(
+    input: Tensor, mean: Tensor, factor: Tensor, channels: int, inner: int, bits: int, group_size: int,
+    stochastic: bool, seed: int, stream: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
+    return codes, input.new_empty((group_count(input.numel(), group_size), 2))
+
+
+@torch.library.register_fake("actcore::group_affine_standardized_decompress")
+def _(
+    codes: Tensor, bounds: Tensor, mean: Tensor, factor: Tensor, numel: int, channels: int, inner: int, bits: int,
+    group_size: int,
+) -> Tensor:  # fmt: skip
+    return bounds.new_empty(numel)
+
+
 @torch.library.register_fake("actcore::has_wide_group")
 def _(input: Tensor, group_size: int) -> Tensor:
     return input.new_empty(1, dtype=torch.int32)
@@ -140,12 +157,19 @@ def _(input: Tensor) -> Tensor:
     return input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
 
 
+CPU_OPERATORS = (
+    "group_affine_clamped_compress",
+    "group_affine_standardized_compress",
+    "group_affine_standardized_decompress",
+    "has_wide_group",
+)
+"""Those that have no kernels for CUDA."""
+
 OPERATORS = (
+    *CPU_OPERATORS,
     "group_affine_compress",
     "group_affine_compress.tensor",
     "group_affine_decompress",
-    "group_affine_clamped_compress",
-    "has_wide_group",
     "group_affine_rows_compress",
     "group_affine_rows_compress.tensor",
     "group_affine_rows_decompress",

@@ -11,6 +11,8 @@ from actcore.reference.group_affine import (
     group_affine_decompress,
     group_affine_rows_compress,
     group_affine_rows_decompress,
+    group_affine_standardized_compress,
+    group_affine_standardized_decompress,
     has_wide_group,
 )
 from actcore.reference.levels import level_codes
@@ -29,6 +31,8 @@ __all__ = [
     "group_affine_decompress",
     "group_affine_rows_compress",
     "group_affine_rows_decompress",
+    "group_affine_standardized_compress",
+    "group_affine_standardized_decompress",
     "has_wide_group",
     "level_codes",
     "mask_backward",

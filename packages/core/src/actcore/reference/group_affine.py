@@ -47,6 +47,34 @@ def group_affine_clamped_compress(
     return group_affine_compress(x.clamp(least, most), bits, group_size, stochastic, seed, stream)
 
 
+def group_affine_standardized_compress(
+    x: Tensor, mean: Tensor, factor: Tensor, channels: int, inner: int, bits: int, group_size: int, stochastic: bool,
+    seed: int, stream: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Codes and bounds of the elements less their channel's mean, times its factor."""
+    entry = _entries(x.numel(), mean.numel(), channels, inner)
+    standard = (x.reshape(-1).to(_compute_dtype(x.dtype)) - mean[entry]) * factor[entry]
+    return group_affine_compress(standard.to(x.dtype), bits, group_size, stochastic, seed, stream)
+
+
+def group_affine_standardized_decompress(
+    codes: Tensor, bounds: Tensor, mean: Tensor, factor: Tensor, numel: int, channels: int, inner: int, bits: int,
+    group_size: int,
+) -> Tensor:  # fmt: skip
+    """The elements times the factor, plus the mean."""
+    standard = group_affine_decompress(codes, bounds, numel, bits, group_size)
+    entry = _entries(numel, mean.numel(), channels, inner)
+    return (standard.to(_compute_dtype(bounds.dtype)) * factor[entry] + mean[entry]).to(bounds.dtype)
+
+
+def _entries(numel: int, entries: int, channels: int, inner: int) -> Tensor:
+    """Which entry of the tables each element has."""
+    element = torch.arange(numel)
+    if channels:
+        return element // channels // inner * channels + element % channels
+    return element // inner % entries
+
+
 def has_wide_group(x: Tensor, group_size: int) -> Tensor:
     """Whether codes would leave nothing of most elements of a group: no finite bounds, or at least two elements, a
     sixteenth of all and a quarter of those between the bounds, are not zero and below a thousandth of the range."""

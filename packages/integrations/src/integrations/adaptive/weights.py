@@ -110,8 +110,8 @@ def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measureme
     ``noise_of`` where elements are not normally distributed.
 
     A value of which the step's gradient told nothing, being zero, as behind an adapter that starts at zero, keeps its
-    weight by the rules: the next step's is not. All weights are larger by what keeps the bound in
-    other steps, and with a loss that is not known, see ``UNKNOWN_LOSS`` and ``KNOWN_LOSS``."""
+    weight by the rules: the next step's is not. All weights are larger by what
+    keeps the bound: in other steps, see ``KNOWN_LOSS``, or with a loss that is not known, see ``UNKNOWN_LOSS``."""
     last, usual = final_values(graph), usual_weights(graph, saves)
     value_of = {save.identity: last[save.value] for save in saves}
     weights: dict[int, float] = {}

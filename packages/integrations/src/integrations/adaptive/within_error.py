@@ -31,7 +31,8 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
     Where the measured error is above the bound, weights are corrected by what was measured over what was predicted,
     and the plan is solved again, at most twice. So it is where the measured error is much less and the bound has held
     the plan back. The plan for gradients that are there already is another, of the same weights: these are corrected
-    where its error is above the bound, too.
+    where its error is above the bound, too. One that there is no room to measure goes by what the plan of the least
+    memory measures, which has the same weights.
 
     Args:
         plan: for an error, a memory, a time.
@@ -53,6 +54,8 @@ def _within(plan: Plan, measure: Measure, part: float) -> Plan:
             return plan
         found, why = _measured(plan, measure)
         if math.isnan(found):
+            if good is None and (factor := _factor_of_least(plan, measure, part)) > 1:
+                plan = _solved(plan, factor, factor)
             return good or replace(plan, unmeasured=why)
         if found <= bound:
             held_back = plan.choice.error > _HELD * plan.error
@@ -81,6 +84,9 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
         if other is plan or not other.choice.rounds:
             break
         found, why = _measured(other, measure)
+        if why and (factor := _factor_of_least(other, measure, part)) > 1:
+            plan = _corrected(plan, factor)
+            other = plan.accumulating
         if found <= part * plan.error or why or not left:
             note_accumulating(plan, replace(other, measured=None if why else found, unmeasured=why))
             if found > plan.error:
@@ -134,8 +140,23 @@ def _reweighted(plan: Plan, variance: float) -> Plan:
     if of_slopes > _NOTICED * predicted and factor > _USUAL:
         factor = _USUAL
         slopes = (variance - factor * (predicted - of_slopes)) / of_slopes
+    return _solved(plan, factor, slopes)
+
+
+def _solved(plan: Plan, factor: float, slopes: float) -> Plan:
+    """A plan for what this one was asked for, with weights that are so many times this one's."""
     made = solved_again(plan, _times(plan.menus, factor, slopes), _times(plan.rounded_menus, factor, slopes))
     return made.within(plan.memory, plan.time) if plan.is_bounded else made
+
+
+def _factor_of_least(plan: Plan, measure: Measure, part: float) -> float:
+    """How many times the variance that is predicted the plan of the least memory has, beside which there may be room to
+    measure it; 0 where that tells nothing."""
+    least = plan.choosing(plan.front[0], plan.bounds)
+    if not least.choice.rounds or not least.choice.variance or least.choice == plan.choice:
+        return 0.0
+    found, why = _measured(least, measure)
+    return 0.0 if why else (_ABOVE * found / part) ** 2 / least.choice.variance
 
 
 def _no_less(plan: Plan, variance: float) -> Plan:

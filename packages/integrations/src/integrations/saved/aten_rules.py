@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from integrations.saved.norms import CHANNELS
+from integrations.saved.standardizing import CHANNELS
 
 
 @dataclass(frozen=True, order=True)

@@ -2,8 +2,8 @@
 
 torch's own attention keeps, besides these three, its result and the logarithm of the softmax's sum, or the softmax and
 its dropout mask. With a query and key that are stored in fewer bits, that sum would be one of other numbers, by which
-the softmax is not normalised. So backward computes attention again, by torch's own operator and from the very values
-that are stored, and differentiates that.
+the softmax is not normalised. So backward computes attention again from the very values that are stored: by torch's own
+operator, which it differentiates, or on a CPU by what that operator calls (``attention_kernels``).
 
 Dropout is drawn again from the generator's state. Where torch draws it element by element, which takes longer than all
 of the attention of a short sequence, and its mask is small beside the query, the mask is kept, one bit an element.
@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from integrations.autocast import is_available
 from integrations.plain import PLAIN, has_elements
+from integrations.saved import attention_kernels as kernels
 from integrations.saved.arguments import Arguments
 
 OPERATOR = "scaled_dot_product_attention"
@@ -58,9 +59,9 @@ class Attention:
         # With nobody's casts kept: the stored tensors are new ones in every backward.
         same = self.autocast == _autocast(device.type)
         autocast = nullcontext() if same else torch.autocast(device.type, dtype, enabled, cache_enabled=False)
-        kernels = nullcontext() if self.backends == _backends() else sdpa_kernel(self.backends, set_priority=True)
+        choice = nullcontext() if self.backends == _backends() else sdpa_kernel(self.backends, set_priority=True)
         state = None if self.generator is None else _generator_state(device)
-        with autocast, kernels:
+        with autocast, choice:
             try:
                 if self.generator is not None:
                     _set_generator_state(device, self.generator)
@@ -82,14 +83,18 @@ class _Recomputed(Function):
         options: dict[str, Any],
     ) -> Tensor:
         ctx.set_materialize_grads(False)
+        ctx.fused = ctx.masked = False
         output: Tensor
-        if _masks_dropout(query, key, value, mask, options):
-            ctx.dropout = options["dropout_p"]
+        if kernels.is_fused(query, key, value, mask, options):
+            ctx.fused, ctx.attention = True, Attention.of(function, options, query)
+            output, _ = kernels.fused(query, key, value, mask, options)
+            ctx.save_for_backward(query, key, value, mask, None)
+            return output
+        if kernels.masks_dropout(query, key, value, mask, options):
+            ctx.masked, ctx.attention = True, Attention(function, options, _autocast("cpu"), _backends(), None)
             with _exact():
-                output, probabilities = _math(query, key, value, _added(mask, query.dtype), **options)
-            # Zero where dropped. It may be so elsewhere, but there the softmax has no slope.
-            ctx.save_for_backward(query, key, value, mask, probabilities != 0)
-            ctx.attention = Attention.of(function, {**options, "dropout_p": 0.0}, query)
+                output, left = kernels.drawn(query, key, value, mask, options)
+            ctx.save_for_backward(query, key, value, mask, left)
             return output
         ctx.attention = Attention.of(function, options, query)
         # With gradients enabled, as in backward: torch chooses its kernel by that, too. The graph goes at once.
@@ -104,13 +109,27 @@ class _Recomputed(Function):
         if gradient is None:
             return None, None, None, None, None, None
         twice = torch.is_grad_enabled()  # create_graph=True: with the history of what was saved
-        *stored, kept = ctx.saved_tensors
-        # A block of integrations.compress may be open still. This is nobody's forward.
+        query, key, value, mask, left = ctx.saved_tensors
+        stored = query, key, value, mask
+        options = ctx.attention.options
+        if not twice and (ctx.fused or (ctx.masked and kernels.is_plain(*stored, options))):
+            # A block of integrations.compress may be open still. This is nobody's forward.
+            with torch._C.DisableTorchFunction():
+                if ctx.fused:
+                    three = kernels.of_fused(gradient, *stored, options)
+                else:
+                    with ctx.attention.surroundings(query.device):
+                        three = kernels.of_dropped(gradient, left, *stored, options)
+            needed = zip(three, ctx.needs_input_grad, strict=False)
+            return *(one if needs else None for one, needs in needed), None, None, None
         with torch._C.DisableTorchFunction(), torch.enable_grad(), _exact():
-            tensors = [_alias(tensor, twice) for tensor in stored]
+            tensors: tuple[Any, ...] = tuple(_alias(tensor, twice) for tensor in stored)
+            query, key, value, mask = tensors
             wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
             with ctx.attention.surroundings(stored[0].device):
-                output = ctx.attention(*tensors) if kept is None else _dropped(ctx, kept, *tensors)
+                output = (
+                    kernels.dropped(left, query, key, value, mask, options) if ctx.masked else ctx.attention(*tensors)
+                )
             found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=twice))
         return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None, None
 
@@ -119,9 +138,9 @@ def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | No
     """Attention whose node saves query, key and value ("recomputed") and the mask alone; ``None`` for a call that is
     torch's to do.
 
-    Numbers, kernel and dropout are torch's own, bit for bit. That is left to torch for which there is nothing to save
-    or of which a part cannot be replayed: without gradients, subclasses and nested tensors, inside ``torch.func`` and
-    forward mode, and dropout while a CUDA graph is captured.
+    The result, the kernel and dropout are torch's own, bit for bit. That is left to torch for which there is nothing to
+    save or of which a part cannot be replayed: without gradients, subclasses and nested tensors, inside ``torch.func``
+    and forward mode, and dropout while a CUDA graph is captured.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     options = {**dict(zip(names, given.args, strict=False)), **given.kwargs}
@@ -142,50 +161,6 @@ def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | No
     if drawn and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
     output: Tensor = _Recomputed.apply(*tensors, function, options)
-    return output
-
-
-# Bytes of query, key and value to one of a dropout mask that is kept.
-_MASK_SHARE = 16
-_math = torch.ops.aten._scaled_dot_product_attention_math.default
-
-
-def _masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """Whether dropout's mask is kept, rather than drawn again: on the CPU, where torch computes attention step by step
-    and in the dtype that it is given."""
-    dtype = query.dtype
-    if not 0 < options["dropout_p"] < 1 or query.device.type != "cpu" or dtype not in (torch.float32, torch.float64):
-        return False
-    if options.get("enable_gqa") or torch.is_autocast_enabled("cpu"):
-        return False
-    # What torch refuses, it is to refuse itself.
-    if key.dtype != dtype or value.dtype != dtype or (mask is not None and mask.dtype not in (torch.bool, dtype)):
-        return False
-    if min(query.dim(), key.dim(), value.dim()) < 2:
-        return False
-    elements = query.shape[:-1].numel() * key.shape[-2]
-    if elements // 8 * _MASK_SHARE > query.nbytes + key.nbytes + value.nbytes:
-        return False
-    choice: int = torch._fused_sdp_choice(query, key, value, mask, **options)
-    return choice == int(SDPBackend.MATH.value)
-
-
-def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The mask as it is added to the logits: torch's function makes that of a boolean one, its operator does not."""
-    if mask is None or mask.dtype is not torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
-
-
-def _dropped(ctx: Any, kept: Tensor, *tensors: Tensor | None) -> Tensor:
-    """Attention with a dropout that was drawn before: the operations of torch's, in their order."""
-    query, key, value, mask = tensors
-    assert query is not None
-    assert value is not None
-    # The values are multiplied after dropout, so that one column of them is enough here.
-    _, probabilities = _math(query, key, value[..., :1], _added(mask, query.dtype), **ctx.attention.options)
-    noise = kept.to(query.dtype).div_(1 - ctx.dropout)
-    output: Tensor = (probabilities * noise) @ value
     return output
 
 

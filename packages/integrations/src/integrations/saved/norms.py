@@ -22,15 +22,13 @@ import torch
 from torch import Tensor
 
 from actcore import Codec, Compressed, GroupAffine, Layout, Raw
+from actcore.codec import trusted
 from actcore.layout import is_dense
-from integrations.plain import has_elements
 from integrations.saved.arguments import Arguments
+from integrations.saved.standardizing import CHANNELS, compressed, decompressed, least_deviation
 
 FEW = 8
 """Elements of a statistic up to which they are kept: in 16 bits, to store them normalised takes no fewer bytes."""
-
-CHANNELS = 0
-"""In the place of a number of groups: a statistic is over a channel of all samples."""
 
 
 @dataclass(frozen=True, order=True)
@@ -134,7 +132,7 @@ class Normalizer:
             normal = torch.empty_like(given)
             cells = torch.sub(whole, mean, out=self._cells(normal)[0])
         scale = _norm(cells, over, mean.dtype).mul_(math.sqrt(self.count / max(1, tensor.numel())))
-        cells.div_(scale.clamp(min=torch.finfo(mean.dtype).tiny))  # a constant channel has none
+        cells.div_(scale.clamp(min=least_deviation(mean.dtype)))
         return normal, torch.stack([mean.view(-1), scale.view(-1)])
 
     def restored(self, normal: Tensor, statistics: Tensor) -> Tensor:
@@ -149,20 +147,12 @@ class Normalizer:
         """The deviation by which each element of a tensor was divided: ``Float[like.shape]``, in its strides."""
         return self.restored(torch.ones_like(like), torch.stack([torch.zeros_like(statistics[0]), statistics[1]]))
 
-    def compress(self, tensor: Tensor, plain: Codec, seed: Any, stream: Any, unseen: bool = False) -> Compressed | None:
+    def compress(self, tensor: Tensor, plain: Codec, seed: Any, stream: Any) -> Compressed | None:
         """What ``plain`` stores of the normalised elements, with the statistics as the last part; ``None`` for a tensor
-        that is not taken, or too small to gain.
-
-        Args:
-            tensor: that is stored.
-            plain: stores its elements as they are normalised.
-            seed, stream: of the noise.
-            unseen: whether nobody follows the operators, which may then depend on the elements.
-        """
+        that is not taken, or too small to gain."""
         if not self.takes(tensor):
             return None
-        found = _as_batch_norm(tensor.detach()) if unseen and self.groups == CHANNELS else None
-        normal, statistics = self.normalized(tensor) if found is None else found
+        normal, statistics = self.normalized(tensor)
         stored = plain.compress(normal, seed=seed, stream=stream)
         if isinstance(stored.codec, Raw):
             return None
@@ -210,12 +200,17 @@ class Standardized(GroupAffine):
     def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
         """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``; of another tensor, such as an
         expanded one, the plain stored form."""
-        stored = self.normalizer.compress(tensor, self._plain, seed, stream, unseen=True)
+        if self.normalizer.takes(tensor):
+            stored = compressed(self, self.groups, tensor, seed, stream)
+            if stored is not None:
+                return stored
+        stored = self.normalizer.compress(tensor, self._plain, seed, stream)
         return self._plain.compress(tensor, seed=seed, stream=stream) if stored is None else replace(stored, codec=self)
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the rounding error of its elements as they are normalised."""
-        return self.normalizer.decompress(compressed, self._plain)
+        found = decompressed(self, self.groups, compressed) if trusted(self, compressed) else None
+        return self.normalizer.decompress(compressed, self._plain) if found is None else found
 
     @property
     def _plain(self) -> GroupAffine:
@@ -246,21 +241,6 @@ class OfChannels:
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the inner codec's error of its elements as they are normalised."""
         return Normalizer(CHANNELS, compressed.layout.shape[1]).decompress(compressed, self.inner)
-
-
-def _as_batch_norm(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What ``Normalizer.normalized`` gives for channels, by torch's own batch norm: one operator on the CPU, where the
-    others take a dozen. ``None`` where that has another dtype for its statistics, or another order for its result, and
-    where a channel has no deviation, or hardly one, or is not finite."""
-    ordered = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
-    ours = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64) and tensor.numel() > 0
-    if not ours or not ordered or torch.compiler.is_compiling() or not has_elements(tensor):
-        return None
-    epsilon = torch.finfo(tensor.dtype).tiny
-    normal, mean, inverse = torch.native_batch_norm(tensor, None, None, None, None, True, 0.0, epsilon)
-    if normal.stride() != tensor.stride() or not inverse.max().item() <= 0.01 / math.sqrt(epsilon):
-        return None
-    return normal, torch.stack([mean, inverse.reciprocal_()])
 
 
 def _norm(cells: Tensor, over: list[int], dtype: torch.dtype) -> Tensor:

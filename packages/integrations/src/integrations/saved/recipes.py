@@ -15,7 +15,7 @@ from integrations.saved.policy import Decision, Policy
 from integrations.saved.records import Record, kept_by
 
 if TYPE_CHECKING:
-    from integrations.saved.replay import Site
+    from integrations.saved.site import Site
 
 _PLANS = 4  # whose order of tensors is remembered
 
@@ -48,31 +48,27 @@ class Recipe:
         saved: its description.
         identity: of its noise.
         extent: of its memory.
+        taken: what was decided last; ``None`` before.
         site: of the tensor among those of a forward; ``None`` before one has saved it.
     """
 
-    __slots__ = ("_kept", "_policy", "_taken", "extent", "identity", "saved", "site")
+    __slots__ = ("_kept", "_policy", "extent", "identity", "saved", "site", "taken")
 
     def __init__(self, saved: SavedTensor, extent: Extent) -> None:
         self.saved = saved
         self.identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         self.extent = extent
         self._policy: Policy | None = None  # that has decided last
-        self._taken: Decision | None = None
+        self.taken: Decision | None = None
         self._kept: Record | None = None
         self.site: Site | None = None
 
     def decision(self, policy: Policy) -> Decision:
         """How such a policy has it stored if autograd alone keeps it alive. A tensor has the same one from one forward
         to the next, so it is asked once."""
-        if self._taken is None or self._policy is not policy:
-            self._policy, self._taken = policy, policy.decide(self.saved)
-        return self._taken
-
-    @property
-    def asks_call(self) -> bool:
-        """Whether what was decided last depends on the arguments of the call."""
-        return self._taken is None or self._taken.codec is None or self._taken.asks_call
+        if self.taken is None or self._policy is not policy:
+            self._policy, self.taken = policy, policy.decide(self.saved)
+        return self.taken
 
     def kept_by(self, owner: str) -> Record:
         """The record if somebody else keeps it alive anyway, the same one in each forward: nothing of it changes."""

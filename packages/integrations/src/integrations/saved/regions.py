@@ -52,7 +52,7 @@ class Region:
     """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them.
 
     Attributes:
-        waiting: views of it that backward has not read.
+        waiting: views of its elements that backward has not read. Who asks for signs alone makes them anew.
         lent: what was restored, of which stored form and on which stream, where it is the last; and its version, since
             a backward that changes it in place has it for itself.
     """
@@ -219,21 +219,24 @@ class View:
 
     def __init__(self, region: Region, layout: Layout, offset: int, sign: bool) -> None:
         self.region, self.layout, self.offset, self.sign = region, layout, offset, sign
-        self.waits = True
-        region.waiting += 1
+        self.waits = not sign
+        region.waiting += self.waits
 
     def unpack(self) -> Tensor:
-        if self.waits:
-            self.waits = False
-            self.region.waiting -= 1
-        return self.view_of(self.region.elements(self.sign))
+        self._is_read()
+        if self.sign and self.region.last.region is not None:
+            self.region.last.becomes(None)  # before there is another tensor
+        return self.view_of(self.region.elements(self.sign, lends=not self.sign))
 
     def beside(self) -> Beside:
         """The same for a repetition, and no more for who is waited for."""
+        self._is_read()
+        return Beside(self)
+
+    def _is_read(self) -> None:
         if self.waits:
             self.waits = False
             self.region.waiting -= 1
-        return Beside(self)
 
     def view_of(self, elements: Tensor) -> Tensor:
         """The tensor, of the region's elements."""

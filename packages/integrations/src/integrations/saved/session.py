@@ -27,7 +27,8 @@ from integrations.saved.owners import Owners
 from integrations.saved.recipes import Extent, Place, Recipe, Recipes
 from integrations.saved.records import RECOMPUTED, Record, kept_by
 from integrations.saved.regions import Stream, inner
-from integrations.saved.replay import Site, Sites
+from integrations.saved.replay import Sites
+from integrations.saved.site import Site
 from integrations.saved.storage import Storages
 from integrations.saved.storing import StoredLater, Storing
 from integrations.saved.tensors import storage_of, storages_of

@@ -1,0 +1,185 @@
+"""``Site``: a saved tensor of a forward, and how it was stored, for the next forward to do the same."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from actcore import BitMask, Compressed, GroupAffine, Positive
+from actcore.codec import as_int64
+from actcore.noise import identity_of
+from integrations.saved.arguments import ASSUMED
+from integrations.saved.calls import Call
+from integrations.saved.forms import Clamped, Packed, Placeholder
+from integrations.saved.recipes import Place, Recipe
+from integrations.saved.records import Record
+from integrations.saved.regions import Exact, Region, View
+from integrations.saved.storage import Entry
+
+COMPRESS = torch.ops.actcore.group_affine_compress.default
+COMPRESS_CLAMPED = torch.ops.actcore.group_affine_clamped_compress.default
+MASK = torch.ops.actcore.bit_mask_compress.default
+SIGNS = torch.ops.actcore.positive_mask.default
+"""Operators by which what is stored is encoded."""
+
+KEPT, VALUE, SIGN, HELD, SHAPE = range(5)
+"""As what a tensor is stored: as it is; encoded, in a region that others may share; by its signs, there, too; encoded
+for one operator alone; not at all. In the order of ``Form`` in ``csrc/bindings/replay_stores.cpp``."""
+
+ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
+"""What was saved of a tensor's memory before it: nothing; all of it, kept, or encoded with the same codec; its signs;
+what is kept. In the order of ``Sharing`` in ``csrc/bindings/replay_stores.cpp``."""
+
+
+class Site:
+    """A saved tensor of a forward, and what it has to be for the same to be done with it again. Threads may share it:
+    once it is found, nothing of it changes but ``next``.
+
+    Attributes:
+        recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
+        plan: that the forward followed; ``None`` for none.
+        function: that saves it; ``None`` where nobody saw a call, or where its rule depends on its arguments.
+        place, module, role, occurrence: where it is saved, and how many were saved there before.
+        following: the number of the next one there.
+        caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
+        owner: who keeps it alive anyway; empty if only autograd does.
+        value: the plan's number of the memory that it is in; ``None`` for none.
+        next: the site of the tensor that was saved after it; ``None`` for the last.
+        form: as what it is stored, by one call or none: one of ``KEPT`` and so on; ``None`` for what the session has to
+            see to.
+        sharing: what was saved of its memory before, one of ``ALONE`` and so on.
+        record, region, held: as they were made then, to be copied; of an owned tensor, the record itself.
+        encoder: the codec's operator.
+        arguments: that it is given after the tensor. With noise they begin with bits, elements of a group, whether to
+            round at random, seed and stream.
+        parts: of its results that are the payload.
+        fields: of the stored form, but for the payload.
+        noise: the part of the stream that is the same in each forward; ``None`` for none.
+        flat: shape and strides as which it is encoded, where it is not contiguous.
+    """
+
+    __slots__ = (
+        "arguments", "caller", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function", "held",
+        "module", "next", "noise", "occurrence", "owner", "parts", "place", "plan", "recipe", "record", "region",
+        "requires_grad", "role", "shape", "sharing", "strides", "value",
+    )  # fmt: skip
+
+    def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
+        saved = recipe.saved
+        self.recipe, self.place, self.occurrence, self.following = recipe, place, occurrence, occurrence + 1
+        self.module, _, self.role = place
+        self.function, self.owner = _compared(call), owner
+        self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
+        self.device, self.requires_grad = saved.device, saved.requires_grad
+        self.caller: weakref.ref[nn.Module] | None = None
+        self.plan: object = None
+        self.value: int | None = None
+        self.next: Site | None = None
+        self.form: int | None = None
+        self.sharing = ALONE
+        self.record: Record | None = recipe.kept_by(owner) if owner else None
+        self.region: Region | None = None
+        self.held: Packed | None = None
+        self.encoder: Any = None
+        self.arguments: tuple[Any, ...] = ()
+        self.parts = 0
+        self.fields: dict[str, object] | None = None
+        self.flat: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.noise: int | None = None
+
+    def is_of(self, call: Call | None, owner: str, plan: object, value: int | None) -> bool:
+        """Whether a tensor of the same recipe is as this one."""
+        return self.function is _compared(call) and self.owner == owner and self.plan is plan and self.value == value
+
+    def learn(self, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
+        """Notes how the tensor was stored, if that is one codec's call or none.
+
+        Args:
+            record: of it.
+            packed: what autograd holds in its place.
+            entry: what is known of its memory now.
+            seed: of the noise.
+        """
+        if type(packed) is Exact and packed.region is not None and record.codec == "kept":
+            region = packed.region
+            if all(other.kept is not None for other in entry.alive()) and record.stored_bytes == record.original_bytes:
+                self.sharing = ALONE if record.original_bytes else BESIDE_KEPT
+                self.held = Exact(None, None)  # type: ignore[arg-type]
+                self.record, self.region = copy.copy(record), _template(region)
+                self.form = KEPT
+        elif type(packed) is View and len(entry.alive()) == 1 and not record.host:
+            self._learn_view(record, packed, seed)
+        elif type(packed) is Placeholder:
+            self.record, self.held, self.form = copy.copy(record), packed, SHAPE
+        elif type(packed) is Clamped and self._encodes(packed.compressed, seed, (packed.low, packed.high)):
+            self.record, self.held, self.form = copy.copy(record), replace(packed, compressed=None), HELD  # type: ignore[arg-type]
+
+    def _learn_view(self, record: Record, packed: View, seed: int) -> None:
+        region, layout = packed.region, self.recipe.extent.layout
+        if not region.dense or region.numel != self.recipe.extent.numel or packed.offset != region.start:
+            return
+        form, value = VALUE, region.value
+        if region.kept is not None:
+            self.sharing = OF_KEPT
+        elif packed.sign:
+            if value is not None or region.sign_record is not record or not self._encodes(region.sign, seed):
+                return
+            form = SIGN
+        elif not self._encodes(value, seed):
+            return
+        elif region.record is not record:
+            self.sharing = OF_VALUE
+        elif region.sign is not None:
+            self.sharing = BESIDE_SIGN
+        self.record, self.region = copy.copy(record), _template(region)
+        self.held = held = copy.copy(packed)
+        held.region = None  # type: ignore[assignment]
+        self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
+        self.form = form
+
+    def _encodes(self, stored: Compressed | None, seed: int, bounds: tuple[float, ...] = ()) -> bool:
+        """Notes the call that has made a stored form, if it is one that is known.
+
+        Args:
+            stored: the form.
+            seed: of the noise.
+            bounds: that its elements were clamped to.
+        """
+        codec, extent = None if stored is None else stored.codec, self.recipe.extent
+        if type(codec) is GroupAffine:
+            if bounds and (not extent.layout.contiguous or self.device.type != "cpu"):
+                return False
+            self.encoder, self.parts = COMPRESS_CLAMPED if bounds else COMPRESS, 2
+            self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
+            self.arguments += bounds
+            self.noise = identity_of(self.recipe.identity)
+        elif type(codec) is BitMask and self.dtype is torch.bool and codec.values == (0, 1):  # which a bool fits
+            self.encoder, self.arguments, self.parts = MASK, (0.0, 1.0), 1
+        elif type(codec) is Positive:
+            self.encoder, self.arguments, self.parts = SIGNS, (), 1
+        else:
+            return False
+        assert stored is not None
+        self.fields = {
+            "codec": codec, "payload": (), "layout": extent.layout, "dtype": stored.dtype, "sound": True,
+        }  # fmt: skip
+        return True
+
+
+def _compared(call: Call | None) -> Any:
+    """The function by which a call is known again."""
+    return None if call is None or call.name in ASSUMED else call.function
+
+
+def _template(region: Region) -> Region:
+    """A region's like that holds nothing."""
+    template = copy.copy(region)
+    template.value = template.sign = template.kept = template.lent = template.record = template.sign_record = None
+    template.last = None  # type: ignore[assignment]
+    template.waiting = 0
+    return template
