@@ -76,16 +76,15 @@ def _within(plan: Plan, measure: Measure, part: float) -> Plan:
 
 
 def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Plan:
-    """The plan, whose own choice stays, with weights by which its ``accumulating`` has an error within the bound."""
+    """The plan, whose own choice stays if it was measured, with weights by which its ``accumulating`` has an error within
+    the bound."""
     for left in range(_MOST, -1, -1):
-        if plan.unmeasured:
-            break
         other = plan.accumulating
         if other is plan or not other.choice.rounds:
             break
         found, why = _measured(other, measure)
         if why and (factor := _factor_of_least(other, measure, part)) > 1:
-            plan = _corrected(plan, factor)
+            plan = _heavier(plan, factor)
             other = plan.accumulating
         if found <= part * plan.error or why or not left:
             note_accumulating(plan, replace(other, measured=None if why else found, unmeasured=why))
@@ -95,8 +94,15 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
         if not other.choice.variance:  # by weights that no factor corrects
             note_accumulating(plan, _exact_or_told(other, found))
             break
-        plan = _corrected(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
+        plan = _heavier(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
     return plan
+
+
+def _heavier(plan: Plan, factor: float) -> Plan:
+    """The plan with weights that are so many times its own; solved anew, too, where it was not measured by itself."""
+    if not plan.unmeasured:
+        return _corrected(plan, factor)
+    return replace(_solved(plan, factor, factor), unmeasured=plan.unmeasured)
 
 
 def _exact_or_told(plan: Plan, found: float) -> Plan:
