@@ -76,8 +76,8 @@ def _within(plan: Plan, measure: Measure, part: float) -> Plan:
 
 
 def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Plan:
-    """The plan, whose own choice stays if it was measured, with weights by which its ``accumulating`` has an error within
-    the bound."""
+    """The plan, whose own choice stays if it was measured, with weights by which its ``accumulating`` has an error
+    within the bound."""
     for left in range(_MOST, -1, -1):
         other = plan.accumulating
         if other is plan or not other.choice.rounds:
