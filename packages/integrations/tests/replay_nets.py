@@ -190,7 +190,8 @@ class Approximating(Net):
 
     def between(self, x: Tensor, step: int) -> Tensor:
         y = F.gelu(x, approximate="tanh" if step % 2 else "none")
-        return F.silu(y) + (self.second(y) if step % 3 else y)  # type: ignore[no-any-return]
+        before = self.second(y) if step % 3 else y
+        return before + F.silu(y) + (self.second(y) if step % 4 else y)  # type: ignore[no-any-return]
 
 
 class Checkpointing(Net):
