@@ -124,7 +124,8 @@ def of_dropped(
     of_value = (probabilities * noise).transpose(-2, -1) @ gradient
     of_probabilities = (gradient @ value.transpose(-2, -1)).mul_(noise)
     of_logits = torch._softmax_backward_data(of_probabilities, probabilities, -1, query.dtype)
-    return (of_logits @ keys).mul_(scale), (of_logits.transpose(-2, -1) @ queries).mul_(scale), of_value
+    of_key = (queries.transpose(-2, -1) @ of_logits).transpose(-2, -1)
+    return (of_logits @ keys).mul_(scale), of_key.mul_(scale), of_value
 
 
 def _alike(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> bool:
