@@ -61,8 +61,8 @@ whose gradient is concentrated in few elements leaves less of the parameters' gr
 1.1 times as large with the cross-entropy of an MLP, and 1.4 times with that of a batch that it had learnt."""
 
 KNOWN_LOSS = 0.95
-"""The same with the loss's own: another step draws other noise and dropout. A BERT's plan that measured 0.094 had errors
-from 0.092 to 0.100 in six such steps."""
+"""The same with the loss's own: another step draws other noise and dropout. A BERT's plan that measured 0.094 had
+errors from 0.092 to 0.100 in six such steps."""
 
 _RANGE = 5.6
 Ways = Mapping[tuple[int, int], float]
