@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from integrations.checkpoint.dispatch.memory import Geometry
 from integrations.checkpoint.dispatch.versions import unseen
 from integrations.checkpoint.execution.keeping import Exactly, Packed
 from integrations.checkpoint.execution.repeating import aside
+from integrations.checkpoint.execution.segments import Results
 from integrations.checkpoint.execution.tape import UNPLANNED, Tape
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import hooks_unseen, units_of
@@ -85,6 +86,8 @@ class Following:
         if look is not None:
             tracker.look = partial(_unfollowed, look)
         tracker.pack = session.hook if own_attention else None
+        if not by_level:
+            tracker.remaking = session.fates.remade
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
             if units:
@@ -96,7 +99,7 @@ class Following:
     def end(self, session: Session, complete: bool) -> None:
         """The session is about to be left."""
         self._contexts.close()
-        session.fates = None
+        session.fates = session.tracker.remaking = None
         if complete:
             self._tape.finish()
             if self._tape.astray:
@@ -142,6 +145,18 @@ class _Planned:
         if fate is None:
             fate = self._fates[key] = self._fate(*key)
         return fate
+
+    def remade(self, read: Sequence[Tensor | None], made: Sequence[Tensor]) -> Results | None:
+        """How backward makes again what an operator has just made; ``None`` where it does not, or where what was read
+        waits for others in another form than it has when it is made again."""
+        schedule = self._schedule
+        for tensor in read:
+            if tensor is None:
+                continue
+            value = self._tape.value_of(tensor)
+            if value in schedule.becomes or (schedule.is_made_again(value) and schedule.store_of(value) is not None):
+                return None
+        return self._tape.remade(made)
 
     def _fate(self, store: Store | None, again: bool) -> Fate:
         session = self._session

@@ -14,6 +14,7 @@ from actcore import Raw, SavedTensor
 from integrations.adaptive.saves import Saves
 from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.fewbit.codebook import Codebook
+from integrations.saved import attention
 from integrations.saved.arguments import index_codec, two_valued
 from integrations.saved.calls import Call, CallTracker
 from integrations.saved.choice import packable
@@ -63,6 +64,7 @@ class Seen:
         read: values that an operator reads with a gradient, so that a repetition of it may find them rounded.
         masked: values that may have masked elements.
         replaced: whether attention was computed so.
+        remade: values that it made, and makes again in backward as an operator of the forward does.
     """
 
     def __init__(self, recomputes: bool, named: bool = False) -> None:
@@ -75,6 +77,7 @@ class Seen:
         self.outlines: list[SavedTensor] = []
         self.read: set[int] = set()
         self.masked: set[int] = set()
+        self.remade: set[int] = set()
         self.replaced = False
         self.saves.clear()
 
@@ -96,6 +99,8 @@ class Seen:
             with torch._C.DisableTorchFunction():
                 for output in outputs:
                     value = recorder.value_of(output)
+                    if value is not None and call.recomputes and attention.is_fused(output):
+                        self.remade.add(value)
                     if value is not None and output.requires_grad and may_be_masked(output):
                         self.masked.add(value)
 

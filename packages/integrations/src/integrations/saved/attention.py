@@ -5,16 +5,18 @@ its dropout mask. With a query and key that are stored in fewer bits, that sum w
 the softmax is not normalised. So backward computes attention again from the very values that are stored: by torch's own
 operator, which it differentiates, or on a CPU by what that operator calls (``attention_kernels``).
 
+A plan may have what reads the result have it made again before. Then it is taken from there.
+
 Dropout is drawn again from the generator's state. Where torch draws it element by element, which takes longer than all
 of the attention of a short sequence, and its mask is small beside the query, the mask is kept, one bit an element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +30,17 @@ from integrations.saved import attention_kernels as kernels
 from integrations.saved.arguments import Arguments
 
 OPERATOR = "scaled_dot_product_attention"
+
+
+class Remade(Protocol):
+    """What a kernel made in the forward, and backward makes again for somebody else, too."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its results, from the same query, key and value as backward has. They are let go, unless the graph stays."""
+
+
+Remaking = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Remade | None]
+"""From what a kernel has read and what it made to how that is made again in backward; ``None`` where it is not."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +94,16 @@ class _Recomputed(Function):
         mask: Tensor | None,
         function: Callable[..., Tensor],
         options: dict[str, Any],
+        remaking: Remaking | None,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.fused = ctx.masked = False
+        ctx.fused, ctx.masked, ctx.remade = False, False, None
         output: Tensor
         if kernels.is_fused(query, key, value, mask, options):
             ctx.fused, ctx.attention = True, Attention.of(function, options, query)
-            output, _ = kernels.fused(query, key, value, mask, options)
+            output, sums = kernels.fused(query, key, value, mask, options)
+            if remaking is not None:
+                ctx.remade = remaking((query, key, value, mask), (output, sums))
             ctx.save_for_backward(query, key, value, mask, None)
             return output
         if kernels.masks_dropout(query, key, value, mask, options):
@@ -107,7 +123,7 @@ class _Recomputed(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         (gradient,) = gradients
         if gradient is None:
-            return None, None, None, None, None, None
+            return (None,) * 7
         twice = torch.is_grad_enabled()  # create_graph=True: with the history of what was saved
         query, key, value, mask, left = ctx.saved_tensors
         stored = query, key, value, mask
@@ -116,12 +132,13 @@ class _Recomputed(Function):
             # A block of integrations.compress may be open still. This is nobody's forward.
             with torch._C.DisableTorchFunction():
                 if ctx.fused:
-                    three = kernels.of_fused(gradient, *stored, options)
+                    output, sums = kernels.fused(*stored, options) if ctx.remade is None else ctx.remade.tensors()
+                    three = kernels.of_fused(gradient, *stored, output, sums, options)
                 else:
                     with ctx.attention.surroundings(query.device):
                         three = kernels.of_dropped(gradient, left, *stored, options)
             needed = zip(three, ctx.needs_input_grad, strict=False)
-            return *(one if needs else None for one, needs in needed), None, None, None
+            return *(one if needs else None for one, needs in needed), None, None, None, None
         with torch._C.DisableTorchFunction(), torch.enable_grad(), _exact():
             tensors: tuple[Any, ...] = tuple(_alias(tensor, twice) for tensor in stored)
             query, key, value, mask = tensors
@@ -131,16 +148,21 @@ class _Recomputed(Function):
                     kernels.dropped(left, query, key, value, mask, options) if ctx.masked else ctx.attention(*tensors)
                 )
             found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=twice))
-        return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None, None
+        return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None, None, None
 
 
-def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | None:
+def recomputed(function: Callable[..., Tensor], given: Arguments, remaking: Remaking | None = None) -> Tensor | None:
     """Attention whose node saves query, key and value ("recomputed") and the mask alone; ``None`` for a call that is
     torch's to do.
 
     The result, the kernel and dropout are torch's own, bit for bit. That is left to torch for which there is nothing to
     save or of which a part cannot be replayed: without gradients, subclasses and nested tensors, inside ``torch.func``
     and forward mode, and dropout while a CUDA graph is captured.
+
+    Args:
+        function: of torch.
+        given: to it.
+        remaking: how a fused kernel's results are made again in backward, for whom else they are.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     options = {**dict(zip(names, given.args, strict=False)), **given.kwargs}
@@ -160,8 +182,13 @@ def recomputed(function: Callable[..., Tensor], given: Arguments) -> Tensor | No
     drawn = options["dropout_p"] > 0 and has_elements(tensors[0])
     if drawn and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    output: Tensor = _Recomputed.apply(*tensors, function, options)
+    output: Tensor = _Recomputed.apply(*tensors, function, options, remaking)
     return output
+
+
+def is_fused(output: Tensor) -> bool:
+    """Whether a result of ``recomputed`` is that of a fused kernel, which backward calls again."""
+    return getattr(output.grad_fn, "fused", False)
 
 
 def _plain(tensor: object) -> bool:

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import _disable_current_modes
+
+from integrations.plain import has_elements
 
 Options = dict[str, Any]
 """The arguments but for the tensors, by name; ``dropout_p`` is among them."""
@@ -48,10 +51,16 @@ def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, option
 
 
 def of_fused(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    output: Tensor,
+    sums: Tensor,
+    options: Options,
 ) -> Gradients:
-    """The gradients for that of its output."""
-    output, sums = fused(query, key, value, mask, options)
+    """The gradients for that of its output, from what ``fused`` made of the same tensors."""
     mask, causal, scale = _added(mask, query.dtype), options.get("is_causal", False), options.get("scale")
     found: Gradients = _FUSED_BACKWARD(
         gradient, query, key, value, output, sums, 0.0, causal, attn_mask=mask, scale=scale
@@ -151,6 +160,16 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> int:
     """Torch's, which is made by whether gradients are enabled, too."""
+    if not has_elements(query):
+        with _disable_current_modes():
+            return _choice(_real(query), _real(key), _real(value), None if mask is None else _real(mask), options)
     with torch.enable_grad():
         choice: int = torch._fused_sdp_choice(query, key, value, mask, **options)
     return choice
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """One that torch chooses by as for a fake one, of which it knows no choice. Nobody writes to its memory, so that
+    the system gives it none."""
+    size, stride = tensor.shape, tensor.stride()
+    return torch.empty_strided(size, stride, dtype=tensor.dtype, requires_grad=tensor.requires_grad)

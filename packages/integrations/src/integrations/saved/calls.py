@@ -135,6 +135,7 @@ class CallTracker(TorchFunctionMode):
         exposed: storages that may be written to without their version moving.
         pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
+        remaking: how what an attention kernel makes is made again in backward, for whom else it is; ``None`` for nobody.
         watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
         look: runs before each call; ``None`` where nobody asks.
         over: is given each call that is over, with the tensors that it returned; ``None`` where nobody asks.
@@ -143,6 +144,7 @@ class CallTracker(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.pack: Callable[[Tensor], Any] | None = None
+        self.remaking: attention.Remaking | None = None
         self.call: Call | None = None
         self.foreign = StorageSet()
         self.born = StorageSet()
@@ -207,7 +209,7 @@ class CallTracker(TorchFunctionMode):
             self._expose(call.arguments)
         elif special == "attention" and self._packs_now():
             call.recomputes = True
-            output = attention.recomputed(func, call.given)
+            output = attention.recomputed(func, call.given, self.remaking)
             if output is not None:
                 return output
             call.recomputes = False

@@ -18,6 +18,11 @@ from integrations.checkpoint.execution.calls import Call
 from integrations.checkpoint.execution.keeping import Later, Packed
 from integrations.checkpoint.execution.repeating import repeating
 
+_USED_UP = (
+    "backward went through this part of the graph a second time, and what it needs was freed the first time: pass "
+    "retain_graph=True to the first backward"
+)
+
 
 class Segment:
     """Calls in order, and what they made when they were repeated.
@@ -148,10 +153,7 @@ class Segment:
     def _repeat(self, asked: int, again: bool) -> None:
         """Repeats what leads to the values that are saved and not there, of which ``asked`` is one."""
         if self.calls is None:
-            raise RuntimeError(
-                "backward went through this part of the graph a second time, and what it needs was freed the first "
-                "time: pass retain_graph=True to the first backward"
-            )
+            raise RuntimeError(_USED_UP)
         needed = {value for value in self._handles if value == asked or not self._is_stored(value)}
         waiting = needed.intersection(self._waiting)
         ends: dict[int, list[int]] = {}  # after which call values are not needed any more
@@ -225,6 +227,25 @@ class Handle:
 
     def __del__(self) -> None:
         self.segment.release(self.value)
+
+
+class Results:
+    """What one operator of a segment made, for another who makes use of it than saved it: as it was made, whatever was
+    written into it since."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, *handles: Handle) -> None:
+        self._handles: tuple[Handle, ...] | None = handles
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """They, made again. They are let go, unless the graph is retained."""
+        if self._handles is None:
+            raise RuntimeError(_USED_UP)
+        found = tuple(handle.segment.get(handle) for handle in self._handles)
+        if not _may_come_again():
+            self._handles = None
+        return found
 
 
 def _may_come_again() -> bool:

@@ -15,7 +15,7 @@ from integrations.checkpoint.dispatch.operators import Traits, device_of, genera
 from integrations.checkpoint.execution.calls import Call, Elsewhere, Held, Reference, Scratch
 from integrations.checkpoint.execution.keeping import Exactly, Keeping, Later, Packed
 from integrations.checkpoint.execution.repeating import drawing, here, require_no_plan
-from integrations.checkpoint.execution.segments import Handle, Segment
+from integrations.checkpoint.execution.segments import Handle, Results, Segment
 from integrations.checkpoint.graphs.schedule import Planned, Schedule
 
 UNPLANNED = -1
@@ -135,6 +135,17 @@ class Tape(TorchDispatchMode):
         if segment is None or segment.calls is None:
             return None
         return Handle(segment, value, tensor, later)
+
+    def remade(self, tensors: Sequence[Tensor]) -> Results | None:
+        """What one operator has just made, where backward makes the first of it again."""
+        values = [self.value_of(tensor) for tensor in tensors]
+        if any(value in self._schedule.becomes for value in values):
+            return None  # its memory is written again, and the segment would go on from that
+        first = self.handle(tensors[0])
+        if first is None:
+            return None
+        others = zip(values[1:], tensors[1:], strict=True)
+        return Results(first, *(Handle(first.segment, value, tensor) for value, tensor in others))
 
     def value_of(self, tensor: Tensor) -> int:
         """The value in whose memory a tensor lies; ``UNPLANNED`` for none."""

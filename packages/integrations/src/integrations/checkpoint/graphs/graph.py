@@ -59,6 +59,7 @@ class Op:
         shapes: the shapes of its results, by which a run is compared with the capture.
         scratch: bytes that it takes only while it runs, as far as they are known.
         decides: whether it may decide otherwise where it reads what was made again from rounded values.
+        remade: whether backward makes what it made for itself, too, and makes it once where that is wanted again.
     """
 
     name: str
@@ -71,6 +72,12 @@ class Op:
     shapes: tuple[tuple[int, ...], ...]
     scratch: int = 0
     decides: bool = False
+    remade: bool = False
+
+    @property
+    def repeat_seconds(self) -> float:
+        """What backward takes longer if it makes its values again."""
+        return 0.0 if self.remade else self.seconds
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,12 @@ class Graph:
             repeatable.append(op.repeatable and not lost and not any(value in fixed for value in op.makes))
         ops = tuple(replace(op, repeatable=flag) for op, flag in zip(self.ops, repeatable, strict=True))
         return replace(self, ops=ops)
+
+    def with_remade(self, values: Collection[int]) -> Graph:
+        """The graph, of which backward makes these values for itself."""
+        remade = {self.values[value].producer for value in values}
+        ops = tuple(replace(op, remade=number in remade) for number, op in enumerate(self.ops))
+        return replace(self, ops=ops) if remade else self
 
     @cached_property
     def where_rounded(self) -> Graph:

@@ -137,7 +137,7 @@ def _values_of(plan: Plan) -> Iterator[Line]:
     repeated = {value for op in schedule.ops if op.segment >= 0 or op.inner >= 0 for value in _reads(plan, op.makes)}
     stores = dict(choice.stores)
     for op, planned in zip(graph.ops, schedule.ops, strict=True):
-        again = op.seconds * ((planned.segment >= 0) + (planned.inner >= 0))
+        again = op.repeat_seconds * ((planned.segment >= 0) + (planned.inner >= 0))
         made = [value for value in op.makes if value not in schedule.becomes]
         shown = [value for value in made if graph.values[value].saved >= 0]
         if again and not shown:  # for others alone

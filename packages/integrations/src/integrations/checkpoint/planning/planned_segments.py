@@ -48,7 +48,7 @@ def planned_segments(graph: Graph, schedule: Schedule) -> tuple[PlannedSegment, 
                 for value in ops[number].makes
                 if value in schedule.recomputed and values[value].saved >= 0 and (value in schedule.inner) == inner
             ),
-            sum(ops[number].seconds for number in numbers),
+            sum(ops[number].repeat_seconds for number in numbers),
             inner,
         )
         for (_, inner), numbers in sorted(members.items())
