@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/calls.h"
 #include "bindings/replay.h"
 #include "bindings/solvers.h"
 #include "codec/philox.h"
@@ -36,6 +37,7 @@ PYBIND11_MODULE(_native, m) {
       py::arg("seed"), py::arg("stream"), py::arg("block"),
       "The four 32-bit words of one block of the noise sequence (seed, stream).");
 
+  actcore::bind_calls(m);
   actcore::bind_replay(m);
   actcore::bind_solvers(m);
 }

@@ -92,6 +92,21 @@ Ref owner_of(Session* self, PyObject* call, PyObject* tensor, PyObject* storage,
   return Ref(PyObject_Vectorcall(at(self, Session::kOwner), given, 3, nullptr));
 }
 
+// Whether the call is given the argument by which the forward before has decided.
+bool is_given(PyObject* site, PyObject* call) {
+  PyObject* given = known->site_given.of(site);
+  if (given == Py_None) return true;
+  const Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GET_ITEM(given, 0));
+  PyObject *args = known->call_args.of(call), *kwargs = known->call_kwargs.of(call), *found = nullptr;
+  if (!PyTuple_Check(args) || !PyDict_Check(kwargs)) return false;
+  if (position < PyTuple_GET_SIZE(args)) {
+    found = PyTuple_GET_ITEM(args, position);
+  } else {
+    found = PyDict_GetItemWithError(kwargs, PyTuple_GET_ITEM(given, 1));
+  }
+  return is_same(Ref::to(found == nullptr ? Py_None : found), PyTuple_GET_ITEM(given, 2));
+}
+
 // Stores a tensor as the forward before has; None if it is another, or has to go the full way.
 PyObject* pack(PyObject* object, PyObject* tensor) {
   auto* self = reinterpret_cast<Session*>(object);
@@ -101,7 +116,7 @@ PyObject* pack(PyObject* object, PyObject* tensor) {
   if (!call) return nullptr;
   if (!Py_IS_TYPE(call.get(), known->call)) Py_RETURN_NONE;
   if (known->call_function.of(call.get()) != known->site_function.of(site.get())) Py_RETURN_NONE;
-  if (!fits(site.get(), tensor)) Py_RETURN_NONE;
+  if (!fits(site.get(), tensor) || !is_given(site.get(), call.get())) Py_RETURN_NONE;
   PyObject* module = known->call_module.of(call.get());
   if (module == Py_None) {
     Ref found = is_called_by(known->site_caller.of(site.get())) ? Ref::to(known->site_module.of(site.get()))

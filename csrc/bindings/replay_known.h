@@ -37,6 +37,7 @@ struct Names {
   PyObject* codec = of("codec");
   PyObject* bits = of("bits");
   PyObject* group_size = of("group_size");
+  PyObject* groups = of("groups");
   PyObject* __enter__ = of("__enter__");
   PyObject* __exit__ = of("__exit__");
   PyObject* unpack = of("unpack");
@@ -49,14 +50,14 @@ struct Names {
 struct Known {
   explicit Known(const pybind11::dict& given);
 
-  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *bit_mask, *positive, *compressed,
-      *entry_type;
-  PyObject *strided, *below, *decompress, *spread, *before, *calling;
-  Field call_function, call_module, call_arguments, call_recomputes;
+  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive,
+      *compressed, *entry_type;
+  PyObject *strided, *below, *decompress, *destandardize, *order, *spread, *before, *calling;
+  Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;
   Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
   Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
   Field site_record, site_region, site_held, site_encoder, site_arguments, site_parts, site_fields, site_noise,
-      site_flat, site_caller, site_sharing;
+      site_flat, site_caller, site_sharing, site_given;
   Field region_lazy, record_original, record_stored, region_start, region_version, region_value, region_sign,
       region_sign_record, region_kept, region_lent;
   Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout,

@@ -17,8 +17,8 @@ bool is_alone(PyObject* view, PyObject* region, PyObject* stored) {
 
 // Whether a stored form is of a codec that is known here.
 bool is_known(PyObject* codec) {
-  return Py_IS_TYPE(codec, known->group_affine) || Py_IS_TYPE(codec, known->bit_mask) ||
-         Py_IS_TYPE(codec, known->positive);
+  return Py_IS_TYPE(codec, known->group_affine) || Py_IS_TYPE(codec, known->standardized) ||
+         Py_IS_TYPE(codec, known->bit_mask) || Py_IS_TYPE(codec, known->positive);
 }
 
 // The elements of a stored form, one after the other.
@@ -34,6 +34,19 @@ Ref elements_of(PyObject* stored, PyObject* codec, PyObject* region) {
     PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0), PyTuple_GET_ITEM(payload.get(), 1), numel, bits.get(),
                          group.get()};
     return Ref(PyObject_Vectorcall(known->decompress, given, 5, nullptr));
+  }
+  if (Py_IS_TYPE(codec, known->standardized)) {
+    Ref bits = attribute(codec, names.bits), group = attribute(codec, names.group_size);
+    Ref groups = attribute(codec, names.groups), layout = attribute(stored, names.layout);
+    if (!bits || !group || !groups || !layout) return Ref();
+    PyObject* asked[] = {layout.get(), groups.get(), group.get()};
+    Ref order(PyObject_Vectorcall(known->order, asked, 3, nullptr));
+    Below below;
+    if (!order || !below) return Ref();
+    PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0), PyTuple_GET_ITEM(payload.get(), 1),
+                         PyTuple_GET_ITEM(payload.get(), 2), numel, PyTuple_GET_ITEM(order.get(), 0),
+                         PyTuple_GET_ITEM(order.get(), 1), bits.get(), group.get()};
+    return Ref(PyObject_Vectorcall(known->destandardize, given, 8, nullptr));
   }
   const bool mask = Py_IS_TYPE(codec, known->bit_mask);
   Ref values = mask ? attribute(codec, names.values) : Ref(Py_BuildValue("(ii)", 0, 1));

@@ -47,6 +47,20 @@ struct ChannelTables {
   int64_t inner;
 };
 
+// Of which elements each of `count` statistics is. With channels last, a row of `channels` elements has as many columns,
+// `inner` rows share the statistics, and each is of so many columns beside each other. Otherwise `channels` is 0, and
+// `inner` elements end to end have one statistic, the next ones the next, and after the last the first.
+struct StandardizedShape {
+  int64_t numel;
+  int64_t count;
+  int64_t inner;
+  int64_t channels;
+  int64_t each;
+
+  // As many as one row of the tables for it has, or all.
+  int64_t entries() const { return count * each; }
+};
+
 constexpr int64_t kMostStandardized = 4096;  // elements of a group that is stored so
 
 // The same elements, looked at before they are stored.

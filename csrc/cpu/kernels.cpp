@@ -5,6 +5,7 @@
 #include "cpu/bits.h"
 #include "cpu/float8.h"
 #include "cpu/group_affine.h"
+#include "cpu/moments.h"
 #include "cpu/narrow.h"
 #include "cpu/standardized.h"
 #include "cpu/wide_group.h"
@@ -33,6 +34,14 @@ void standardized_decompress(const GroupAffineDecompress& args, const ChannelTab
                              int64_t end) {
   with_type(args.type, [&]<class E>() {
     with_bits(args.bits, [&]<int bits>() { decompress_standardized<E, bits>(args, tables, begin, end); });
+  });
+}
+
+void moments(const StandardizedShape& shape, ElementType type, const void* input, void* means, void* deviations,
+             int64_t begin, int64_t end) {
+  with_type(type, [&]<class E>() {
+    using T = compute_t<E>;
+    take_moments(shape, static_cast<const E*>(input), static_cast<T*>(means), static_cast<T*>(deviations), begin, end);
   });
 }
 
@@ -94,7 +103,7 @@ namespace actcore::cpu {
 extern const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels);
 const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels) = {
     ACTCORE_TEXT(ACTCORE_ISA),          ACTCORE_ISA::group_affine_compress,   ACTCORE_ISA::group_affine_decompress,
-    ACTCORE_ISA::standardized_compress, ACTCORE_ISA::standardized_decompress, ACTCORE_ISA::has_wide_group,
+    ACTCORE_ISA::standardized_compress, ACTCORE_ISA::standardized_decompress, ACTCORE_ISA::moments, ACTCORE_ISA::has_wide_group,
     ACTCORE_ISA::float8_compress,       ACTCORE_ISA::float8_decompress,       ACTCORE_ISA::pack_bits,
     ACTCORE_ISA::unpack_bits,           ACTCORE_ISA::bit_mask_compress,       ACTCORE_ISA::bit_mask_decompress,
     ACTCORE_ISA::positive_mask,         ACTCORE_ISA::narrow_compress,         ACTCORE_ISA::narrow_decompress,

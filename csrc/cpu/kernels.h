@@ -21,6 +21,9 @@ struct Kernels {
                                 int64_t end);
   void (*standardized_decompress)(const GroupAffineDecompress& args, const ChannelTables& tables, int64_t begin,
                                   int64_t end);
+  // Units: statistics. Means and deviations are of the type that elements are computed in.
+  void (*moments)(const StandardizedShape& shape, ElementType type, const void* input, void* means, void* deviations,
+                  int64_t begin, int64_t end);
   // Whether one of the groups is wide.
   bool (*has_wide_group)(const WideGroup& args, int64_t begin, int64_t end);
   void (*float8_compress)(const Float8Compress& args, int64_t begin, int64_t end);

@@ -17,6 +17,12 @@ struct OutputWalk {
   OutputWalk(const PoolShape& of, int64_t first)
       : shape(of), plane(first / plane_out(of)), place(place_of(first % plane_out(of), of.out)) {}
 
+  // Past so many outputs of a row.
+  void skip(int64_t count) {
+    place.at[2] += count - 1;
+    next();
+  }
+
   void next() {
     if (++place.at[2] < shape.out[2]) return;
     place.at[2] = 0;
@@ -36,6 +42,7 @@ struct WindowTable {
   int count = 0;            // of elements; 0 where the window has too many, or is as wide as the plane
   int64_t distance[kMost];  // in a plane, from the window's first element, inside or not; in ascending order
   PoolPlace offset[kMost];
+  int64_t begin = 0, end = 0;  // of the outputs of a row whose windows leave the plane at neither side
 
   explicit WindowTable(const PoolShape& of) : shape(of) {
     int64_t elements = 1;
@@ -50,6 +57,10 @@ struct WindowTable {
       for (int d = 0; d < kPoolDims; ++d) offset[i].at[d] *= shape.dilation[d];
       distance[i] = flat_place(shape, offset[i]);
     }
+    if (distance[count - 1] > INT32_MAX) return;
+    const int64_t stride = shape.stride[2], room = shape.size[2] - 1 - offset[count - 1].at[2] + shape.padding[2];
+    begin = (shape.padding[2] + stride - 1) / stride;
+    end = room < 0 ? 0 : room / stride + 1 < shape.out[2] ? room / stride + 1 : shape.out[2];
   }
 
   PoolPlace start(const PoolPlace& out) const {
@@ -73,6 +84,45 @@ struct WindowTable {
     int index = -1;
     for (int i = 0; i < count; ++i) index += distance[i] <= away;
     return index >= 0 && distance[index] == away && covers(first, index) ? index : -1;
+  }
+
+  // How many outputs from here on are in one row and have their windows inside.
+  int64_t inside_from(const PoolPlace& out) const {
+    const PoolPlace first = start(out);
+    if (out.at[2] < begin || out.at[2] >= end || !covers(first, 0) || !covers(first, count - 1)) return 0;
+    return end - out.at[2];
+  }
+
+  // As index_of, of at most kTile outputs of which inside_from speaks: of all beside each other. What is in no window
+  // is 0; returns whether nothing is.
+  bool indices_of(const PoolPlace& out, const int64_t* flat, int64_t outputs, uint8_t* found) const {
+    alignas(64) int32_t away[kTile], index[kTile], hits[kTile];
+    const int64_t first = flat_place(shape, start(out)), last = distance[count - 1];
+    for (int64_t j = 0; j < outputs; ++j) {
+      const int64_t far = flat[j] - first - j * shape.stride[2];
+      away[j] = far < 0 || far > last ? -1 : static_cast<int32_t>(far);
+      index[j] = -1, hits[j] = 0;
+    }
+    for (int i = 0; i < count; ++i) {
+      const auto near = static_cast<int32_t>(distance[i]);
+      for (int64_t j = 0; j < outputs; ++j) index[j] += near <= away[j], hits[j] |= near == away[j];
+    }
+    int32_t all = 1;
+    for (int64_t j = 0; j < outputs; ++j) {
+      all &= hits[j];
+      found[j] = static_cast<uint8_t>(hits[j] ? index[j] : 0);
+    }
+    return all != 0;
+  }
+
+  // As flat_of, of the same outputs; false for codes of no element, which only damaged ones have.
+  bool flats_of(const PoolPlace& out, const uint8_t* codes, int64_t outputs, int64_t* found) const {
+    const int64_t first = flat_place(shape, start(out));
+    int most = 0;
+    for (int64_t j = 0; j < outputs; ++j) most = codes[j] > most ? codes[j] : most;
+    if (most >= count) return false;
+    for (int64_t j = 0; j < outputs; ++j) found[j] = first + j * shape.stride[2] + distance[codes[j]];
+    return true;
   }
 
   // As flat_place of window_place; -1 outside.
@@ -134,10 +184,17 @@ inline bool window_index_pack(const WindowIndexPack& args, int64_t begin, int64_
   OutputWalk walk(shape, begin);
   for (int64_t i = begin; i < end; i += kTile) {
     const int64_t count = tile_at(i, end);
-    for (int64_t j = 0; j < count; ++j, walk.next()) {
+    for (int64_t j = 0; j < count;) {
+      if (const int64_t row = table.inside_from(walk.place)) {
+        const int64_t outputs = row < count - j ? row : count - j;
+        fits &= table.indices_of(walk.place, args.indices + i + j, outputs, tile + j);
+        walk.skip(outputs), j += outputs;
+        continue;
+      }
       const int index = table.index_of(walk.place, args.indices[i + j]);
       fits &= index >= 0;
       tile[j] = static_cast<uint8_t>(index < 0 ? 0 : index);
+      walk.next(), ++j;
     }
     with_bits(shape.bits, [&]<int bits>() { pack_tile<bits>(tile, count, args.packed + packed_bytes(i, bits)); });
   }
@@ -147,9 +204,21 @@ inline bool window_index_pack(const WindowIndexPack& args, int64_t begin, int64_
 inline void window_index_unpack(const WindowIndexUnpack& args, int64_t begin, int64_t end) {
   const PoolShape& shape = args.shape;
   const WindowTable table(shape);
+  alignas(64) uint8_t tile[kTile];
   OutputWalk walk(shape, begin);
-  for (int64_t i = begin; i < end; ++i, walk.next())
-    args.indices[i] = table.flat_of(walk.place, code_at(args.packed, i, shape.bits));
+  for (int64_t i = begin; i < end; i += kTile) {
+    const int64_t count = tile_at(i, end);
+    with_bits(shape.bits, [&]<int bits>() { unpack_tile<bits>(args.packed + packed_bytes(i, bits), count, tile); });
+    for (int64_t j = 0; j < count;) {
+      const int64_t row = table.inside_from(walk.place), outputs = row < count - j ? row : count - j;
+      if (outputs && table.flats_of(walk.place, tile + j, outputs, args.indices + i + j)) {
+        walk.skip(outputs), j += outputs;
+        continue;
+      }
+      args.indices[i + j] = table.flat_of(walk.place, tile[j]);
+      walk.next(), ++j;
+    }
+  }
 }
 
 }  // namespace actcore::ACTCORE_ISA

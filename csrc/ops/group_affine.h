@@ -78,27 +78,20 @@ inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& code
           groups};
 }
 
-// Of how many elements, with which means and factors, both calls of a standardised tensor are.
-inline ChannelTables channel_tables(const char* op, const Tensor& like, const Tensor& mean, const Tensor& factor,
-                                    int64_t channels, int64_t inner, int64_t numel, int64_t group_size) {
-  require_contiguous(op, "mean", mean);
-  require_contiguous(op, "factor", factor);
-  const bool wide = like.scalar_type() == ScalarType::Double;
-  const ScalarType type = wide ? ScalarType::Double : ScalarType::Float;
-  require(mean.scalar_type() == type && factor.scalar_type() == type, op, "mean and factor must be ",
-          wide ? "float64" : "float32", " beside elements of this dtype");
-  const int64_t entries = mean.numel();
-  require(entries > 0 && factor.numel() == entries, op,
-          "mean and factor must have as many entries, and at least one, got ", entries, " and ", factor.numel());
-  require(channels >= 0 && inner > 0, op, "channels must not be negative and inner must be positive, got ", channels,
-          " and ", inner);
+// Of which elements each statistic of a standardised tensor is.
+inline StandardizedShape standardized_shape(const char* op, int64_t numel, int64_t count, int64_t inner,
+                                            int64_t channels, int64_t group_size) {
   require(group_size <= kMostStandardized, op, "group_size must be at most ", kMostStandardized, ", got ", group_size);
+  require(channels >= 0 && inner > 0 && count > 0, op, "channels must not be negative, inner and statistics positive, ",
+          "got ", channels, ", ", inner, " and ", count);
+  if (numel == 0) return {numel, 1, inner, 0, 1};
   // Divided, since a product could overflow.
-  const bool last = channels > 0 && entries % channels == 0 && numel % entries == 0 && numel / entries == inner;
-  const bool first = channels == 0 && numel % entries == 0 && numel / entries % inner == 0;
-  require(last || first || numel == 0, op, numel, " elements must be whole rows of the tables' ", entries,
-          " entries, by channels=", channels, " and inner=", inner);
-  return {mean.const_data_ptr(), factor.const_data_ptr(), entries, channels, inner};
+  const int64_t columns = channels && numel % channels == 0 && numel / channels % inner == 0 ? numel / inner : 0;
+  const bool last = columns && columns % count == 0 && channels % (columns / count) == 0;
+  const bool first = channels == 0 && numel % count == 0 && numel / count % inner == 0;
+  require(last || first, op, numel, " elements must be whole runs or rows of ", count,
+          " statistics, by inner=", inner, " and channels=", channels);
+  return {numel, count, inner, channels, last ? columns / count : 1};
 }
 
 }  // namespace actcore::ops

@@ -17,17 +17,19 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "group_affine_clamped_compress(Tensor input, int bits, int group_size, bool stochastic, int seed, int stream,"
       " float least, float most) -> (Tensor codes, Tensor bounds)");
-  // The same of the elements less their channel's mean, times its factor, and rounded to input's dtype. mean, factor:
-  // (entries) in the dtype that input is computed in. With channels last, `inner` rows of `channels` elements have
-  // those of a row of the tables; otherwise channels is 0, and `inner` elements end to end have one entry, the next the
+  // The same of the elements less their mean and over their deviation, rounded to input's dtype. statistics: as many
+  // as are given, of the input: means, and deviations in the second row; (2, statistics) in the dtype that input is
+  // computed in. With channels last, `inner` rows of `channels` elements share statistics, each of which is of as many
+  // channels as it takes; otherwise channels is 0, and `inner` elements end to end have one statistic, the next the
   // next, and after the last the first. group_size is at most 4096. On the CPU alone.
   m.def(
-      "group_affine_standardized_compress(Tensor input, Tensor mean, Tensor factor, SymInt channels, SymInt inner,"
-      " int bits, int group_size, bool stochastic, int seed, int stream) -> (Tensor codes, Tensor bounds)");
-  // Back, times the factor and plus the mean; (numel) in the dtype of bounds.
+      "group_affine_standardized_compress(Tensor input, int bits, int group_size, bool stochastic, int seed,"
+      " int stream, SymInt statistics, SymInt inner, SymInt channels)"
+      " -> (Tensor codes, Tensor bounds, Tensor statistics_found)");
+  // Back, times the deviation and plus the mean; (numel) in the dtype of bounds.
   m.def(
-      "group_affine_standardized_decompress(Tensor codes, Tensor bounds, Tensor mean, Tensor factor, SymInt numel,"
-      " SymInt channels, SymInt inner, int bits, int group_size) -> Tensor");
+      "group_affine_standardized_decompress(Tensor codes, Tensor bounds, Tensor statistics, SymInt numel,"
+      " SymInt inner, SymInt channels, int bits, int group_size) -> Tensor");
   // wide: int32 (1), not 0 where codes would leave nothing of most elements of a group: it has no finite bounds, or at
   // least two elements, a sixteenth of all and a quarter of those between the bounds, are not zero and below a
   // thousandth of the range. On the CPU alone: elsewhere nobody waits for the answer.

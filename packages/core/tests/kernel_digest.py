@@ -32,14 +32,13 @@ def show_group_affine(case, x):
             value = ops.group_affine_decompress(codes, bounds, x.numel(), bits, 96)
             show(f"{case} {x.dtype} bits={bits} stochastic={stochastic}", codes, bounds, value)
     show(f"clamped {case} {x.dtype}", *ops.group_affine_clamped_compress(x, 5, 96, True, 5, 7, -1.25, 0.75))
-    wide, numel = torch.promote_types(x.dtype, torch.float32), x.numel()
-    for entries, channels in ((1, 0), (33, 33)) if numel else ():
-        x = x.reshape(-1)[: numel // entries * entries]
-        table = torch.linspace(0.5, 2, entries, dtype=wide)
-        given = (table, table, channels, x.numel() // entries or 1, 5, 96)
-        codes, bounds = ops.group_affine_standardized_compress(x, *given, True, 5, 7)
-        value = ops.group_affine_standardized_decompress(codes, bounds, *given[:2], x.numel(), *given[2:])
-        show(f"standardised {case} {x.dtype}", codes, bounds, value)
+    numel = x.numel()
+    for count, channels in ((1, 0), (33, 33)) if numel else ():
+        x = x.reshape(-1)[: numel // count * count]
+        inner = x.numel() // count or 1
+        stored = ops.group_affine_standardized_compress(x, 5, 96, True, 5, 7, count, inner, channels)
+        value = ops.group_affine_standardized_decompress(*stored, x.numel(), inner, channels, 5, 96)
+        show(f"standardised {case} {x.dtype}", *stored, value)
     show(f"wide {case} {x.dtype}", ops.has_wide_group(x, 96))
 
 

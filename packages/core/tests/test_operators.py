@@ -100,19 +100,19 @@ def calls(dtype=torch.float32, device="cpu", numel=1000):
     key = (torch.zeros(1, dtype=torch.int64, device=device),) * 2
     widths = torch.full((1,), 3, dtype=torch.uint8, device=device)
     codes_of_rows = u8[: packed_bytes(numel, 3)]
-    tables = (torch.ones(1, dtype=torch.promote_types(dtype, torch.float32), device=device),) * 2
+    statistics = torch.ones(2, 1, dtype=torch.promote_types(dtype, torch.float32), device=device)
     return {
         "group_affine_compress": (x, 3, 256, True, 0, 0),
         "group_affine_compress.tensor": (x, 3, 256, True, *key),
         "group_affine_clamped_compress": (x, 3, 256, True, 0, 0, -1.0, 2.0),
-        "group_affine_standardized_compress": (x, *tables, 0, max(numel, 1), 3, 256, True, 0, 0),
+        "group_affine_standardized_compress": (x, 3, 256, True, 0, 0, 1, max(numel, 1), 0),
         "group_affine_standardized_decompress": (
             u8[: packed_bytes(numel, 3)],
             bounds,
-            *tables,
+            statistics,
             numel,
-            0,
             max(numel, 1),
+            0,
             3,
             256,
         ),

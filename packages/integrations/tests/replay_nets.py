@@ -194,6 +194,22 @@ class Approximating(Net):
         return before + F.silu(y) + (self.second(y) if step % 4 else y)  # type: ignore[no-any-return]
 
 
+class Normalising(Net):
+    """Statistics of the batch or those of before; of more channels, or fewer; channels first, and last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        images = x.view(-1, 4, 4, WIDTH // 16)
+        if step % 4 > 2:
+            images = images.contiguous(memory_format=torch.channels_last)
+        images = F.batch_norm(images * 2, self.mean, self.variance, training=step % 2 == 0)
+        return F.group_norm(images * 3, 2 if step % 3 else 4).reshape(x.shape)
+
+
 class Checkpointing(Net):
     """A checkpoint inside, in some steps."""
 
@@ -216,5 +232,5 @@ class Hooking(Net):
 NETS = [
     Net, Alternating, Branching, Repeating, Swapping, Crossing, Narrowing, Detaching, InPlace,
     Overwriting, Exposing, Sliding, Cutting, Powers, Casting, Dropping, Signing, Masking,
-    Approximating, Checkpointing, Hooking,
+    Approximating, Normalising, Checkpointing, Hooking,
 ]  # fmt: skip

@@ -78,9 +78,21 @@ class Leaking(nn.Module):
         return nn.functional.avg_pool1d(torch.where(x > 0, x, x * 0.1), 1)
 
 
+class Normed(nn.Module):
+    """Norms whose inputs are stored as they are normalised."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.batch, self.group = nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = x.view(-1, 4, 4, WIDTH // 16)
+        return self.group(self.batch(images)).view(x.shape)  # type: ignore[no-any-return]
+
+
 def test_a_second_forward_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing above would be asked of what is done again."""
-    layers = nn.LayerNorm, lambda size: nn.Linear(size, size), lambda _: nn.ReLU(), lambda _: nn.GELU(), Leaking
+    layers = nn.LayerNorm, lambda size: nn.Linear(size, size), lambda _: nn.ReLU(), lambda _: nn.GELU(), Leaking, Normed
     model = nn.Sequential(*(layer(WIDTH) for _ in range(3) for layer in layers))
     integrations.compress_model(model, "L1", min_bytes=0)
     decided: list[str] = []

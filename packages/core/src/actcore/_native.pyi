@@ -1,3 +1,4 @@
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +23,16 @@ def fit_levels(
 def find_segments(
     nbytes: list[int], edges: list[tuple[int, int]], max_steps: int
 ) -> tuple[list[int], int, int, int, int]: ...
+def bind_calls(given: dict[str, object]) -> None: ...
 def bind_replay(given: dict[str, object]) -> None: ...
+def tracked(
+    tracker: object,
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    run: Callable[[Any], object] | None,
+    /,
+) -> Any: ...
 def unpack(packed: object) -> Tensor: ...
 
 class Replay:

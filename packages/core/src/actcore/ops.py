@@ -65,16 +65,18 @@ def _(
 
 @torch.library.register_fake("actcore::group_affine_standardized_compress")
 def _(
-    input: Tensor, mean: Tensor, factor: Tensor, channels: int, inner: int, bits: int, group_size: int,
-    stochastic: bool, seed: int, stream: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, statistics: int, inner: int,
+    channels: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
-    return codes, input.new_empty((group_count(input.numel(), group_size), 2))
+    wide = torch.promote_types(input.dtype, torch.float32)
+    found = input.new_empty((2, statistics if input.numel() else 0), dtype=wide)
+    return codes, input.new_empty((group_count(input.numel(), group_size), 2)), found
 
 
 @torch.library.register_fake("actcore::group_affine_standardized_decompress")
 def _(
-    codes: Tensor, bounds: Tensor, mean: Tensor, factor: Tensor, numel: int, channels: int, inner: int, bits: int,
+    codes: Tensor, bounds: Tensor, statistics: Tensor, numel: int, inner: int, channels: int, bits: int,
     group_size: int,
 ) -> Tensor:  # fmt: skip
     return bounds.new_empty(numel)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,10 +80,9 @@ class Following:
             _Planned(session, tape, schedule, rounds, by_level, self._followed.schedule),
             unseen,
         )
-        tracker = session.tracker
-        look = tracker.look
-        if look is not None:
-            tracker.look = partial(_unfollowed, look)
+        tracker, checkpoints = session.tracker, session.checkpoints
+        if checkpoints is not None:
+            checkpoints.around = aside
         tracker.pack = session.hook if own_attention else None
         if not by_level:
             tracker.remaking = session.fates.remade
@@ -104,11 +102,6 @@ class Following:
             self._tape.finish()
             if self._tape.astray:
                 self._plans.note_astray(self._followed, self._tape.astray)
-
-
-def _unfollowed(look: Callable[[], None]) -> None:
-    with aside():
-        look()
 
 
 class _Planned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import torch
@@ -48,31 +49,55 @@ def group_affine_clamped_compress(
 
 
 def group_affine_standardized_compress(
-    x: Tensor, mean: Tensor, factor: Tensor, channels: int, inner: int, bits: int, group_size: int, stochastic: bool,
-    seed: int, stream: int,
+    x: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, statistics: int, inner: int,
+    channels: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Codes and bounds of the elements less their mean and over their deviation, which are the third."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if not x.numel():
+        return *group_affine_compress(x, bits, group_size, stochastic, seed, stream), torch.empty(2, 0, dtype=wide)
+    exact = x.reshape(-1).double()
+    of = _statistics(x.numel(), statistics, inner, channels)
+    sizes = torch.bincount(of, minlength=statistics)
+    mean = torch.zeros(statistics, dtype=torch.float64).index_add_(0, of, exact) / sizes
+    squares = torch.zeros(statistics, dtype=torch.float64).index_add_(0, of, (exact - mean[of]).square())
+    found = torch.stack([mean, (squares / sizes).sqrt()]).to(wide)
+    given = (bits, group_size, stochastic, seed, stream, statistics, inner, channels)
+    return *group_affine_standardized_codes(x, found, *given), found
+
+
+def group_affine_standardized_codes(
+    x: Tensor, found: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, statistics: int,
+    inner: int, channels: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Codes and bounds of the elements less their channel's mean, times its factor."""
-    entry = _entries(x.numel(), mean.numel(), channels, inner)
-    standard = (x.reshape(-1).to(_compute_dtype(x.dtype)) - mean[entry]) * factor[entry]
+    """The codes and bounds for statistics that were found, as the operator's, which adds in another order."""
+    mean, deviation = found
+    of = _statistics(x.numel(), statistics, inner, channels)
+    least = math.sqrt(torch.finfo(mean.dtype).tiny)
+    standard = (x.reshape(-1).to(mean.dtype) - mean[of]) * deviation.clamp(min=least).reciprocal()[of]
     return group_affine_compress(standard.to(x.dtype), bits, group_size, stochastic, seed, stream)
 
 
 def group_affine_standardized_decompress(
-    codes: Tensor, bounds: Tensor, mean: Tensor, factor: Tensor, numel: int, channels: int, inner: int, bits: int,
+    codes: Tensor, bounds: Tensor, statistics: Tensor, numel: int, inner: int, channels: int, bits: int,
     group_size: int,
 ) -> Tensor:  # fmt: skip
-    """The elements times the factor, plus the mean."""
+    """The elements times the deviation, plus the mean."""
     standard = group_affine_decompress(codes, bounds, numel, bits, group_size)
-    entry = _entries(numel, mean.numel(), channels, inner)
-    return (standard.to(_compute_dtype(bounds.dtype)) * factor[entry] + mean[entry]).to(bounds.dtype)
+    mean, deviation = statistics
+    of = _statistics(numel, len(mean), inner, channels)
+    value: Tensor = (standard.to(mean.dtype) * deviation[of] + mean[of]).to(bounds.dtype)
+    return value
 
 
-def _entries(numel: int, entries: int, channels: int, inner: int) -> Tensor:
-    """Which entry of the tables each element has."""
+def _statistics(numel: int, count: int, inner: int, channels: int) -> Tensor:
+    """Of which statistic each element is."""
     element = torch.arange(numel)
     if channels:
-        return element // channels // inner * channels + element % channels
-    return element // inner % entries
+        each = numel // inner // count
+        return (element // channels // inner * channels + element % channels) // each
+    return element // inner % count
+
 
 
 def has_wide_group(x: Tensor, group_size: int) -> Tensor:

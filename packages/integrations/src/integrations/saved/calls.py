@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from actcore.replay import bind_calls, tracked
 from integrations.saved import attention
 from integrations.saved.arguments import ASSUMED, Arguments, variant
 from integrations.saved.history import RESET_HOOKS, has_history
@@ -91,8 +92,6 @@ class Call:
         return "result" if has_history(tensor) else "internal"
 
 
-_Parameter = nn.Parameter
-
 
 def _address(storage: torch.UntypedStorage | None) -> int:
     """A storage's, while somebody holds it; 0 for none."""
@@ -126,7 +125,7 @@ _SPECIAL: Mapping[Any, str] = MappingProxyType(
 
 
 class CallTracker(TorchFunctionMode):
-    """Sees every torch function that a forward calls.
+    """Sees every torch function that a forward calls. What it does of each is in C (``csrc/bindings/calls.cpp``).
 
     Attributes:
         call: the call that is running, or ``None``.
@@ -135,7 +134,7 @@ class CallTracker(TorchFunctionMode):
         exposed: storages that may be written to without their version moving.
         pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
-        remaking: how what an attention kernel makes is made again in backward, for whom else it is; ``None`` for nobody.
+        remaking: how backward makes again what an attention kernel makes, for whom else it is; ``None`` for nobody.
         watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
         look: runs before each call; ``None`` where nobody asks.
         over: is given each call that is over, with the tensors that it returned; ``None`` where nobody asks.
@@ -170,31 +169,9 @@ class CallTracker(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special == "resetting":  # and nothing to be looked at under a lock
             return func(*args, **(kwargs or {}))
-        if self.look is not None:
-            self.look()
-        if kwargs is None:
-            kwargs = {}
-        outer, call = self.call, Call(func, args, kwargs)
-        self.call = call
-        try:
-            for argument in call.arguments:
-                # One with a history is left: some operator that the mode does not see, such as a custom autograd
-                # Function, may have made it. A parameter is known for one as it is, and by its views.
-                if type(argument) is not _Parameter and not has_history(argument):
-                    self._meet(argument)
-            result = self._run(special, call, func, types, args, kwargs) if special else func(*args, **kwargs)
-            kind = type(result)
-            outputs = [result] if kind is Tensor else () if kind in LEAVES else tensors_in(result)
-            if self.watcher is not None:
-                self.watcher([*call.arguments, *outputs])
-            if self.over is not None:
-                self.over(call, outputs)
-        finally:
-            self.call = outer
-        for output in outputs:
-            if not has_history(output):  # only such are met
-                self._bear(output, call)
-        return result
+        given = {} if kwargs is None else kwargs
+        run = None if special is None else lambda call: self._run(special, call, func, types, args, given)
+        return tracked(self, func, args, given, run)
 
     def _run(
         self,
@@ -250,3 +227,6 @@ def opened(composite: Any) -> FunctionType:
     opened = FunctionType(composite.__code__, names, composite.__name__, composite.__defaults__, composite.__closure__)
     opened.__kwdefaults__ = composite.__kwdefaults__
     return opened
+
+
+bind_calls({"Call": Call, "Tensor": Tensor, "Parameter": nn.Parameter, "LEAVES": LEAVES, "tensors_in": tensors_in})

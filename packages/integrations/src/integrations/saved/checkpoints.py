@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -63,10 +64,14 @@ class Checkpoints:
         packer: of the forward.
         own: its pack hook.
         born: storages that the forward has made.
+
+    Attributes:
+        around: makes a block for what is stored when a checkpoint is over, which is no operator of the forward.
     """
 
     def __init__(self, packer: Packer, own: Callable[[Tensor], Any], born: StorageSet) -> None:
         self._packer, self._own, self._born = packer, own, born
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: list[weakref.ref[Any]] = []  # those whose segment may be running still
         self._reentrant: list[Packed] = []  # while these live, others that save their storages keep them, too
@@ -86,7 +91,8 @@ class Checkpoints:
             self._meet(checkpoint_of(hooks[0]))
         # A selective checkpoint counts each operator that runs inside of it: ours must wait.
         if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
-            self.settle()
+            with self.around():
+                self.settle()
 
     def over(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """A call is over: notes whether it decided something in a segment."""

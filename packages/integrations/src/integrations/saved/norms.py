@@ -80,6 +80,14 @@ class Statistics:
 
 # Where torch's and torch.nn.functional's forms have the flag that statistics are those of the input, and its default.
 _FROM_INPUT = {"batch_norm": (5, "training", False), "instance_norm": (5, "use_input_stats", True)}
+_GROUPS = (1, "num_groups")  # of a group norm
+
+
+def given_to(operator: str, given: Arguments) -> tuple[int, str, Any] | None:
+    """The argument that a call's statistics follow from, besides the input's shape: its position, its name, and what it
+    is, which may be left out; ``None`` for an operator that takes none, or of rows."""
+    position, name = _GROUPS if operator == "group_norm" else _FROM_INPUT.get(operator, (0, ""))[:2]
+    return (position, name, given.get(position, name)) if name else None
 
 
 def statistics_of(operator: str, given: Arguments, shape: Sequence[int]) -> Statistics | None:
@@ -94,7 +102,7 @@ def statistics_of(operator: str, given: Arguments, shape: Sequence[int]) -> Stat
     if operator in _FROM_INPUT and given.get(*_FROM_INPUT[operator]):
         return Statistics(tuple(shape), CHANNELS if operator == "batch_norm" else shape[1])
     if operator == "group_norm":
-        return Statistics(tuple(shape), given.get(1, "num_groups"))
+        return Statistics(tuple(shape), given.get(*_GROUPS))
     return None
 
 
@@ -201,7 +209,7 @@ class Standardized(GroupAffine):
         """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``; of another tensor, such as an
         expanded one, the plain stored form."""
         if self.normalizer.takes(tensor):
-            stored = compressed(self, self.groups, tensor, seed, stream)
+            stored = compressed(self, self.groups, self.count, tensor, seed, stream)
             if stored is not None:
                 return stored
         stored = self.normalizer.compress(tensor, self._plain, seed, stream)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,11 +27,13 @@ from actcore.replay import Replay, bind_replay
 from integrations.saved.calls import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
 from integrations.saved.modules import CALL, innermost
+from integrations.saved.norms import Standardized, given_to
 from integrations.saved.owners import BEFORE
 from integrations.saved.recipes import Place, Recipe
 from integrations.saved.records import Record
 from integrations.saved.regions import Exact, LastRestored, Region, View, lazy_of
 from integrations.saved.site import Site
+from integrations.saved.standardizing import DECOMPRESS, order_of
 from integrations.saved.storage import Entry
 
 if TYPE_CHECKING:
@@ -49,25 +52,18 @@ class Sites:
 
     Attributes:
         watched: as given.
+        pack: stores a tensor as the forward before has; ``None`` where it has to go the full way.
     """
 
     def __init__(self, session: Session, watched: bool) -> None:
         self._session: Session = weakref.proxy(session)
         self.watched = watched or FORCED_OFF
         self._replay: Any = None  # before the first tensor is saved
-
-    def pack(self, tensor: Tensor) -> Packed | None:
-        """Stores a tensor as the forward before has; ``None`` where it has to go the full way."""
-        if self.watched:
-            return None
-        if self._replay is None:
-            self._replay = self._begun()
-        packed: Packed | None = self._replay.pack(tensor)
-        return packed
+        self.pack: Callable[[Tensor], Packed | None] = _nothing if self.watched else self._begin
 
     def end(self) -> None:
         """The session is left. What it has in C leads back to it."""
-        self.watched, self._replay = True, None
+        self.watched, self._replay, self.pack = True, None, _nothing
 
     def site_of(
         self,
@@ -112,10 +108,16 @@ class Sites:
             return False
         # These two have their form from the function alone, whose arguments are looked at for others.
         by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
-        if taken.asks_call and not by_function:
+        if taken.asks_call and not by_function and not (taken.normalised and given_to(call.name, call.given)):
             return False
         fates = self._session.fates
         return fates is None or fates.of(tensor).again is None
+
+    def _begin(self, tensor: Tensor) -> Packed | None:
+        """Packs the first tensor."""
+        self._replay = self._begun()
+        self.pack = self._replay.pack
+        return self.pack(tensor)
 
     def _begun(self) -> Any:
         session, fates = self._session, self._session.fates
@@ -142,6 +144,10 @@ class Sites:
         )
 
 
+def _nothing(tensor: Tensor) -> None:
+    """Packs nothing."""
+
+
 BOUND = {
     "Tensor": Tensor,
     "Parameter": nn.Parameter,
@@ -150,6 +156,7 @@ BOUND = {
     "View": View,
     "Kept": Kept,
     "GroupAffine": GroupAffine,
+    "Standardized": Standardized,
     "BitMask": BitMask,
     "Positive": Positive,
     "Record": Record,
@@ -163,6 +170,8 @@ BOUND = {
     "calling": CALL,
     "below_autograd": torch._C._AutoDispatchBelowAutograd,
     "decompress": torch.ops.actcore.group_affine_decompress.default,
+    "destandardize": DECOMPRESS,
+    "order": order_of,
     "spread": torch.ops.actcore.bit_mask_decompress.default,
 }
 """What of Python the part in C knows, by the names that it has there."""

@@ -64,6 +64,7 @@ class Session:
         aside: a block in which the session's own operators on a tensor are not taken for the forward's; ``None`` where
             nobody would.
         occurrences: how many tensors this forward has saved so far, by place.
+        checkpoints: that the forward enters, while the session is entered; else ``None``.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Session:
         self.occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
-        self._checkpoints: Checkpoints | None = None  # while the session is entered
+        self.checkpoints: Checkpoints | None = None
 
     def begin_as(self, recipes: Recipes, step: int, observer: Observer | None) -> None:
         """Goes on as another forward of the same level, before anything was saved."""
@@ -118,10 +119,10 @@ class Session:
             self._contexts = contexts.pop_all()
         if self.level.bits is not None:
             self.tracker.pack = self._hook
-        self._checkpoints = Checkpoints(self, self._hook, self.tracker.born)
-        self.tracker.look = self._checkpoints.look
+        self.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
+        self.tracker.look = self.checkpoints.look
         if self.level.rounds_checkpoints:
-            self.tracker.over = self._checkpoints.over
+            self.tracker.over = self.checkpoints.over
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
         if self._observer is not None:
             self.tracker.watcher = self._watch
@@ -133,10 +134,10 @@ class Session:
         complete = False
         try:
             try:
-                if error is None and self._checkpoints is not None:
-                    self._checkpoints.settle()
+                if error is None and self.checkpoints is not None:
+                    self.checkpoints.settle()
             finally:
-                _innermost.session, self._hook, self._checkpoints = self._outer, None, None
+                _innermost.session, self._hook, self.checkpoints = self._outer, None, None
                 self._sites.end()
                 self.tracker.pack = self.tracker.watcher = self.tracker.look = self.tracker.over = None
                 self.owners.release()
@@ -172,14 +173,12 @@ class Session:
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
             if self.aside is None:
-                return self._pack(tensor)
+                return self._sites.pack(tensor) or self._pack_fully(tensor)
             with self.aside(tensor):
-                return self._pack(tensor)
+                return self._sites.pack(tensor) or self._pack_fully(tensor)
 
-    def _pack(self, tensor: Tensor) -> Packed:
-        packed = self._sites.pack(tensor)
-        if packed is not None:
-            return packed
+    def _pack_fully(self, tensor: Tensor) -> Packed:
+        """Stores a tensor that is not as it was in the forward before."""
         call = self.tracker.call
         if call is not None and call.module is not None:
             return self._pack_anew(tensor, call.module)
@@ -228,10 +227,10 @@ class Session:
         call = self.tracker.call
         storage = storage_of(tensor)
         if call is None:
-            role = "" if self._checkpoints is None else self._checkpoints.role(tensor)
+            role = "" if self.checkpoints is None else self.checkpoints.role(tensor)
             operator = checkpoints.OPERATOR if role else ""
-            if self._checkpoints is not None and role == "input":
-                obstacle = self._checkpoints.obstacle()
+            if self.checkpoints is not None and role == "input":
+                obstacle = self.checkpoints.obstacle()
         else:
             operator, role = call.operator, call.role(tensor, storage)
         place = (module, operator, role)
@@ -311,7 +310,7 @@ class Session:
 
     def _input(self, tensor: Tensor, packed: Packed, extent: Extent, record: Record) -> Packed:
         """What autograd holds in the place of a tensor: an input of a checkpoint may have to be kept after all."""
-        checkpoint = self._checkpoints
+        checkpoint = self.checkpoints
         if checkpoint is None or self.tracker.call is not None or not self.level.rounds_checkpoints:
             return packed
         if record.saved.operator != checkpoints.OPERATOR:

@@ -16,9 +16,12 @@ from actcore.noise import identity_of
 from integrations.saved.arguments import ASSUMED
 from integrations.saved.calls import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
+from integrations.saved.norms import Standardized, given_to
 from integrations.saved.recipes import Place, Recipe
 from integrations.saved.records import Record
 from integrations.saved.regions import Exact, Region, View
+from integrations.saved.standardizing import COMPRESS as STANDARDIZE
+from integrations.saved.standardizing import order_of
 from integrations.saved.storage import Entry
 
 COMPRESS = torch.ops.actcore.group_affine_compress.default
@@ -44,6 +47,7 @@ class Site:
         recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
         plan: that the forward followed; ``None`` for none.
         function: that saves it; ``None`` where nobody saw a call, or where its rule depends on its arguments.
+        given: the argument that its stored form follows from, as ``norms.given_to`` has it; ``None`` for none.
         place, module, role, occurrence: where it is saved, and how many were saved there before.
         following: the number of the next one there.
         caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
@@ -64,8 +68,8 @@ class Site:
     """
 
     __slots__ = (
-        "arguments", "caller", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function", "held",
-        "module", "next", "noise", "occurrence", "owner", "parts", "place", "plan", "recipe", "record", "region",
+        "arguments", "caller", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function", "given",
+        "held",        "module", "next", "noise", "occurrence", "owner", "parts", "place", "plan", "recipe", "record", "region",
         "requires_grad", "role", "shape", "sharing", "strides", "value",
     )  # fmt: skip
 
@@ -73,7 +77,7 @@ class Site:
         saved = recipe.saved
         self.recipe, self.place, self.occurrence, self.following = recipe, place, occurrence, occurrence + 1
         self.module, _, self.role = place
-        self.function, self.owner = _compared(call), owner
+        self.function, self.owner, self.given = _compared(call), owner, _given(call)
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
         self.caller: weakref.ref[nn.Module] | None = None
@@ -94,7 +98,8 @@ class Site:
 
     def is_of(self, call: Call | None, owner: str, plan: object, value: int | None) -> bool:
         """Whether a tensor of the same recipe is as this one."""
-        return self.function is _compared(call) and self.owner == owner and self.plan is plan and self.value == value
+        called = self.function is _compared(call) and self.given == _given(call)
+        return called and self.owner == owner and self.plan is plan and self.value == value
 
     def learn(self, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
         """Notes how the tensor was stored, if that is one codec's call or none.
@@ -158,6 +163,13 @@ class Site:
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += bounds
             self.noise = identity_of(self.recipe.identity)
+        elif type(codec) is Standardized:
+            order = order_of(extent.layout, codec.groups, codec.group_size) if self.device.type == "cpu" else None
+            if order is None:  # made by other operators
+                return False
+            self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.recipe.identity)
+            self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
+            self.arguments += (codec.count, *order)
         elif type(codec) is BitMask and self.dtype is torch.bool and codec.values == (0, 1):  # which a bool fits
             self.encoder, self.arguments, self.parts = MASK, (0.0, 1.0), 1
         elif type(codec) is Positive:
@@ -174,6 +186,11 @@ class Site:
 def _compared(call: Call | None) -> Any:
     """The function by which a call is known again."""
     return None if call is None or call.name in ASSUMED else call.function
+
+
+def _given(call: Call | None) -> tuple[int, str, Any] | None:
+    """The argument that a call's stored form follows from."""
+    return None if call is None else given_to(call.name, call.given)
 
 
 def _template(region: Region) -> Region:

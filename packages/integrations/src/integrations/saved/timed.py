@@ -27,8 +27,8 @@ class TimedSession(Session):
         self._sites = Sites(self, True)  # what decides is measured, too
         self.seconds: dict[int, float] = {}
 
-    def _pack(self, tensor: Tensor) -> Packed:
-        place, packed = self._timed(tensor, lambda: super(TimedSession, self)._pack(tensor))
+    def _pack_fully(self, tensor: Tensor) -> Packed:
+        place, packed = self._timed(tensor, lambda: super(TimedSession, self)._pack_fully(tensor))
         return packed if place is None else _Timed(packed, tensor.device, self.seconds, place)
 
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
