@@ -99,8 +99,8 @@ bool is_met(PyObject* tracker, PyObject* tensor) {
   for (PyObject* name : {known->name_born, known->name_foreign}) {
     Ref set(address && !found ? PyObject_GetAttr(tracker, name) : nullptr);
     Ref addresses(set ? PyObject_GetAttr(set.get(), known->name_by_address) : nullptr);
-    found = found || (addresses && PyDict_CheckExact(addresses.get()) &&
-                      PyDict_Contains(addresses.get(), address.get()) == 1);
+    found = found ||
+            (addresses && PyDict_CheckExact(addresses.get()) && PyDict_Contains(addresses.get(), address.get()) == 1);
   }
   PyErr_Clear();  // one that has no storage is for others to look at
   return found;
@@ -140,7 +140,8 @@ Ref run(PyObject* tracker, PyObject* call, PyObject* runner, PyObject* outputs) 
 
 PyObject* tracked(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (count != 5 || !PyTuple_Check(given[2]) || !PyDict_Check(given[3]) || known == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "tracked takes a tracker, a function, its args and kwargs, and who runs it or None");
+    PyErr_SetString(PyExc_TypeError,
+                    "tracked takes a tracker, a function, its args and kwargs, and who runs it or None");
     return nullptr;
   }
   PyObject* tracker = given[0];
@@ -166,8 +167,9 @@ PyObject* tracked(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return result.release();
 }
 
-PyMethodDef tracking = {"tracked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tracked)), METH_FASTCALL,
-                        "Runs a torch function under a CallTracker: (tracker, function, args, kwargs, who runs it or None)."};
+PyMethodDef tracking = {
+    "tracked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tracked)), METH_FASTCALL,
+    "Runs a torch function under a CallTracker: (tracker, function, args, kwargs, who runs it or None)."};
 
 }  // namespace
 

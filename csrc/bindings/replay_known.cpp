@@ -15,11 +15,13 @@ Known::Known(const py::dict& given) {
   auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
   tensor = type("Tensor"), parameter = type("Parameter");
   call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept");
-  group_affine = type("GroupAffine"), standardized = type("Standardized"), bit_mask = type("BitMask"), positive = type("Positive");
+  group_affine = type("GroupAffine"), standardized = type("Standardized"), bit_mask = type("BitMask"),
+  positive = type("Positive");
   PyTypeObject *record = type("Record"), *region = type("Region"), *exact = type("Exact"), *entry = type("Entry");
   compressed = type("Compressed");
   strided = object("strided"), below = object("below_autograd");
-  decompress = object("decompress"), destandardize = object("destandardize"), order = object("order"), spread = object("spread"), before = object("BEFORE"), calling = object("calling");
+  decompress = object("decompress"), destandardize = object("destandardize"), order = object("order"),
+  spread = object("spread"), before = object("BEFORE"), calling = object("calling");
   call_function = {call, "function"}, call_module = {call, "module"};
   call_arguments = {call, "arguments"}, call_recomputes = {call, "recomputes"};
   call_args = {call, "_args"}, call_kwargs = {call, "_kwargs"}, site_given = {site, "given"};

@@ -43,9 +43,14 @@ Ref elements_of(PyObject* stored, PyObject* codec, PyObject* region) {
     Ref order(PyObject_Vectorcall(known->order, asked, 3, nullptr));
     Below below;
     if (!order || !below) return Ref();
-    PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0), PyTuple_GET_ITEM(payload.get(), 1),
-                         PyTuple_GET_ITEM(payload.get(), 2), numel, PyTuple_GET_ITEM(order.get(), 0),
-                         PyTuple_GET_ITEM(order.get(), 1), bits.get(), group.get()};
+    PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0),
+                         PyTuple_GET_ITEM(payload.get(), 1),
+                         PyTuple_GET_ITEM(payload.get(), 2),
+                         numel,
+                         PyTuple_GET_ITEM(order.get(), 0),
+                         PyTuple_GET_ITEM(order.get(), 1),
+                         bits.get(),
+                         group.get()};
     return Ref(PyObject_Vectorcall(known->destandardize, given, 8, nullptr));
   }
   const bool mask = Py_IS_TYPE(codec, known->bit_mask);

@@ -102,11 +102,22 @@ namespace actcore::cpu {
 
 extern const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels);
 const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels) = {
-    ACTCORE_TEXT(ACTCORE_ISA),          ACTCORE_ISA::group_affine_compress,   ACTCORE_ISA::group_affine_decompress,
-    ACTCORE_ISA::standardized_compress, ACTCORE_ISA::standardized_decompress, ACTCORE_ISA::moments, ACTCORE_ISA::has_wide_group,
-    ACTCORE_ISA::float8_compress,       ACTCORE_ISA::float8_decompress,       ACTCORE_ISA::pack_bits,
-    ACTCORE_ISA::unpack_bits,           ACTCORE_ISA::bit_mask_compress,       ACTCORE_ISA::bit_mask_decompress,
-    ACTCORE_ISA::positive_mask,         ACTCORE_ISA::narrow_compress,         ACTCORE_ISA::narrow_decompress,
+    ACTCORE_TEXT(ACTCORE_ISA),
+    ACTCORE_ISA::group_affine_compress,
+    ACTCORE_ISA::group_affine_decompress,
+    ACTCORE_ISA::standardized_compress,
+    ACTCORE_ISA::standardized_decompress,
+    ACTCORE_ISA::moments,
+    ACTCORE_ISA::has_wide_group,
+    ACTCORE_ISA::float8_compress,
+    ACTCORE_ISA::float8_decompress,
+    ACTCORE_ISA::pack_bits,
+    ACTCORE_ISA::unpack_bits,
+    ACTCORE_ISA::bit_mask_compress,
+    ACTCORE_ISA::bit_mask_decompress,
+    ACTCORE_ISA::positive_mask,
+    ACTCORE_ISA::narrow_compress,
+    ACTCORE_ISA::narrow_decompress,
 };
 
 }  // namespace actcore::cpu

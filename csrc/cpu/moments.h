@@ -107,8 +107,10 @@ ACTCORE_FN void join_columns(Moments* moments, const E* x, int64_t rows, int64_t
 template <class T>
 ACTCORE_FN void put(const Moments& moments, T* mean, T* deviation) {
   const double variance = moments.squares / moments.count;
-  *mean = static_cast<T>(moments.mean);
-  *deviation = static_cast<T>(std::sqrt(variance < 0 ? 0 : variance));  // NaN stays
+  const double both[] = {moments.mean, std::sqrt(variance < 0 ? 0 : variance)};
+  // Of which NaN one is, instruction sets have their own mind.
+  *mean = static_cast<T>(both[0] == both[0] ? both[0] : NAN);
+  *deviation = static_cast<T>(both[1] == both[1] ? both[1] : NAN);
 }
 
 // Of the statistics from `begin` to `end`.

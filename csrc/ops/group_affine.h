@@ -89,8 +89,8 @@ inline StandardizedShape standardized_shape(const char* op, int64_t numel, int64
   const int64_t columns = channels && numel % channels == 0 && numel / channels % inner == 0 ? numel / inner : 0;
   const bool last = columns && columns % count == 0 && channels % (columns / count) == 0;
   const bool first = channels == 0 && numel % count == 0 && numel / count % inner == 0;
-  require(last || first, op, numel, " elements must be whole runs or rows of ", count,
-          " statistics, by inner=", inner, " and channels=", channels);
+  require(last || first, op, numel, " elements must be whole runs or rows of ", count, " statistics, by inner=", inner,
+          " and channels=", channels);
   return {numel, count, inner, channels, last ? columns / count : 1};
 }
 

@@ -69,13 +69,12 @@ ScalarType computed_in(const Tensor& tensor) {
 }
 
 std::tuple<Tensor, Tensor, Tensor> group_affine_standardized_compress(const Tensor& input, int64_t bits,
-                                                                      int64_t group_size, bool stochastic,
-                                                                      int64_t seed, int64_t stream, int64_t statistics,
-                                                                      int64_t inner, int64_t channels) {
+                                                                      int64_t group_size, bool stochastic, int64_t seed,
+                                                                      int64_t stream, int64_t statistics, int64_t inner,
+                                                                      int64_t channels) {
   const char* op = "group_affine_standardized_compress";
   auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream, op);
-  const StandardizedShape shape =
-      standardized_shape(op, input.numel(), statistics, inner, channels, group_size);
+  const StandardizedShape shape = standardized_shape(op, input.numel(), statistics, inner, channels, group_size);
   Tensor found = make_empty(input, {2, input.numel() ? shape.count : 0}, computed_in(input));
   if (input.numel() == 0) return {call.codes, call.bounds, found};
   auto* means = static_cast<char*>(found.mutable_data_ptr());

@@ -17,7 +17,7 @@ def test_bad_arguments():
         (None.__class__, TypeError, "checkpoint must be 'optimal', a Plan"),
         ("most", ValueError, "checkpoint must be 'optimal', a Plan or a budget"),
         (1.5, ValueError, "checkpoint must be 'optimal', a Plan or a budget"),
-        (checkpoint.plan(mlp(width=8).train(), normal(4, 8)), ValueError, "checkpoint must be a plan of this model"),
+        (checkpoint.plan(mlp(width=8).train(), normal(4, 8)), ValueError, "the plan must be one of this model"),
     ):
         with pytest.raises(error, match=message):
             compressed(model, checkpoint=asked)

@@ -153,7 +153,9 @@ def _handle_in(model: nn.Module) -> Compression:
     model = compiled_module(model)
     handle = model.__dict__.get(_HANDLE)
     if not isinstance(handle, Compression):
-        raise ValueError(f"{type(model).__name__} is not compressed; call compress_model(model, level='L1') first")
+        raise ValueError(
+            f"{type(model).__name__} is not compressed; call compress_model(model, memory=0.5), or with level='L1', first"
+        )
     if handle._model.alive is not model:
         raise ValueError(f"{type(model).__name__} is a shallow copy of a compressed model; use copy.deepcopy instead")
     return handle

@@ -24,6 +24,7 @@ from integrations.checkpoint.planning.serial import OfOldLevel
 from integrations.levels import LEVELS, Level
 from integrations.locking import OwnLock
 from integrations.plan_forward import Following
+from integrations.report import format_bytes
 
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
@@ -78,6 +79,14 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
         require_of(asked, model)
         _require_at(asked, level)
     return Recomputing(asked, level)
+
+
+def _error_of(plan: Plan) -> str:
+    """A plan's error beside its bound, in words; empty for one that rounds nothing."""
+    if plan.compressed or not plan.choice.rounds:
+        return ""
+    found = "not measured" if plan.measured is None else f"measured {plan.measured:.2g}"
+    return f", gradient's error {found} (at most {plan.error:g})"
 
 
 def _require_at(plan: Plan, level: Level) -> None:
@@ -236,9 +245,9 @@ class Recomputing:
         if plan is None:
             return "No plan yet of what backward makes again"
         count = len(plan.segments)
-        if not count:
-            return "By a plan that makes nothing again"
-        return f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made"
+        peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
+        segments = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
+        return f"By a plan: {peak}{_error_of(plan)}; backward computes {segments} again"
 
     def title(self) -> str:
         """What was asked for, for a report."""
@@ -290,8 +299,9 @@ def require_of(plan: Plan, model: nn.Module) -> None:
     """
     if fingerprint(model) != plan.graph.fingerprint:
         raise ValueError(
-            f"checkpoint must be a plan of this model: it was made for a {plan.model} whose modules or parameters' "
-            f"shapes differ from those of this {class_of(model).__name__}; checkpoint='optimal' makes one"
+            f"the plan must be one of this model: it was made for a {plan.model} whose modules or parameters' shapes "
+            f"differ from those of this {class_of(model).__name__}; integrations.plan makes one, and so does "
+            "compress_model with memory= or checkpoint="
         )
 
 

@@ -99,7 +99,6 @@ def _statistics(numel: int, count: int, inner: int, channels: int) -> Tensor:
     return element // inner % count
 
 
-
 def has_wide_group(x: Tensor, group_size: int) -> Tensor:
     """Whether codes would leave nothing of most elements of a group: no finite bounds, or at least two elements, a
     sixteenth of all and a quarter of those between the bounds, are not zero and below a thousandth of the range."""

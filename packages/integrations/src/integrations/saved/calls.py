@@ -92,7 +92,6 @@ class Call:
         return "result" if has_history(tensor) else "internal"
 
 
-
 def _address(storage: torch.UntypedStorage | None) -> int:
     """A storage's, while somebody holds it; 0 for none."""
     return 0 if storage is None else int(storage._cdata)

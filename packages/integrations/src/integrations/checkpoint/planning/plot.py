@@ -25,8 +25,8 @@ def plot_front(plan: Plan, path: str | PathLike[str]) -> None:
     peaks = [choice.peak / unit for choice in plan.front]
     if not plan.exact:
         bounds = [100 * choice.seconds_bound / whole for choice in plan.front]
-        axes.plot(peaks, bounds, color=FAINT, linewidth=1, linestyle="--", label="no plan is below")
-        axes.axvline(plan.peak_bound / unit, color=FAINT, linewidth=1, linestyle=":", label="no plan is to the left of")
+        axes.plot(peaks, bounds, color=FAINT, linewidth=1, linestyle="--", label="no plan is faster")
+        axes.axvline(plan.peak_bound / unit, color=FAINT, linewidth=1, linestyle=":", label="no plan takes less")
     axes.plot(peaks, [100 * choice.seconds / whole for choice in plan.front], ".-", color=BLUE, label="plans")
     axes.plot(plan.peak / unit, 100 * plan.overhead, "o", color=VERMILION, label="this plan")
     axes.set_xlim(left=0)

@@ -55,7 +55,8 @@ def listed(operators: Sequence[str], most: int = 2) -> str:
 
 def _title(plan: Plan) -> str:
     state = ", with gradients there already" if plan.graph.accumulates else ""
-    what = f"{plan.model} for inputs {plan.graph.inputs}{state}: activation peak"
+    also = "".join(f", or {other.graph.inputs}" for other in plan.also)
+    what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
     if not plan.segments and not plan.choice.stores:
         return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
     error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
@@ -116,6 +117,6 @@ def caption_of(plan: Plan) -> str:
 def _bounds(plan: Plan) -> str:
     bound = plan.choice.seconds_bound / plan.plain_seconds if plan.plain_seconds else 0.0
     return (
-        f"no plan has a peak below {format_bytes(plan.peak_bound)}, and none with this one's takes less than "
+        f"no plan has a peak below {format_bytes(plan.peak_bound)}, and none of this one's adds less time than "
         f"{bound:+.1%}."
     )

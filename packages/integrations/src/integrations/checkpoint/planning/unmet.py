@@ -26,20 +26,25 @@ def out_of_memory(plan: Plan, asked: Bounds) -> str:
             f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
             "fewer bits"
         )
+    other = plan.accumulating
+    adding = ""
+    if not isinstance(budget, float) and other.peak > least:  # a fraction is of each state's own plain step
+        adding = f", and {other.peak} in steps that add to gradients that are there already"
     proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
     if plan.menus is None:
         name, way_out = "budget", "compress what is kept, or take a smaller batch"
     else:
         name = f"memory with error={plan.error:g}"
         way_out = _allow(plan)
-    other = plan.accumulating
+    if isinstance(budget, int) and 0 < budget <= 1:
+        way_out = f"that is a byte: a fraction is a float, such as 0.5 or 1.0; {way_out}"
     if isinstance(budget, float) and other is not plan and other.peak <= budget * other.uncompressed_peak:
         way_out = (
             "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
             "to gain; in steps that add to gradients that are there already, activations go from "
             f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, name bytes"
         )
-    return f"{name} must be {found} ({proof}), got {budget!r}; {way_out}"
+    return f"{name} must be {found} ({proof}){adding}, got {budget!r}; {way_out}"
 
 
 def out_of_time(plan: Plan, asked: Bounds) -> str:
@@ -55,7 +60,14 @@ def _allow(plan: Plan, *first: str) -> str:
     """What would lower the least that there is."""
     found = list(first)
     if not plan.compressed and plan.menus is not None:
-        found.append(f"a larger error than {plan.error:g}")
+        if _rounds_as_allowed(plan):
+            found.append(f"a larger error than {plan.error:g}")
         missing = [repr(way) for way in WAYS if way not in plan.stores]
         found += [f"{', '.join(missing)} among stores"] if missing else []
     return f"allow {' or '.join(found)}, or take a smaller batch" if found else "take a smaller batch"
+
+
+def _rounds_as_allowed(plan: Plan) -> bool:
+    """Whether the bound on the error is what keeps the plan of the least memory from less: one that uses half of the
+    variance at most had the choice."""
+    return plan.front[0].variance >= plan.error**2 / 2
