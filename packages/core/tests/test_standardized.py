@@ -1,4 +1,4 @@
-"""``group_affine_standardized_compress``: the statistics within their rounding, and what follows from them bit for bit."""
+"""``group_affine_standardized_compress``: statistics within their rounding, and what follows from them bit for bit."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_channels_first(dtype, count, inner, times):
 
 @pytest.mark.parametrize("channels", [0, 8])
 def test_what_is_small_beside_its_mean_keeps_its_deviation(channels):
-    """A mean of 2 ** 12 leaves elements 12 bits for their distances from it. These are exact, and so is what is added."""
+    """A mean of 2 ** 12 leaves elements 12 bits for their distances from it. These are exact, and so are their sums."""
     x = torch.arange(8 * 1000) % 5 - 2.0
     found = agree(x + 4096, 8, 1000, channels)
     assert torch.allclose(found[1], torch.full((8,), 2**0.5), rtol=1e-6)

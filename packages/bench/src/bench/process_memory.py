@@ -18,7 +18,11 @@ from typing import Protocol
 
 import torch
 
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # bytes from which a block is mapped for itself
+_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"  # bytes from which a block is mapped for itself
+ENVIRONMENT = {_THRESHOLD: os.environ.get(_THRESHOLD, "65536")}
+"""Smaller blocks are on the heap, which keeps what is free between others: with many of them the environment may name
+less, down to a page."""
+
 
 HEAP_ONLY = {**ENVIRONMENT, "MALLOC_MMAP_MAX_": "0"}
 """For live bytes alone: no block is mapped, so that none is counted in whole pages of 4 KiB. Those pages are a part of

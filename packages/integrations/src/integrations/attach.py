@@ -154,7 +154,7 @@ def _handle_in(model: nn.Module) -> Compression:
     handle = model.__dict__.get(_HANDLE)
     if not isinstance(handle, Compression):
         raise ValueError(
-            f"{type(model).__name__} is not compressed; call compress_model(model, memory=0.5), or with level='L1', first"
+            f"{type(model).__name__} is not compressed; call compress_model(model, memory=0.5), or level='L1'"
         )
     if handle._model.alive is not model:
         raise ValueError(f"{type(model).__name__} is a shallow copy of a compressed model; use copy.deepcopy instead")

@@ -68,9 +68,9 @@ class Site:
     """
 
     __slots__ = (
-        "arguments", "caller", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function", "given",
-        "held",        "module", "next", "noise", "occurrence", "owner", "parts", "place", "plan", "recipe", "record", "region",
-        "requires_grad", "role", "shape", "sharing", "strides", "value",
+        "arguments", "caller", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function",
+        "given", "held", "module", "next", "noise", "occurrence", "owner", "parts", "place", "plan", "recipe",
+        "record", "region", "requires_grad", "role", "shape", "sharing", "strides", "value",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:

@@ -29,7 +29,7 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
         found = _WORDS.fullmatch(budget)
         if found is None:
             raise ValueError(
-                f"{name} must be a number with a unit such as '4GiB', '512 MiB' or '2GB', without a sign, got {budget!r}; "
+                f"{name} must be a number with a unit such as '4GiB', '512 MiB' or '2GB', and no sign, got {budget!r}; "
                 "a fraction of the plain step's peak is a float, such as 0.5"
             )
         if not found[2] and not found[3]:
