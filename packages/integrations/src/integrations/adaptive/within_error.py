@@ -22,6 +22,7 @@ _ABOVE = 1.1  # times the error that was found, what the next plan is predicted 
 _USUAL = 1.9  # times the variance that is predicted, what rounding in bits has at most, as far as it was seen
 _NOTICED = 0.05  # of the variance, the part of derivatives in few bits that may be to blame
 _HELD = 0.85  # of the bound; a plan that is predicted to be above that was held back by it
+_UNSEEN = 0.8  # of the bound, what a plan may have that goes by another's measurement: one has had 1.2 times as much
 _LOW = 0.6  # of the bound; below that, a plan that was held back by the bound may be made smaller or faster
 
 
@@ -162,7 +163,7 @@ def _factor_of_least(plan: Plan, measure: Measure, part: float) -> float:
     if not least.choice.rounds or not least.choice.variance or least.choice == plan.choice:
         return 0.0
     found, why = _measured(least, measure)
-    return 0.0 if why else (_ABOVE * found / part) ** 2 / least.choice.variance
+    return 0.0 if why else (_ABOVE * found / part / _UNSEEN) ** 2 / least.choice.variance
 
 
 def _no_less(plan: Plan, variance: float) -> Plan:
