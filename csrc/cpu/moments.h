@@ -1,5 +1,6 @@
-// Means and deviations of a tensor's elements, as a batch or group norm takes them of its input: one visit of memory,
-// for the elements are taken by the piece, twice each while they are in cache.
+// Means and deviations of a tensor's elements, as a batch or group norm takes them of its input, in one visit of memory:
+// what is added up are distances from the mean of the elements before, so that nothing is lost where they are small
+// beside it.
 //
 // What is added up does not depend on the width of vectors, so that all instruction sets give the same.
 #pragma once
@@ -29,9 +30,10 @@ struct Moments {
 
 constexpr int kSums = 16;  // that run beside each other, in as many vectors as that takes
 constexpr int kVectors = kSums / kLanes;
-constexpr int64_t kPiece = 1024;   // elements end to end, of which each sum has 64
-constexpr int64_t kRows = 64;      // of columns
-constexpr int64_t kColumns = 128;  // whose moments are on the stack
+constexpr int64_t kPiece = 1024;     // elements that are added before a sum goes on in double: 64 of each sum
+constexpr int64_t kRows = 64;        // of columns, likewise
+constexpr int kBeside = 4 * kLanes;  // columns whose sums are in registers
+constexpr int64_t kColumns = 128;    // whose moments are on the stack
 
 template <class T>
 ACTCORE_FN double total(const Vec<T> (&sums)[kVectors]) {
@@ -42,65 +44,113 @@ ACTCORE_FN double total(const Vec<T> (&sums)[kVectors]) {
   return sum;
 }
 
-// Elements end to end join.
+// The moments of a statistic whose elements come in runs. Distances are from a middle: the mean of what came before, or
+// of the first elements.
 template <class E, class T = compute_t<E>>
-ACTCORE_FN void join_run(Moments& moments, const E* x, int64_t count) {
-  for (int64_t n; count > 0; x += n, count -= n) {
-    n = count < kPiece ? count : kPiece;
-    const int64_t whole = n / kSums * kSums;
-    Vec<T> sums[kVectors] = {}, squares[kVectors] = {};
+class Runs {
+ public:
+  void add(const E* x, int64_t count) {
+    if (moments_.count == 0 && pending_ == 0) middle_ = mean_of(x, count < kPiece ? count : kPiece);
+    for (int64_t n; count > 0; x += n, count -= n) {
+      n = count < kPiece - pending_ ? count : kPiece - pending_;
+      const int64_t whole = n / kSums * kSums;
+      const Vec<T> middle = broadcast(middle_);
+      for (int64_t i = 0; i < whole; i += kSums)
+        for (int v = 0; v < kVectors; ++v) {
+          const Vec<T> off = load(x + i + v * kLanes) - middle;
+          sums_[v] += off, squares_[v] += off * off;
+        }
+      for (int64_t i = whole; i < n; ++i) {
+        const T off = actcore::load(x[i]) - middle_;
+        sum_ += off, sum_of_squares_ += off * off;
+      }
+      pending_ += n;
+      if (pending_ == kPiece) fold();
+    }
+  }
+
+  const Moments& moments() {
+    if (pending_) fold();
+    return moments_;
+  }
+
+ private:
+  static T mean_of(const E* x, int64_t count) {
+    const int64_t whole = count / kSums * kSums;
+    Vec<T> sums[kVectors] = {};
     for (int64_t i = 0; i < whole; i += kSums)
       for (int v = 0; v < kVectors; ++v) sums[v] += load(x + i + v * kLanes);
-    double sum = total<T>(sums), sum_of_squares = 0;
-    for (int64_t i = whole; i < n; ++i) sum += actcore::load(x[i]);
-    const T middle = static_cast<T>(sum / static_cast<double>(n));
-    for (Vec<T>& each : sums) each = Vec<T>{};
-    for (int64_t i = 0; i < whole; i += kSums)
-      for (int v = 0; v < kVectors; ++v) {
-        const Vec<T> off = load(x + i + v * kLanes) - broadcast(middle);
-        sums[v] += off, squares[v] += off * off;
-      }
-    sum = total<T>(sums), sum_of_squares = total<T>(squares);
-    for (int64_t i = whole; i < n; ++i) {
-      const T off = actcore::load(x[i]) - middle;
-      sum += off, sum_of_squares += off * off;
-    }
-    const auto other = static_cast<double>(n);
-    moments.join_about(middle, other, sum, sum_of_squares, other / (moments.count + other));
+    double sum = total<T>(sums);
+    for (int64_t i = whole; i < count; ++i) sum += actcore::load(x[i]);
+    return static_cast<T>(sum / static_cast<double>(count));
   }
+
+  void fold() {
+    const auto other = static_cast<double>(pending_);
+    const double sum = sum_ + total<T>(sums_), squares = sum_of_squares_ + total<T>(squares_);
+    moments_.join_about(middle_, other, sum, squares, other / (moments_.count + other));
+    middle_ = static_cast<T>(moments_.mean);
+    for (int v = 0; v < kVectors; ++v) sums_[v] = Vec<T>{}, squares_[v] = Vec<T>{};
+    sum_ = sum_of_squares_ = 0, pending_ = 0;
+  }
+
+  Moments moments_;
+  Vec<T> sums_[kVectors] = {}, squares_[kVectors] = {};
+  T middle_ = 0;
+  double sum_ = 0, sum_of_squares_ = 0;  // of those that fill no vector
+  int64_t pending_ = 0;                  // elements that are in the sums
+};
+
+// The elements of `vectors` times kLanes columns join, each those of its column, from `rows` rows, at most kRows, that
+// are `apart` elements apart.
+template <int vectors, class E, class T = compute_t<E>>
+ACTCORE_FN void join_block(Moments* moments, const E* x, int64_t rows, int64_t apart) {
+  Vec<T> sums[vectors] = {}, squares[vectors] = {}, middle[vectors];
+  if (moments->count == 0) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int v = 0; v < vectors; ++v) sums[v] += load(x + r * apart + v * kLanes);
+    for (int v = 0; v < vectors; ++v) middle[v] = sums[v] / broadcast(static_cast<T>(rows)), sums[v] = Vec<T>{};
+  } else {
+    for (int v = 0; v < vectors; ++v)
+      for (int i = 0; i < kLanes; ++i) middle[v][i] = static_cast<T>(moments[v * kLanes + i].mean);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int v = 0; v < vectors; ++v) {
+      const Vec<T> off = load(x + r * apart + v * kLanes) - middle[v];
+      sums[v] += off, squares[v] += off * off;
+    }
+  const auto other = static_cast<double>(rows);
+  const double part = other / (moments->count + other);  // of all columns alike
+  for (int v = 0; v < vectors; ++v)
+    for (int i = 0; i < kLanes; ++i)
+      moments[v * kLanes + i].join_about(middle[v][i], other, sums[v][i], squares[v][i], part);
 }
 
-// The elements of some columns join, each those of its column, from `rows` rows that are `apart` elements apart.
+// The same of one column.
 template <class E, class T = compute_t<E>>
+ACTCORE_FN void join_column(Moments* moments, const E* x, int64_t rows, int64_t apart) {
+  T sum = 0, squares = 0, middle = static_cast<T>(moments->mean);
+  if (moments->count == 0) {
+    for (int64_t r = 0; r < rows; ++r) sum += actcore::load(x[r * apart]);
+    middle = sum / static_cast<T>(rows), sum = 0;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const T off = actcore::load(x[r * apart]) - middle;
+    sum += off, squares += off * off;
+  }
+  const auto other = static_cast<double>(rows);
+  moments->join_about(middle, other, sum, squares, other / (moments->count + other));
+}
+
+// The same of some columns and any number of rows.
+template <class E>
 ACTCORE_FN void join_columns(Moments* moments, const E* x, int64_t rows, int64_t apart, int64_t columns) {
   for (int64_t first = 0; first < rows; first += kRows, x += kRows * apart) {
     const int64_t n = rows - first < kRows ? rows - first : kRows;
-    const auto other = static_cast<double>(n);
-    const double part = other / (moments->count + other);  // of all columns alike
-    const T share = T(1) / static_cast<T>(n);
     int64_t c = 0;
-    for (; c + kLanes <= columns; c += kLanes) {
-      Vec<T> sum = {}, squares = {};
-      for (int64_t r = 0; r < n; ++r) sum += load(x + r * apart + c);
-      const Vec<T> middle = sum * broadcast(share);
-      sum = Vec<T>{};
-      for (int64_t r = 0; r < n; ++r) {
-        const Vec<T> off = load(x + r * apart + c) - middle;
-        sum += off, squares += off * off;
-      }
-      for (int i = 0; i < kLanes; ++i) moments[c + i].join_about(middle[i], other, sum[i], squares[i], part);
-    }
-    for (; c < columns; ++c) {
-      T sum = 0, squares = 0;
-      for (int64_t r = 0; r < n; ++r) sum += actcore::load(x[r * apart + c]);
-      const T middle = sum * share;
-      sum = 0;
-      for (int64_t r = 0; r < n; ++r) {
-        const T off = actcore::load(x[r * apart + c]) - middle;
-        sum += off, squares += off * off;
-      }
-      moments[c].join_about(middle, other, sum, squares, part);
-    }
+    for (; c + kBeside <= columns; c += kBeside) join_block<4>(moments + c, x + c, n, apart);
+    for (; c + kLanes <= columns; c += kLanes) join_block<1>(moments + c, x + c, n, apart);
+    for (; c < columns; ++c) join_column(moments + c, x + c, n, apart);
   }
 }
 
@@ -119,9 +169,9 @@ void take_moments(const StandardizedShape& shape, const E* x, T* means, T* devia
   if (!shape.channels) {
     const int64_t stride = shape.count * shape.inner;
     for (int64_t s = begin; s < end; ++s) {
-      Moments moments;
-      for (int64_t at = s * shape.inner; at < shape.numel; at += stride) join_run(moments, x + at, shape.inner);
-      put(moments, means + s, deviations + s);
+      Runs<E> runs;
+      for (int64_t at = s * shape.inner; at < shape.numel; at += stride) runs.add(x + at, shape.inner);
+      put(runs.moments(), means + s, deviations + s);
     }
     return;
   }

@@ -49,10 +49,11 @@ ACTCORE_FN void standardize(const ChannelTables& tables, const E* x, int64_t fir
   for (Stretches<T> here(tables, first); count > 0; here.next()) {
     const int64_t length = here.count() < count ? here.count() : count, whole = length / kLanes * kLanes;
     const T *means = here.mean(), *factors = here.factor();
-    for (int64_t i = 0; i < whole; i += kLanes) {
-      const Vec<T> mean = here.alike() ? broadcast(*means) : load(means + i);
-      const Vec<T> factor = here.alike() ? broadcast(*factors) : load(factors + i);
-      store(out + i, made(load(x + i), mean, factor));
+    if (here.alike()) {
+      const Vec<T> mean = broadcast(*means), factor = broadcast(*factors);
+      for (int64_t i = 0; i < whole; i += kLanes) store(out + i, made(load(x + i), mean, factor));
+    } else {
+      for (int64_t i = 0; i < whole; i += kLanes) store(out + i, made(load(x + i), load(means + i), load(factors + i)));
     }
     for (int64_t i = whole; i < length; ++i) {
       const int64_t at = here.alike() ? 0 : i;
