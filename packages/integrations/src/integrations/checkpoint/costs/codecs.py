@@ -17,11 +17,6 @@ a kind of their own where they were measured."""
 _SLOPES = (0.6, 0.7, 1.1, 1.4, 2.0, 2.6, 3.4, 5.0)
 _RESTORED_SLOPES = 3.5
 
-# Passes over a tensor that is stored as it is normalised, besides the codec's: to take the mean away, to square what is
-# left, to add that up, and to divide; and to undo it. On a CPU one operator does most of this in cache
-# (``saved/standardizing.py``): there it is more than what is taken.
-_NORMALIZED, _UNDONE = 4, 2
-
 
 def kind_of(codec: Codec) -> str:
     """The name by which rates have a codec, as ``"4 bits"``."""
@@ -41,7 +36,7 @@ def store_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: boo
     """
     own = codec.inner if isinstance(codec, Offload) else codec
     times = _SLOPES[own.bits - 1] if isinstance(own, Codebook) else 1.0
-    passes = _NORMALIZED * normalised * rates.traffic(2 * numel * rates.itemsize)
+    passes = rates.standardizing[0] * normalised * rates.traffic(2 * numel * rates.itemsize)
     return rates.host.store + passes + _seconds(rates, rates.store, rates.to_host, codec, numel, times)
 
 
@@ -51,7 +46,7 @@ def restore_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: b
     own = codec.inner if isinstance(codec, Offload) else codec
     times = _RESTORED_SLOPES if isinstance(own, Codebook) else 1.0
     kernel = _seconds(rates, rates.restore, rates.from_host, codec, numel, times)
-    passes = _UNDONE * normalised * rates.traffic(2 * numel * rates.itemsize)
+    passes = rates.standardizing[1] * normalised * rates.traffic(2 * numel * rates.itemsize)
     return rates.host.restore + kernel + passes + rates.allocation(made)
 
 
