@@ -58,10 +58,20 @@ bool add_tensors(PyObject* list, PyObject* value) {
   return found && PyList_SetSlice(list, PyList_GET_SIZE(list), PyList_GET_SIZE(list), found.get()) == 0;
 }
 
-// Whether an operator that autograd recorded made the tensor; true of a view that autograd cannot follow.
-bool has_history(PyObject* tensor) {
+// Whether an error is one that torch raises of a tensor that cannot tell; another one stays.
+bool cannot_tell() {
+  for (PyObject* kind : {PyExc_RuntimeError, PyExc_ValueError})  // and NotImplementedError, which is the former
+    if (PyErr_ExceptionMatches(kind)) {
+      PyErr_Clear();
+      return true;
+    }
+  return false;
+}
+
+// Whether an operator that autograd recorded made the tensor; true of a view that autograd cannot follow. -1: an error.
+int has_history(PyObject* tensor) {
   Ref leaf(PyObject_GetAttr(tensor, known->name_is_leaf));
-  if (!leaf) PyErr_Clear();
+  if (!leaf) return cannot_tell() ? 1 : -1;
   return leaf.get() != Py_True;
 }
 
@@ -90,19 +100,21 @@ Ref asked(PyObject* tracker, PyObject* name) {
   return found.get() == Py_None ? Ref() : std::move(found);
 }
 
-// Whether a storage of a tensor is one that the tracker knows: one that the forward made, or that was there before.
-bool is_met(PyObject* tracker, PyObject* tensor) {
-  if (!Py_IS_TYPE(tensor, known->tensor)) return false;
+// Whether a tensor's storage is one that the tracker knows: one that the forward made, or that was there before. -1: an
+// error.
+int is_met(PyObject* tracker, PyObject* tensor) {
+  if (!Py_IS_TYPE(tensor, known->tensor)) return 0;
   Ref storage(PyObject_CallMethodNoArgs(tensor, known->name_untyped_storage));
   Ref address(storage ? PyObject_GetAttr(storage.get(), known->name_cdata) : nullptr);
-  bool found = false;
+  if (!address) return cannot_tell() ? 0 : -1;  // one that has no storage is for others to look at
+  int found = 0;
   for (PyObject* name : {known->name_born, known->name_foreign}) {
-    Ref set(address && !found ? PyObject_GetAttr(tracker, name) : nullptr);
+    Ref set(PyObject_GetAttr(tracker, name));
     Ref addresses(set ? PyObject_GetAttr(set.get(), known->name_by_address) : nullptr);
-    found = found ||
-            (addresses && PyDict_CheckExact(addresses.get()) && PyDict_Contains(addresses.get(), address.get()) == 1);
+    if (!addresses) return -1;
+    found = PyDict_Contains(addresses.get(), address.get());
+    if (found != 0) return found;
   }
-  PyErr_Clear();  // one that has no storage is for others to look at
   return found;
 }
 
@@ -111,7 +123,11 @@ bool is_met(PyObject* tracker, PyObject* tensor) {
 bool meet(PyObject* tracker, PyObject* arguments) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
     PyObject* argument = PyList_GET_ITEM(arguments, i);
-    if (Py_IS_TYPE(argument, known->parameter) || has_history(argument) || is_met(tracker, argument)) continue;
+    if (Py_IS_TYPE(argument, known->parameter)) continue;
+    int done = has_history(argument);
+    if (done == 0) done = is_met(tracker, argument);
+    if (done < 0) return false;
+    if (done > 0) continue;
     if (!Ref(PyObject_CallMethodOneArg(tracker, known->name_meet, argument))) return false;
   }
   return true;
@@ -160,7 +176,9 @@ PyObject* tracked(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!result || !restored) return nullptr;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs.get()); ++i) {
     PyObject* output = PyList_GET_ITEM(outputs.get(), i);
-    if (has_history(output)) continue;
+    const int history = has_history(output);
+    if (history < 0) return nullptr;
+    if (history > 0) continue;
     PyObject* borne[] = {tracker, output, call.get()};
     if (!Ref(PyObject_VectorcallMethod(known->name_bear, borne, 3, nullptr))) return nullptr;
   }

@@ -41,8 +41,10 @@ Ref elements_of(PyObject* stored, PyObject* codec, PyObject* region) {
     if (!bits || !group || !groups || !layout) return Ref();
     PyObject* asked[] = {layout.get(), groups.get(), group.get()};
     Ref order(PyObject_Vectorcall(known->order, asked, 3, nullptr));
+    if (order && !PyTuple_Check(order.get())) PyErr_SetString(PyExc_RuntimeError, "a stored form has another layout");
+    if (PyErr_Occurred()) return Ref();
     Below below;
-    if (!order || !below) return Ref();
+    if (!below) return Ref();
     PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0),
                          PyTuple_GET_ITEM(payload.get(), 1),
                          PyTuple_GET_ITEM(payload.get(), 2),

@@ -48,7 +48,7 @@ struct ChannelTables {
 };
 
 // Of which elements each of `count` statistics is. With channels last, a row of `channels` elements has as many columns,
-// `inner` rows share the statistics, and each is of so many columns beside each other. Otherwise `channels` is 0, and
+// `inner` rows share the statistics, and each statistic is of `each` adjacent columns. Otherwise `channels` is 0, and
 // `inner` elements end to end have one statistic, the next ones the next, and after the last the first.
 struct StandardizedShape {
   int64_t numel;
@@ -57,7 +57,7 @@ struct StandardizedShape {
   int64_t channels;
   int64_t each;
 
-  // As many as one row of the tables for it has, or all.
+  // Entries of the tables: one for each column, or for each statistic.
   int64_t entries() const { return count * each; }
 };
 

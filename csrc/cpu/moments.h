@@ -158,7 +158,7 @@ template <class T>
 ACTCORE_FN void put(const Moments& moments, T* mean, T* deviation) {
   const double variance = moments.squares / moments.count;
   const double both[] = {moments.mean, std::sqrt(variance < 0 ? 0 : variance)};
-  // Of which NaN one is, instruction sets have their own mind.
+  // The sign and the payload of a NaN differ between instruction sets.
   *mean = static_cast<T>(both[0] == both[0] ? both[0] : NAN);
   *deviation = static_cast<T>(both[1] == both[1] ? both[1] : NAN);
 }

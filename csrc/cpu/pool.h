@@ -99,7 +99,7 @@ struct WindowTable {
     alignas(64) int32_t away[kTile], index[kTile], hits[kTile];
     const int64_t first = flat_place(shape, start(out)), last = distance[count - 1];
     for (int64_t j = 0; j < outputs; ++j) {
-      const int64_t far = flat[j] - first - j * shape.stride[2];
+      const int64_t far = flat[j] < 0 ? -1 : flat[j] - first - j * shape.stride[2];
       away[j] = far < 0 || far > last ? -1 : static_cast<int32_t>(far);
       index[j] = -1, hits[j] = 0;
     }

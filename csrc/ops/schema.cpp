@@ -17,9 +17,8 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "group_affine_clamped_compress(Tensor input, int bits, int group_size, bool stochastic, int seed, int stream,"
       " float least, float most) -> (Tensor codes, Tensor bounds)");
-  // The same of the elements less their mean and over their deviation, rounded to input's dtype. statistics: as many
-  // as are given, of the input: means, and deviations in the second row; (2, statistics) in the dtype that input is
-  // computed in. With channels last, `inner` rows of `channels` elements share statistics, each of which is of as many
+  // The same of the elements less their mean and over their deviation, rounded to input's dtype. statistics_found:
+  // the input's means, and its deviations in the second row; (2, statistics) in the dtype that input is computed in. With channels last, `inner` rows of `channels` elements share statistics, each of which is of as many
   // channels as it takes; otherwise channels is 0, and `inner` elements end to end have one statistic, the next the
   // next, and after the last the first. group_size is at most 4096. On the CPU alone.
   m.def(

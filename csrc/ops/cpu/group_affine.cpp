@@ -81,9 +81,10 @@ std::tuple<Tensor, Tensor, Tensor> group_affine_standardized_compress(const Tens
   const auto deviations = means + shape.count * static_cast<int64_t>(found.element_size());
   const int64_t elements = input.numel() / shape.count;
   // Columns that are beside each other share the lines of a cache.
-  share(shape.count, channels ? 64 : 1, std::max<int64_t>(1, kGrain / elements), [&](int64_t begin, int64_t end) {
-    cpu::kernels().moments(shape, call.args.type, call.args.input, means, deviations, begin, end);
-  });
+  share(shape.count, channels ? std::max<int64_t>(1, 16 / shape.each) : 1, std::max<int64_t>(1, kGrain / elements),
+        [&](int64_t begin, int64_t end) {
+          cpu::kernels().moments(shape, call.args.type, call.args.input, means, deviations, begin, end);
+        });
   const Tables tables = tables_of(shape, found, false);
   call.args.key = read_key(call.args.key);
   expect_all_written(call.codes, call.codes.numel());

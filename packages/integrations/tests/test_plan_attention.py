@@ -52,19 +52,21 @@ def written(model, x):
     return attended(x @ model.q, x @ model.k, x @ model.v, lambda out: out.mul_(2)) @ model.o
 
 
-def planned(forward, store=None, again=()):
-    """A layer of attention that makes its result again, of what waits in such a store, or is made again itself."""
-    names = {name: normal(WIDTH, WIDTH, seed=seed) / 8 for seed, name in enumerate("qkvo")}
-    model, x = Net(forward, **names).train(), normal(4, 32, WIDTH, seed=9)
+def planned(forward, store=None, again=(), result=None):
+    """A layer of attention that makes its result again, of what waits in such a store, or is made again itself. The
+    result may wait in a store from then on."""
+    weights = {name: normal(WIDTH, WIDTH, seed=seed) / 8 for seed, name in enumerate("qkvo")}
+    model, x = Net(forward, **weights).train(), normal(4, 32, WIDTH, seed=9)
     graph = graph_of(model, (x,), rounded=True)
     made = {op.name: op.makes for op in graph.ops}
-    results = set(made["aten._scaled_dot_product_flash_attention_for_cpu.default"]) | set(
-        made.get("aten.mul_.Tensor", ())
-    )
+    names = ("aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.mul_.Tensor", "aten.mul.Tensor")
+    results = {value for name in names for value in made.get(name, ())}
     # Three products, or one, come before attention and one after it.
     sources = [op.makes[0] for op in graph.ops if op.name == "aten.mm.default"][:-1]
     left = {sources[place] for place in again}
     stores = {} if store is None else dict.fromkeys(sources, store)
+    if result is not None:
+        stores[min(results)] = result
     return follow(model, graph, set(range(len(graph.values))) - results - left, stores), x
 
 
@@ -129,3 +131,22 @@ def test_the_search_knows_that_it_is_made_anyway():
     (remade,) = [op for op in Plan.from_json(plan.to_json()).rounded.ops if op.remade]
     assert (remade.name, remade.repeat_seconds) == ("aten._scaled_dot_product_flash_attention_for_cpu.default", 0.0)
     assert not any(op.remade for op in plan.graph.ops)  # torch's own attention saves what it has made
+
+
+@pytest.mark.parametrize(("forward", "result"), [(separate, Store(4)), (doubled, None)], ids=["stored", "not saved"])
+def test_a_result_that_nobody_waits_for_is_not_held_for_it(forward, result):
+    """One that waits in a store once it is made, or that nobody but others' repetition reads, would lie there as it is
+    until attention's own backward."""
+    model, x = planned(forward, result=result)
+    with Calls() as calls:
+        gradients(model, x)
+    assert calls.count == 3
+
+
+def test_at_a_level_it_is_made_for_each():
+    """What attention reads is stored in other bits for it than for a repetition."""
+    names = {name: normal(WIDTH, WIDTH, seed=seed) / 8 for seed, name in enumerate("qkvo")}
+    model, x = Net(separate, **names).train(), normal(4, 32, WIDTH)
+    integrations.compress_model(model, "L1", checkpoint="optimal", min_bytes=0)
+    gradients(model, x)
+    assert not any(op.remade for op in integrations.checkpoint.plan_of(model).graph.ops)

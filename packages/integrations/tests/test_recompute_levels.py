@@ -122,7 +122,7 @@ def test_the_report_says_what_is_made_again():
     assert sum(row.original_bytes for row in again) == found.recomputed_bytes > 0
     assert all(row.stored_bytes == 0 and row.why == "made again for backward" for row in again)
     count = len(integrations.compression(model).recomputing.plan.segments)
-    assert f"backward computes what {count} segment" in str(found)
+    assert f"backward makes again what {count} segment" in str(found)
     assert [row.codec for row in found.rows if row.operator == "checkpoint"]  # what is kept for that
     assert found.original_bytes == 19 * 256 * 64 * 4  # as without a plan
 

@@ -148,11 +148,11 @@ def chosen(
     """
     try:
         plan = within(front, bounds)
-        rounds = plan.choice.rounds or plan.accumulating.choice.rounds
     except ValueError:
         if weights is None or (found := weights.measured(front)) is front:
             raise
     else:
+        rounds = weights is not None and (plan.choice.rounds or plan.accumulating.choice.rounds)
         found = weights.measured(front) if weights is not None and rounds else front
     plan = plan if found is front else within(found, bounds)
     return with_error_measured(plan, model, args, kwargs)

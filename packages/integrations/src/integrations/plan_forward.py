@@ -139,15 +139,18 @@ class _Planned:
             fate = self._fates[key] = self._fate(*key)
         return fate
 
-    def remade(self, read: Sequence[Tensor | None], made: Sequence[Tensor]) -> Results | None:
-        """How backward makes again what an operator has just made; ``None`` where it does not, or where what was read
-        waits for others in another form than it has when it is made again."""
-        schedule = self._schedule
+    def remade(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
+        """How backward makes again what an operator has just made; ``None`` where it does not, where what was read
+        waits for others in another form than it has when it is made again, or where it would stay for this alone."""
+        schedule, values = self._schedule, self._schedule.graph.values
+        first = self._tape.value_of(made[0])
+        if first == UNPLANNED or schedule.store_of(first) is not None or values[first].saved < 0:
+            return None
         for tensor in read:
-            if tensor is None:
-                continue
             value = self._tape.value_of(tensor)
-            if value in schedule.becomes or (schedule.is_made_again(value) and schedule.store_of(value) is not None):
+            if value == UNPLANNED or value in schedule.becomes:
+                return None
+            if schedule.is_made_again(value) and schedule.store_of(value) is not None:
                 return None
         return self._tape.remade(made)
 

@@ -246,8 +246,8 @@ class Recomputing:
             return "No plan yet of what backward makes again"
         count = len(plan.segments)
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
-        segments = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
-        return f"By a plan: {peak}{_error_of(plan)}; backward computes {segments} again"
+        again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
+        return f"By a plan: {peak}{_error_of(plan)}; backward makes again {again}"
 
     def title(self) -> str:
         """What was asked for, for a report."""

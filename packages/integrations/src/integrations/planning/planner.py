@@ -66,7 +66,11 @@ def planned(
         return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
     def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
-        graph = graph.as_rounded.with_remade(seen.remade) if rounded else graph
+        graph = graph.as_rounded if rounded else graph
+        if (
+            rounded and level.off
+        ):  # at a level what attention reads is stored for it in other bits than for a repetition
+            graph = graph.with_remade(seen.remade)
         if not bounds.recomputes:
             graph = graph.keeping(range(len(graph.values)))
         return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)

@@ -39,8 +39,9 @@ class Remade(Protocol):
         """Its results, from the same query, key and value as backward has. They are let go, unless the graph stays."""
 
 
-Remaking = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Remade | None]
-"""From what a kernel has read and what it made to how that is made again in backward; ``None`` where it is not."""
+Remaking = Callable[[Sequence[Tensor], Sequence[Tensor]], Remade | None]
+"""From what a kernel has read that may be rounded, and what it made, to how that is made again in backward; ``None``
+where it is not."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class _Recomputed(Function):
             ctx.fused, ctx.attention = True, Attention.of(function, options, query)
             output, sums = kernels.fused(query, key, value, mask, options)
             if remaking is not None:
-                ctx.remade = remaking((query, key, value, mask), (output, sums))
+                ctx.remade = remaking((query, key, value), (output, sums))
             ctx.save_for_backward(query, key, value, mask, None)
             return output
         if kernels.masks_dropout(query, key, value, mask, options):

@@ -7,6 +7,8 @@ and dropout between them, whose mask is kept.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -161,11 +163,22 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> int:
     """Torch's, which is made by whether gradients are enabled, too."""
     if not has_elements(query):
-        with _disable_current_modes():
+        with _disable_current_modes(), _unfilled():
             return _choice(_real(query), _real(key), _real(value), None if mask is None else _real(mask), options)
     with torch.enable_grad():
         choice: int = torch._fused_sdp_choice(query, key, value, mask, **options)
     return choice
+
+
+@contextmanager
+def _unfilled() -> Iterator[None]:
+    """A block in which memory is not filled by torch where its operators are to be deterministic."""
+    settings: Any = torch.utils.deterministic
+    before, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
+    try:
+        yield
+    finally:
+        settings.fill_uninitialized_memory = before
 
 
 def _real(tensor: Tensor) -> Tensor:

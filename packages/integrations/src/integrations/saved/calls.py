@@ -168,7 +168,7 @@ class CallTracker(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special == "resetting":  # and nothing to be looked at under a lock
             return func(*args, **(kwargs or {}))
-        given = {} if kwargs is None else kwargs
+        given = kwargs if type(kwargs) is dict else dict(kwargs or {})
         run = None if special is None else lambda call: self._run(special, call, func, types, args, given)
         return tracked(self, func, args, given, run)
 

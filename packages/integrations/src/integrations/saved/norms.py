@@ -84,8 +84,8 @@ _GROUPS = (1, "num_groups")  # of a group norm
 
 
 def given_to(operator: str, given: Arguments) -> tuple[int, str, Any] | None:
-    """The argument that a call's statistics follow from, besides the input's shape: its position, its name, and what it
-    is, which may be left out; ``None`` for an operator that takes none, or of rows."""
+    """The argument that a call's statistics follow from, besides the input's shape: its position, its name, and its
+    value, which is ``None`` where the call leaves it out. ``None`` for an operator without such statistics."""
     position, name = _GROUPS if operator == "group_norm" else _FROM_INPUT.get(operator, (0, ""))[:2]
     return (position, name, given.get(position, name)) if name else None
 

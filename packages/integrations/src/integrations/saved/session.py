@@ -103,7 +103,9 @@ class Session:
         """Goes on as another forward of the same level, before anything was saved."""
         self.recipes, self.step, self._observer = recipes, step, observer
         self.way = Way(recipes.policy, self.level)
-        self._sites = Sites(self, self._sites.watched or observer is not None)
+        watched = self._sites.watched or observer is not None
+        self._sites.end()
+        self._sites = Sites(self, watched)
         self.tracker.watcher = None if observer is None else self._watch
 
     def __enter__(self) -> Self:

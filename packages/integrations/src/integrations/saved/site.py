@@ -21,7 +21,7 @@ from integrations.saved.recipes import Place, Recipe
 from integrations.saved.records import Record
 from integrations.saved.regions import Exact, Region, View
 from integrations.saved.standardizing import COMPRESS as STANDARDIZE
-from integrations.saved.standardizing import order_of
+from integrations.saved.standardizing import order_for
 from integrations.saved.storage import Entry
 
 COMPRESS = torch.ops.actcore.group_affine_compress.default
@@ -164,7 +164,8 @@ class Site:
             self.arguments += bounds
             self.noise = identity_of(self.recipe.identity)
         elif type(codec) is Standardized:
-            order = order_of(extent.layout, codec.groups, codec.group_size) if self.device.type == "cpu" else None
+            on_cpu = self.device.type == "cpu"
+            order = order_for(codec, codec.groups, extent.layout, self.dtype) if on_cpu else None
             if order is None:  # made by other operators
                 return False
             self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.recipe.identity)

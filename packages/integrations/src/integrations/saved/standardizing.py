@@ -41,8 +41,8 @@ def compressed(
     if not (isinstance(seed, int) and isinstance(stream, int)):
         return None
     layout = Layout.of(tensor)
-    order = order_of(layout, groups, codec.group_size)
-    if order is None or not _gains(codec, tensor.numel(), tensor.dtype):
+    order = order_for(codec, groups, layout, tensor.dtype)
+    if order is None:
         return None
     tensor = tensor.detach()
     payload = below_autograd(
@@ -71,6 +71,11 @@ def least_deviation(dtype: torch.dtype) -> float:
     """By which elements are divided at least, as those of a constant channel are, whose deviation is none. Its square
     is a number still: differences that the variance has lost do not become large ones."""
     return math.sqrt(torch.finfo(dtype).tiny)
+
+
+def order_for(codec: GroupAffine, groups: int, layout: Layout, dtype: torch.dtype) -> tuple[int, int] | None:
+    """The same of a tensor that is to be stored; ``None``, too, for one that would not become smaller."""
+    return order_of(layout, groups, codec.group_size) if _gains(codec, math.prod(layout.shape), dtype) else None
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from typing import Any
 from integrations.checkpoint.graphs.entries import complete, entry_of, loaded, of_format
 from integrations.checkpoint.graphs.signature import Signature
 
-FORMAT = 2
+FORMAT = 2  # which a field with a default does not raise: files without it are read
 """In format 1 nothing was said of what decides."""
 _WRITER = "Graph.to_json"
 
@@ -159,8 +159,11 @@ class Graph:
         return replace(self, ops=ops)
 
     def with_remade(self, values: Collection[int]) -> Graph:
-        """The graph, of which backward makes these values for itself."""
-        remade = {self.values[value].producer for value in values}
+        """The graph, of which backward makes these values for itself. That spares nothing where their memory is written
+        again, or where they would have to stay for that alone."""
+        taken_over = {value.reuses for value in self.values}
+        spared = (value for value in values if self.values[value].saved >= 0 and value not in taken_over)
+        remade = {self.values[value].producer for value in spared}
         ops = tuple(replace(op, remade=number in remade) for number, op in enumerate(self.ops))
         return replace(self, ops=ops) if remade else self
 

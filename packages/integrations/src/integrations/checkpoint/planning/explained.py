@@ -140,7 +140,7 @@ def _values_of(plan: Plan) -> Iterator[Line]:
         again = op.repeat_seconds * ((planned.segment >= 0) + (planned.inner >= 0))
         made = [value for value in op.makes if value not in schedule.becomes]
         shown = [value for value in made if graph.values[value].saved >= 0]
-        if again and not shown:  # for others alone
+        if (planned.segment >= 0 or planned.inner >= 0) and not shown:  # for others alone
             yield Line(op.module, (), (op.name,), AGAIN, "on the way to what backward reads", 0, 0, 0, again, 0.0, 0.0)
         for value in shown:
             store, nbytes = stores.get(value), graph.values[value].nbytes

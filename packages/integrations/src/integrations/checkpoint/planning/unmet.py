@@ -28,8 +28,9 @@ def out_of_memory(plan: Plan, asked: Bounds) -> str:
         )
     other = plan.accumulating
     adding = ""
-    if not isinstance(budget, float) and other.peak > least:  # a fraction is of each state's own plain step
-        adding = f", and {other.peak} in steps that add to gradients that are there already"
+    most = other.front[0].peak
+    if other is not plan and not isinstance(budget, float) and most > least:  # a fraction is of each state's own
+        adding = f", and {most} bytes ({format_bytes(most)}) in steps that add to gradients that are there already"
     proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
     if plan.menus is None:
         name, way_out = "budget", "compress what is kept, or take a smaller batch"
