@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ import integrations
 from integrations import bounded, checkpoint
 from integrations.bounds import WAYS, Bounds
 from integrations.checkpoint.costs.calibrating import calibrated
+from integrations.checkpoint.planning import alternatives
 from integrations.checkpoint.planning.plans import Plans
 from integrations.stores import Store
 
@@ -174,6 +176,32 @@ def test_what_cannot_be_met_says_what_can():
     with pytest.raises(ValueError, match=r"memory .*must be at least"):
         model(*args)
     assert integrations.compression(model).step == 0
+
+
+def test_the_least_of_both_states_is_named_once():
+    """Steps that add to gradients find these there, and have no room in their place."""
+    model, args = deep()
+    with pytest.raises(ValueError, match="in steps that add to gradients") as raised:
+        integrations.plan(model, args, memory=1)
+    message = str(raised.value)
+    assert "a fraction is a float" in message
+    assert not raised.value.__suppress_context__
+    assert raised.value.__context__ is None  # one message, not one on top of another
+    least = max(int(number) for number in re.findall(r"(\d+) bytes", message))
+    plan = integrations.plan(model, args, memory=least)
+    assert max(plan.peak, plan.accumulating.peak) <= least
+
+
+def test_a_plan_that_rounds_nothing_is_searched_for_once(monkeypatch):
+    """The one for gradients that are there already is not asked for."""
+    model, args = deep()
+    searched = []
+    found = alternatives._searched
+    monkeypatch.setattr(alternatives, "_searched", lambda *given: searched.append(given) or found(*given))
+    plan = integrations.plan(model, args, memory=0.9, error=0)
+    assert not searched
+    assert plan.accumulating is not plan
+    assert len(searched) == 1
 
 
 def test_nothing_is_made_again_where_it_may_not_be():
