@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
-from actcore import GroupAffine
+from actcore import GroupAffine, SavedTensor
 from integrations.adaptive.weights import usual_weights
 from integrations.checkpoint.capturing.capture import capture
 from integrations.checkpoint.costs.rates import constant
 from integrations.levels import LEVELS, Level
 from integrations.planning.menus import WIDTHS, menus_of
 from integrations.planning.savers import Seen
+from integrations.saved.policy import policy_of
 from integrations.stores import Store
 
 from .nets import Net, gradients, normal
@@ -48,6 +49,13 @@ def test_a_sign_is_exact_and_serves_no_repetition():
         served = row[Store(bits), True]
         assert served.held == SIZE // 8 + GroupAffine(bits, 64).stored_bytes(SIZE, torch.float32)  # a row is a group
         assert served.noise > 0
+
+
+@pytest.mark.parametrize(("width", "group"), [(96, 96), (512, 256), (1376, 1376), (2752, 1376), (32 * 67, 32)])
+def test_a_group_is_of_one_row_and_not_of_a_few_elements(width, group):
+    """1376 is 43 times 32: a group of 32 takes seven times as long as one of the row. None is larger than 2048."""
+    saved = SavedTensor.of(torch.empty(4, width), operator="mul", role="input")
+    assert policy_of(Store(4), BASE).decide(saved).codec.group_size == group
 
 
 def test_what_is_read_by_two_has_one_store_for_both():

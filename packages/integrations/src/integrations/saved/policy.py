@@ -244,6 +244,9 @@ def _shared_group(saved: SavedTensor, limit: int) -> int:
     """A group that suits whoever reads the tensor: of one row where rows are what a normalisation may take, as those of
     sequences are; images have rows, too, which are short and belong together."""
     rows = _row_group(saved, limit)
+    if 0 < 4 * rows <= limit:
+        # Groups of 32 elements, as rows of 1376 have, take seven times as long, and half as many bytes more at 4 bits.
+        rows = next((size for size in range(limit, 8 * limit + 1, 32) if saved.shape[-1] % size == 0), rows)
     return rows if rows and (len(saved.shape) <= 3 or 2 * rows >= limit) else limit
 
 
