@@ -27,7 +27,7 @@ from actcore.replay import Replay, bind_replay
 from integrations.saved.calls import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
 from integrations.saved.modules import CALL, innermost
-from integrations.saved.norms import Standardized, given_to
+from integrations.saved.norms import Standardized
 from integrations.saved.owners import BEFORE
 from integrations.saved.recipes import Place, Recipe
 from integrations.saved.records import Record
@@ -94,21 +94,21 @@ class Sites:
         """A tensor went the full way: the next one is expected to be the one that came after this."""
         session = self._session
         entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
-        if entry is not None and self._is_repeatable(tensor, site.recipe, call, packed):
+        if entry is not None and self._is_repeatable(tensor, site, call, packed):
             site.learn(session.records[-1], packed, entry, session.level.seed)
         site.recipe.site = site
         if self._replay.note(site):
             session.recipes.begin_with(site)
 
-    def _is_repeatable(self, tensor: Tensor, recipe: Recipe, call: Call | None, packed: Packed) -> bool:
+    def _is_repeatable(self, tensor: Tensor, site: Site, call: Call | None, packed: Packed) -> bool:
         """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
         from other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
-        taken = recipe.taken
+        taken = site.recipe.taken
         if call is None or taken is None or taken.codec is None or any(lazy_of(tensor)):
             return False
         # These two have their form from the function alone, whose arguments are looked at for others.
         by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
-        if taken.asks_call and not by_function and not (taken.normalised and given_to(call.name, call.given)):
+        if taken.asks_call and not by_function and not (taken.normalised and site.given is not None):
             return False
         fates = self._session.fates
         return fates is None or fates.of(tensor).again is None
