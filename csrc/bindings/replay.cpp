@@ -159,8 +159,8 @@ PyObject* pack(PyObject* object, PyObject* tensor) {
   }
   Ref held = stored_here(self, site.get(), tensor, storage.get(), address.get());
   if (held.get() != Py_None) return held.release();
-  PyObject* given[] = {tensor, storage.get(), known->site_recipe.of(site.get()), call.get()};
-  return PyObject_Vectorcall(at(self, Session::kStore), given, 4, nullptr);
+  PyObject* given[] = {tensor, storage.get(), known->site_recipe.of(site.get()), call.get(), site.get()};
+  return PyObject_Vectorcall(at(self, Session::kStore), given, 5, nullptr);
 }
 
 // The site of a tensor that went the full way: the one after it is expected to be the one that came then.

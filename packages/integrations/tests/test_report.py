@@ -10,6 +10,7 @@ from torch import nn
 import integrations
 from integrations.fewbit import RandomizedLinear
 from integrations.report import format_bytes
+from integrations.saved.policy import FixedBits
 
 from .nets import Net, mlp, normal
 
@@ -114,7 +115,7 @@ def test_an_argument_that_changes_from_step_to_step_is_no_part_of_a_name():
         [row] = [row for row in handle.report().rows if row.operator != "linear"]
         assert row.operator == "softplus with another beta"
         assert row.why == f"no rule for softplus with beta={model.beta}: kept exactly"
-    assert len(handle._recipes._recipes) == 2  # the inputs of linear and of softplus
+    assert len(handle.recipes.under(FixedBits(handle.level))._recipes) == 2  # the inputs of linear and of softplus
 
 
 def test_the_table(report):

@@ -29,8 +29,7 @@ from integrations.recomputing import NOT_COMPILED, Recomputing
 from integrations.report import Report, Row
 from integrations.running import RunningSession
 from integrations.saved.modules import ModulePaths
-from integrations.saved.policy import FixedBits
-from integrations.saved.recipes import Recipes
+from integrations.saved.recipes import PlannedRecipes
 from integrations.saved.records import Record
 from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
@@ -56,6 +55,7 @@ class Compression(InModel):
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored; a forward that somebody still holds is the plain one then.
         recomputing: what backward makes again; ``None`` where it makes nothing.
+        recipes: what is known of the tensors that its forwards save.
         redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
     """
 
@@ -80,7 +80,7 @@ class Compression(InModel):
         self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
         self._paths = ModulePaths(model)
         self._stores_at: tuple[Level, Level] | None = None
-        self._recipes = Recipes(FixedBits(level))
+        self.recipes = PlannedRecipes()
         self._told: set[str] = set()  # what has been warned of
         self.key = key_for(self)
 
@@ -394,14 +394,14 @@ class Compression(InModel):
             "timed": None,
             "waits": awaits_forward(self),
         }
-        del state["_paths"], state["_recipes"]
+        del state["_paths"], state["recipes"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         waits = state.pop("waits")
         super().__setstate__(state)
         self._paths = ModulePaths(self.model)
-        self._recipes = Recipes(FixedBits(self.level))
+        self.recipes = PlannedRecipes()
         self.key = key_for(self)
         if waits:
             await_forward(self)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from integrations.bounds import EIGHT_BITS
 from integrations.checkpoint.dispatch.casts import fresh_casts
-from integrations.checkpoint.dispatch.memory import Geometry
+from integrations.checkpoint.dispatch.memory import Geometry, is_plain
 from integrations.checkpoint.dispatch.versions import unseen
 from integrations.checkpoint.execution.keeping import Exactly, Packed
 from integrations.checkpoint.execution.repeating import aside
@@ -27,6 +27,7 @@ from integrations.stores import Store
 
 if TYPE_CHECKING:
     from integrations.saved.session import Session
+    from integrations.saved.site import Site
 
 _DECIDED = "a mask was made by it, or the like, and goes with no other: kept exactly"
 
@@ -44,7 +45,13 @@ class Following:
 
     def __init__(self, model: nn.Module, plans: Plans, followed: Followed, level: Level | None = None) -> None:
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
+        self._tape: Tape | None = None
         self._contexts = ExitStack()
+
+    @property
+    def schedule(self) -> Schedule:
+        """What the forward follows, the same object in each."""
+        return self._followed.schedule
 
     @property
     def plain(self) -> Schedule | None:
@@ -74,61 +81,65 @@ class Following:
         if rounds:
             schedule = schedule.where_rounded
         schedule = schedule.within(units)
-        by_level = self._level is not None
-        tape = Tape(schedule, _Read(session, schedule, by_level))
-        session.fates, session.aside = (
-            _Planned(session, tape, schedule, rounds, by_level, self._followed.schedule),
-            unseen,
-        )
-        tracker, checkpoints = session.tracker, session.checkpoints
-        if checkpoints is not None:
-            checkpoints.around = aside
-        tracker.pack = session.hook if own_attention else None
-        if not by_level:
-            tracker.remaking = session.fates.remade
+        session.tracker.pack = session.hook if own_attention else None
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
-            if units:
-                contexts.enter_context(hooks_unseen(self._model, tape))
-            contexts.enter_context(tape)
+            if session.recipes.placed is not None and session.replays and not schedule.needs_tape:
+                session.fates = _Placed(session, schedule, self._level is not None)
+            else:
+                contexts.enter_context(self._taped(session, schedule, rounds))
             self._contexts = contexts.pop_all()
-        self._tape = tape
+
+    @contextmanager
+    def _taped(self, session: Session, schedule: Schedule, rounds: bool) -> Iterator[None]:
+        """A block whose operators are followed one by one."""
+        by_level = self._level is not None
+        tape = self._tape = Tape(schedule, _Read(session, schedule, by_level))
+        found = _Planned(session, schedule, by_level, tape, rounds)
+        session.fates, session.aside = found, unseen
+        if session.checkpoints is not None:
+            session.checkpoints.around = aside
+        if not by_level:
+            session.tracker.remaking = found.remade
+        with hooks_unseen(self._model, tape) if units_of(self._model) else nullcontext(), tape:
+            yield
 
     def end(self, session: Session, complete: bool) -> None:
         """The session is about to be left."""
         self._contexts.close()
-        session.fates = session.tracker.remaking = None
-        if complete:
-            self._tape.finish()
-            if self._tape.astray:
-                self._plans.note_astray(self._followed, self._tape.astray)
+        fates, session.fates, session.tracker.remaking = session.fates, None, None
+        if not complete:
+            return
+        count = len(session.records)
+        if self._tape is None:
+            assert isinstance(fates, _Placed)
+            if fates.is_other or session.recipes.placed != count:
+                session.recipes.placed = None  # the next forward has a tape, which tells where it is another
+            return
+        self._tape.finish()
+        if self._tape.astray:
+            self._plans.note_astray(self._followed, self._tape.astray)
+        else:
+            assert isinstance(fates, _Planned)
+            session.recipes.placed = count if fates.placed else None
 
 
-class _Planned:
+class _Fates:
     """What a plan says of the tensors that autograd saves in one forward.
 
     Args:
         session: that stores them.
-        tape: that follows the forward.
         schedule: that is followed.
-        rounds: whether what a repetition reads may be rounded.
         by_level: whether what has no store waits as the session has it; otherwise as it is.
-        plan: that the schedule is of.
     """
 
-    def __init__(
-        self, session: Session, tape: Tape, schedule: Schedule, rounds: bool, by_level: bool, plan: object
-    ) -> None:
-        self._session, self._tape, self._schedule = session, tape, schedule
-        self._rounds, self._by_level = rounds, by_level
-        self.plan = plan
-        self.values = tape.values
+    def __init__(self, session: Session, schedule: Schedule, by_level: bool) -> None:
+        self._session, self._schedule, self._by_level = session, schedule, by_level
         self._unplanned = Fate(session.way)
         self._fates: dict[tuple[Store | None, bool], Fate] = {}
 
-    def of(self, tensor: Tensor) -> Fate:
-        """What becomes of one."""
-        value = self._tape.value_of(tensor)
+    def _of(self, value: int) -> Fate:
+        """What becomes of a tensor in a value's memory."""
         if value == UNPLANNED:
             return self._unplanned
         schedule = self._schedule
@@ -138,6 +149,62 @@ class _Planned:
         if fate is None:
             fate = self._fates[key] = self._fate(*key)
         return fate
+
+    def _fate(self, store: Store | None, again: bool) -> Fate:
+        session = self._session
+        if store is not None:
+            return Fate(way_of(store, session.level))
+        if self._by_level:
+            return Fate(session.way)
+        # Of what is made again, and then waits as it is, signs and the like may have to be stored now.
+        return Fate(exactly(session.level) if again else kept(session.level))
+
+
+class _Placed(_Fates):
+    """The same by the sites of tensors, in a forward of which nothing is made again: who knows the values of all that
+    it saves needs no tape. One that turns out to be another goes on as it would without a plan.
+
+    Attributes:
+        is_other: whether the forward has saved a tensor that no forward with a tape has.
+    """
+
+    values = None
+
+    def __init__(self, session: Session, schedule: Schedule, by_level: bool) -> None:
+        super().__init__(session, schedule, by_level)
+        self.is_other = False
+
+    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+        """What becomes of one."""
+        if site is None:
+            self.is_other = True
+            return self._unplanned
+        return self._of(UNPLANNED if site.value is None or not is_plain(tensor) else site.value)
+
+
+class _Planned(_Fates):
+    """The same by a tape that follows the forward.
+
+    Args:
+        session, schedule, by_level: as for all.
+        tape: that follows the forward.
+        rounds: whether what a repetition reads may be rounded.
+
+    Attributes:
+        values: by the addresses of the storages that they are in.
+        placed: whether each tensor that was asked for had a site.
+    """
+
+    def __init__(self, session: Session, schedule: Schedule, by_level: bool, tape: Tape, rounds: bool) -> None:
+        super().__init__(session, schedule, by_level)
+        self._tape, self._rounds = tape, rounds
+        self.values = tape.values
+        self.placed = True
+
+    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+        """What becomes of one."""
+        self.placed = self.placed and site is not None
+        return self._of(self._tape.value_of(tensor))
 
     def remade(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
         """How backward makes again what an operator has just made; ``None`` where it does not, where what was read
@@ -155,15 +222,10 @@ class _Planned:
         return self._tape.remade(made)
 
     def _fate(self, store: Store | None, again: bool) -> Fate:
-        session = self._session
-        if store is not None:
-            way = way_of(store, session.level)
-        elif self._by_level:
-            way = session.way
-        else:  # of what is made again, and then waits as it is, signs and the like may have to be stored now
-            way = exactly(session.level) if again else kept(session.level)
-        waits = store is not None or self._by_level
-        return Fate(way, self._tape.handle, waits, self._rounds) if again else Fate(way)
+        fate = super()._fate(store, again)
+        if not again:
+            return fate
+        return fate._replace(again=self._tape.handle, waits=store is not None or self._by_level, aside=self._rounds)
 
 
 class _Read(Exactly):

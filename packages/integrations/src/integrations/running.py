@@ -26,15 +26,18 @@ if TYPE_CHECKING:
     from integrations.plan_forward import Following
 
 
-def recipes_under(handle: Compression, plan: Plan | None, way: Way | None = None) -> Recipes:
-    """The handle's recipes, with a plan's bits where there is one; as a way has it, where that is given."""
+def recipes_under(handle: Compression, plan: Plan | None, way: Way | None = None, followed: object = None) -> Recipes:
+    """The handle's recipes, with a plan's bits where there is one; as a way has it, where that is given.
+
+    Args:
+        followed: what the forward follows, the same object in each; ``None`` for nothing.
+    """
     if way is not None:
         policy: Policy = way.policy
     else:
         fixed = FixedBits(handle.stores_at)
         policy = fixed if plan is None else PlannedBits(fixed, plan)
-    handle._recipes = handle._recipes.under(policy)
-    return handle._recipes
+    return handle.recipes.under(policy, followed)
 
 
 class RunningSession:
@@ -55,7 +58,7 @@ class RunningSession:
         self._session = kind(
             handle.model,
             handle._paths,
-            recipes_under(handle, plan, way),
+            recipes_under(handle, plan, way, None if following is None else following.schedule),
             handle.stores_at if way is None else way.level,
             step,
             current_rank(),

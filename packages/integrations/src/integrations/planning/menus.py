@@ -108,7 +108,8 @@ def _stored_at(graph: Graph) -> tuple[int, ...]:
     found = [-1] * len(graph.values)
     for number in range(len(graph.ops) - 1, -1, -1):
         for value in graph.ops[number].packs:
-            found[value] = number
+            if graph.values[value].producer <= number:  # what its memory held before was another value's to store
+                found[value] = number
     return tuple(found)
 
 

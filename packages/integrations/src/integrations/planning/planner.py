@@ -72,7 +72,7 @@ def planned(
         ):  # at a level what attention reads is stored for it in other bits than for a repetition
             graph = graph.with_remade(seen.remade)
         if not bounds.recomputes:
-            graph = graph.keeping(range(len(graph.values)))
+            graph = graph.keeping_all
         return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)
 
     bounds = replace(bounds, memory=None, time=None, error=(bounds.error or 0.0) if level.off else None)

@@ -17,7 +17,7 @@ from integrations.saved.records import Record, kept_by
 if TYPE_CHECKING:
     from integrations.saved.site import Site
 
-_PLANS = 4  # whose order of tensors is remembered
+_PLANS = 4  # whose tensors are remembered
 
 Place = tuple[str, str, str]
 """Module, operator and role."""
@@ -89,30 +89,21 @@ class Recipe:
 
 
 class Recipes:
-    """The recipes of one model under one policy. Threads may share them: each entry is replaced as a whole.
+    """The recipes of one model under one policy, in forwards that follow one plan or none. Threads may share them: each
+    entry is replaced as a whole.
 
     Attributes:
         policy: decides the codecs.
+        first: the site of what the last forward saved first; ``None`` before there was one.
+        placed: how many tensors a forward has saved, if the site of each knows which value of the plan it is of; else
+            ``None``.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._firsts: dict[int, Site] = {}  # by the plan that was followed, which the site holds
+        self.first: Site | None = None
+        self.placed: int | None = None
         self._recipes: dict[tuple[Place, int], Recipe] = {}
-
-    def first(self, plan: object) -> Site | None:
-        """The site of what the last forward saved first that followed this plan; ``None`` is no plan, too."""
-        return self._firsts.get(id(plan))
-
-    def begin_with(self, site: Site) -> None:
-        """Forwards that follow the site's plan are expected to save its tensor first."""
-        if len(self._firsts) >= _PLANS and id(site.plan) not in self._firsts:
-            self._firsts = {}
-        self._firsts[id(site.plan)] = site
-
-    def under(self, policy: Policy) -> Recipes:
-        """These, or new ones if the policy is another."""
-        return self if policy == self.policy else Recipes(policy)
 
     def of(self, tensor: Tensor, place: Place, occurrence: int) -> Recipe:
         """The recipe for a strided tensor: the one of the forward before, unless shape, strides, dtype, device or the
@@ -124,3 +115,20 @@ class Recipes:
             recipe = Recipe(saved, Extent.of(tensor))
             self._recipes[place, occurrence] = recipe
         return recipe
+
+
+class PlannedRecipes:
+    """The recipes of one model, for each of the last plans that its forwards have followed."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[object, Recipes]] = {}  # by the plan's id, with the plan, so that it stays its own
+
+    def under(self, policy: Policy, plan: object = None) -> Recipes:
+        """Those for forwards that follow a plan, or none: the ones of the forward before, unless its policy was
+        another."""
+        found = self._found.get(id(plan))
+        if found is None or found[1].policy != policy:
+            if len(self._found) >= _PLANS and found is None:
+                self._found = {}
+            found = self._found[id(plan)] = plan, Recipes(policy)
+        return found[1]

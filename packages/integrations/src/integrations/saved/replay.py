@@ -79,11 +79,14 @@ class Sites:
         if self._replay is None:
             return None
         session, site = self._session, recipe.site
-        plan, value = (None, None) if session.fates is None else (session.fates.plan, session.fates.values)
-        number = None if value is None else value.get(storage._cdata)
-        if site is None or site.form is None or not site.is_of(call, owner, plan, number):
+        fates, value = session.fates, None
+        if fates is not None and fates.values is None:  # only sites know the values
+            return site if site is not None and site.is_of(call, owner, site.value) else None
+        if fates is not None and fates.values is not None:
+            value = fates.values.get(storage._cdata)
+        if site is None or site.form is None or not site.is_of(call, owner, value):
             site = Site(recipe, place, occurrence, call, owner)
-            site.plan, site.value = plan, number
+            site.value = value
             caller = innermost()
             site.caller = None if caller is None or session.paths.path_of(caller) != place[0] else weakref.ref(caller)
         return site
@@ -98,7 +101,7 @@ class Sites:
             site.learn(session.records[-1], packed, entry, session.level.seed)
         site.recipe.site = site
         if self._replay.note(site):
-            session.recipes.begin_with(site)
+            session.recipes.first = site
 
     def _is_repeatable(self, tensor: Tensor, site: Site, call: Call | None, packed: Packed) -> bool:
         """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
@@ -111,7 +114,7 @@ class Sites:
         if taken.asks_call and not by_function and not (taken.normalised and site.given is not None):
             return False
         fates = self._session.fates
-        return fates is None or fates.of(tensor).again is None
+        return fates is None or fates.of(tensor, site).again is None
 
     def _begin(self, tensor: Tensor) -> Packed | None:
         """Packs the first tensor."""
@@ -139,7 +142,7 @@ class Sites:
             owner=session.owner,
             capturing=in_cuda_graph,
             put=entries.put,
-            first=session.recipes.first(None if fates is None else fates.plan),
+            first=session.recipes.first,
             step=step_key(session.step, session.rank),
         )
 

@@ -163,6 +163,11 @@ class Session:
         """What autograd gives to this session while it is entered."""
         return self._hook
 
+    @property
+    def replays(self) -> bool:
+        """Whether it does again what the forward before has decided."""
+        return not self._sites.watched
+
     def is_innermost(self) -> bool:
         """Whether autograd gives what it saves now to the hooks of this session's level."""
         innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -253,7 +258,7 @@ class Session:
             noted(self.records, recipe.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
         else:
-            packed = self.store(tensor, storage, recipe, call, due, obstacle)
+            packed = self.store(tensor, storage, recipe, call, site, due, obstacle)
         if site is not None:
             self._sites.note(site, tensor, storage, call, packed)
         return packed
@@ -264,6 +269,7 @@ class Session:
         storage: torch.UntypedStorage,
         recipe: Recipe,
         call: Call | None,
+        site: Site | None = None,
         due: Due | None = None,
         obstacle: str = "",
     ) -> Packed:
@@ -273,10 +279,11 @@ class Session:
             tensor, storage: it, and its memory.
             recipe: its description.
             call: that saves it.
+            site: of it, if it has one.
             due: what was announced of it.
             obstacle: why it is kept as it is, where it has to be.
         """
-        fate = None if self.fates is None else self.fates.of(tensor)
+        fate = None if self.fates is None else self.fates.of(tensor, site)
         way = self.way if fate is None else fate.way
         decision, extent = recipe.decision(way.policy), recipe.extent
         original_bytes = 0 if due is not None and due.row is not None else self.storages.original_bytes(storage)

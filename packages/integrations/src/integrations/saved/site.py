@@ -45,7 +45,6 @@ class Site:
 
     Attributes:
         recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
-        plan: that the forward followed; ``None`` for none.
         function: that saves it; ``None`` where nobody saw a call, or where its rule depends on its arguments.
         given: the argument that its stored form follows from, as ``norms.given_to`` has it; ``None`` for none.
         place, module, role, occurrence: where it is saved, and how many were saved there before.
@@ -69,8 +68,8 @@ class Site:
 
     __slots__ = (
         "arguments", "caller", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function",
-        "given", "held", "module", "next", "noise", "occurrence", "owner", "parts", "place", "plan", "recipe",
-        "record", "region", "requires_grad", "role", "shape", "sharing", "strides", "value",
+        "given", "held", "module", "next", "noise", "occurrence", "owner", "parts", "place", "recipe", "record",
+        "region", "requires_grad", "role", "shape", "sharing", "strides", "value",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
@@ -81,7 +80,6 @@ class Site:
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
         self.caller: weakref.ref[nn.Module] | None = None
-        self.plan: object = None
         self.value: int | None = None
         self.next: Site | None = None
         self.form: int | None = None
@@ -96,10 +94,10 @@ class Site:
         self.flat: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self.noise: int | None = None
 
-    def is_of(self, call: Call | None, owner: str, plan: object, value: int | None) -> bool:
+    def is_of(self, call: Call | None, owner: str, value: int | None) -> bool:
         """Whether a tensor of the same recipe is as this one."""
         called = self.function is _compared(call) and self.given == _given(call)
-        return called and self.owner == owner and self.plan is plan and self.value == value
+        return called and self.owner == owner and self.value == value
 
     def learn(self, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
         """Notes how the tensor was stored, if that is one codec's call or none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,9 @@ from integrations.saved.forms import Packed
 from integrations.saved.policy import Decision, ExactForms, FixedBits, Policy, policy_of
 from integrations.saved.storing import StoredLater
 from integrations.stores import Store
+
+if TYPE_CHECKING:
+    from integrations.saved.site import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +55,15 @@ class Fate(NamedTuple):
 class Fates(Protocol):
     """What a plan says of the tensors of one forward.
 
-    ``plan`` is what it follows, the same object in each forward; ``values`` are its numbers of the memories that are
-    there, by the addresses of their storages.
+    ``values`` are its numbers of the memories that are there, by the addresses of their storages; ``None`` where only
+    sites know them.
     """
 
     @property
-    def plan(self) -> object: ...
+    def values(self) -> Mapping[int, int] | None: ...
 
-    @property
-    def values(self) -> Mapping[int, int]: ...
-
-    def of(self, tensor: Tensor) -> Fate:
-        """What it says of one that is saved now."""
+    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+        """What it says of one that is saved now, at a site if it has one."""
 
 
 @dataclass(frozen=True)

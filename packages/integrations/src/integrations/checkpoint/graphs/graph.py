@@ -158,6 +158,11 @@ class Graph:
         ops = tuple(replace(op, repeatable=flag) for op, flag in zip(self.ops, repeatable, strict=True))
         return replace(self, ops=ops)
 
+    @cached_property
+    def keeping_all(self) -> Graph:
+        """The graph, in which nothing is made again."""
+        return self.keeping(range(len(self.values)))
+
     def with_remade(self, values: Collection[int]) -> Graph:
         """The graph, of which backward makes these values for itself. That spares nothing where their memory is written
         again, or where they would have to stay for that alone."""

@@ -75,6 +75,12 @@ class Schedule:
         made = Schedule.of(self.graph.where_rounded, self.kept, self.held, self.stores)
         return made.of_any_sizes() if self.any_sizes else made
 
+    @property
+    def needs_tape(self) -> bool:
+        """Whether each forward has to be followed operator by operator, and not only the first: something is made
+        again, or what is saved may have other shapes than before."""
+        return bool(self.recomputed) or self.any_sizes
+
     def is_made_again(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
         return self.final(value) in self.recomputed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -49,10 +51,14 @@ def solved(
     """
     started = perf_counter()
     graph, menus, rounded, rounded_menus, level = captures
-    found = [_front(graph, menus) if level is None or menus is None else _front_at_level(graph, menus)]
+    if menus is not None and level is not None:
+        found = [_front_at_level(graph, menus)]
+    else:
+        found = _fronts(graph, menus)
     if bounds.error and rounded is not None:
-        found.append(_front(rounded, rounded_menus, bounds.error**2, _more(rounded, graph)))
-    front = _merged(choice for one in found for choice in one.front)
+        found += _fronts(rounded, rounded_menus, bounds.error**2, _more(rounded, graph))
+    merged = _merged(choice for one in found for choice in one.front)
+    front = tuple(replace(one, seconds_bound=min(each.bound_at(one.peak) for each in found)) for one in merged)
     choice = front[0]
     if objective == "paper":
         kept = paper_segments(graph).kept
@@ -89,15 +95,13 @@ def most_exact(plan: Plan, peak: int, seconds: float) -> Choice | None:
     graph = plan.rounded
     if graph is None or plan.rounded_menus is None:
         return None
-    more = _more(graph, plan.graph)
-    left = seconds - more - plan.rounded_menus.following
-    if left < 0:
-        return None
-    try:
-        found = most_exact_plan(training_step(graph, plan.rounded_menus), peak + graph.gradients, left)
-    except ValueError:
-        return None
-    return _choice(graph, plan.rounded_menus, found, more)
+    more, menus, found = _more(graph, plan.graph), plan.rounded_menus, []
+    for one, beside in ((graph, more + menus.following), (graph.keeping_all, more)):
+        with suppress(ValueError):  # there is none
+            if seconds >= beside:
+                best = most_exact_plan(training_step(one, menus), peak + graph.gradients, seconds - beside)
+                found.append(_choice(graph, menus, best, beside))
+    return min(found, key=lambda choice: choice.variance, default=None)
 
 
 def _more(rounded: Graph, graph: Graph) -> float:
@@ -112,9 +116,33 @@ class _Front(NamedTuple):
     peak_bound: int
     exact: bool
 
+    def bound_at(self, peak: int) -> float:
+        """Seconds that all choices with such a peak take, at least; infinite where there is none. More room never takes
+        more, so the next choice that is known has no more, or the last one of all."""
+        if peak < self.peak_bound:
+            return math.inf
+        return next(
+            (choice.seconds_bound for choice in self.front if choice.peak >= peak), self.front[-1].seconds_bound
+        )
 
-def _front(graph: Graph, menus: Menus | None, variance: float = 0.0, more: float = 0.0) -> _Front:
-    """The choices of a graph, whose step takes more seconds than that of the forward as it is."""
+
+def _fronts(graph: Graph, menus: Menus | None, variance: float = 0.0, more: float = 0.0) -> list[_Front]:
+    """The choices of a graph, and those that make nothing again: no tape has to follow their forwards.
+
+    Args:
+        graph: that is planned for.
+        menus: of its values.
+        variance: that a choice may have.
+        more: seconds that its step takes longer than that of the forward as it is.
+    """
+    if menus is None or not menus.following:
+        return [_front(graph, menus, variance, more)]
+    keeping = _front(graph.keeping_all, menus, variance, more)
+    return [_front(graph, menus, variance, more + menus.following), keeping]
+
+
+def _front(graph: Graph, menus: Menus | None, variance: float, more: float) -> _Front:
+    """The choices of a graph, of which each takes so many seconds more."""
     plans = checkpoint_plans(training_step(graph, menus), variance=variance)
     front = tuple(_choice(graph, menus, plan, more) for plan in plans.front)
     return _Front(front, plans.peak_bound - graph.gradients, plans.exact)
@@ -125,8 +153,6 @@ def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float
     if menus is not None and plan.forms is not None:
         named = ((value, menus.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0)
         chosen = {value: store for value, store in named if store is not None}
-    if menus is not None and (chosen or graph.rounded or not all(plan.kept)):
-        more += menus.following
     return Choice(
         _mask(plan.kept),
         plan.peak - graph.gradients,
