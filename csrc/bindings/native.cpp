@@ -5,6 +5,7 @@
 #include "bindings/calls.h"
 #include "bindings/replay.h"
 #include "bindings/solvers.h"
+#include "bindings/tape.h"
 #include "codec/philox.h"
 #include "cpu/kernels.h"
 
@@ -40,4 +41,5 @@ PYBIND11_MODULE(_native, m) {
   actcore::bind_calls(m);
   actcore::bind_replay(m);
   actcore::bind_solvers(m);
+  actcore::bind_tape(m);
 }

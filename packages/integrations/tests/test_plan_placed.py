@@ -1,12 +1,12 @@
-"""Plans that make nothing again: after the first forward, the sites of saved tensors know the plan's values, and no tape
-follows the operators. Results are those that a tape leads to, and a forward that is another is right, too.
+"""Plans that make nothing again: after the first forward, the sites of saved tensors know the plan's values, and no
+tape follows the operators. Results are those that a tape leads to, and a forward that is another is right, too.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -27,7 +27,7 @@ STORING = ("exact", "bits", "slopes")
 
 
 @pytest.fixture
-def tapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tape]]:
+def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
     """Those of all forwards."""
     found: list[Tape] = []
 
@@ -37,7 +37,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tape]]:
             found.append(self)
 
     monkeypatch.setattr(plan_forward, "Tape", Counted)
-    yield found
+    return found
 
 
 def _net() -> nn.Sequential:

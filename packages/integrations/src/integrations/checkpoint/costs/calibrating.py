@@ -30,7 +30,7 @@ _WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 # Seconds of Python in units of an operator that is seen by a dispatch mode of Python. In those, on one processor
 # (torch 2.15, Python 3.11, one thread, small tensors): what a session and a tape take beside their kernels, where
 # a step stores what the one before did.
-_LAUNCH, _REPEAT, _FOLLOW, _STORE, _RESTORE = 2.0, 3.0, 10.0, 4.0, 2.0
+_LAUNCH, _REPEAT, _FOLLOW, _STORE, _RESTORE = 2.0, 3.0, 4.0, 4.0, 2.0
 
 
 def calibrated(device: str, dtype: torch.dtype) -> Rates:

@@ -74,15 +74,14 @@ def tensors_of(given: Any) -> Iterator[Tensor]:
 
 
 class Memory:
-    """The storages that hold values."""
+    """The storages that hold values.
+
+    Attributes:
+        storages: they, with the values.
+    """
 
     def __init__(self) -> None:
-        self._values: StorageMap[int] = StorageMap()
-
-    @property
-    def values(self) -> dict[int, int]:
-        """By the addresses of storages."""
-        return self._values.by_address
+        self.storages: StorageMap[int] = StorageMap()
 
     def value_in(self, tensor: Tensor) -> int | None:
         """The value that a plain tensor is a view of; ``None`` for what is none: parameters, inputs."""
@@ -90,16 +89,16 @@ class Memory:
 
     def value_at(self, key: int) -> int | None:
         """The same of a storage's name."""
-        return self._values.by_address.get(key)
+        return self.storages.by_address.get(key)
 
     def add(self, tensor: Tensor, value: int) -> None:
         """The tensor's storage holds this value from now on."""
-        self._values.put(tensor.untyped_storage(), value)
+        self.storages.put(tensor.untyped_storage(), value)
 
     def new(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Tensor]]:
         """The results, with their places among all, that lie in storages of their own."""
         found: list[tuple[int, Tensor]] = []
-        known = self._values.by_address
+        known = self.storages.by_address
         keys: set[int] | None = None
         for place, result in enumerate(tensors_of(results)):
             if not is_plain(result):

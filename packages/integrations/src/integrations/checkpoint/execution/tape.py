@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actcore.replay import bind_tape, followed
 from integrations.checkpoint.dispatch.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations.checkpoint.dispatch.operators import Traits, device_of, generator_of, traits_of
 from integrations.checkpoint.execution.calls import Call, Elsewhere, Held, Reference, Scratch
@@ -17,6 +19,7 @@ from integrations.checkpoint.execution.keeping import Exactly, Keeping, Later, P
 from integrations.checkpoint.execution.repeating import drawing, here, require_no_plan
 from integrations.checkpoint.execution.segments import Handle, Results, Segment
 from integrations.checkpoint.graphs.schedule import Planned, Schedule
+from integrations.compiling import compiles_callees, left_to_python, without_dynamo
 
 UNPLANNED = -1
 """In the place of a value: memory of which the plan does not know."""
@@ -34,22 +37,31 @@ class Tape(TorchDispatchMode):
         astray: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
             Nothing is repeated from there on.
         paused: whether what runs is not the forward's.
+        ops: that are expected; ``next`` is the place of the one that is expected now.
+        storages: the values that are there.
     """
 
     def __init__(self, schedule: Schedule, keeping: Keeping | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paused = False
         self.astray = ""
+        self.ops, self.next = schedule.ops, 0
         self._keeping: Keeping = _EXACTLY if keeping is None else keeping
         self._schedule = schedule
         self._memory = Memory()
+        self.storages = self._memory.storages
         self._outer, self._inner = _Level(), _Level()
-        self._next = 0  # operator
 
     @property
     def values(self) -> dict[int, int]:
         """The values that are there, by the addresses of their storages."""
-        return self._memory.values
+        return self.storages.by_address
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would have each operator pass through a wrapper that keeps dynamo off, which takes longer than all that
+        is done here. Where dynamo would look at what is done in Python, ``_without_dynamo`` sees to that."""
+        return False
 
     def __enter__(self) -> Self:
         require_no_plan()
@@ -63,20 +75,25 @@ class Tape(TorchDispatchMode):
 
     def finish(self) -> None:
         """The forward is over."""
-        if not self.astray and self._next < len(self._schedule.ops):
+        if not self.astray and self.next < len(self.ops):
             self._leave("nothing")
 
+    @left_to_python
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        traits = traits_of(func)
-        if traits.view or here.repeating or self.paused:
-            return func(*args, **kwargs)
-        if not traits.random:
-            return self._follow(func, traits, args, kwargs)
-        with drawing:
-            return self._follow(func, traits, args, kwargs)
+        return followed(self, func, args, kwargs or {})
+
+    @left_to_python
+    def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that is more than a step to the next one."""
+        with drawing if traits.random else nullcontext():
+            return _without_dynamo(Tape._follow)(self, func, traits, args, kwargs)
+
+    @left_to_python
+    def note(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An operator has run whose results are not simply those that are expected."""
+        _without_dynamo(Tape._made)(self, traits, args, kwargs, out)
 
     def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the forward, noted if it is to be repeated."""
@@ -158,8 +175,8 @@ class Tape(TorchDispatchMode):
 
     def _planned(self) -> Planned | None:
         """The operator that is expected; ``None`` where nothing is."""
-        ops = self._schedule.ops
-        return None if self.astray or self._next >= len(ops) else ops[self._next]
+        ops = self.ops
+        return None if self.astray or self.next >= len(ops) else ops[self.next]
 
     def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
         """The segments in which an operator is to be repeated, of each kind one."""
@@ -230,27 +247,32 @@ class Tape(TorchDispatchMode):
     def _numbers(self, traits: Traits, count: int, results: Sequence[Any]) -> Sequence[int]:
         """The numbers of the values that the next operator makes."""
         if not self.astray:
-            if self._next == len(self._schedule.ops):
+            if self.next == len(self.ops):
                 self._leave(traits.name)
             else:
-                planned = self._schedule.ops[self._next]
+                planned = self.ops[self.next]
                 shapes = shapes_of(results)
                 if planned.name == traits.name and len(planned.makes) == count and planned.shapes in (None, shapes):
-                    self._next += 1
+                    self.next += 1
                     return planned.makes
                 self._leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
         return (UNPLANNED,) * count
 
     def _leave(self, found: str) -> None:
         """The forward is not the graph's."""
-        ops = self._schedule.ops
-        if self._next < len(ops):
-            planned = ops[self._next]
+        ops = self.ops
+        if self.next < len(ops):
+            planned = ops[self.next]
             of = "" if planned.shapes is None else f", with results {planned.shapes}"
             expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
         else:
             expected = "its end"
-        self.astray = f"at operator {self._next} the plan has {expected}, and there came {found}"
+        self.astray = f"at operator {self.next} the plan has {expected}, and there came {found}"
+
+
+def _without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as it is, unless dynamo would compile its frames."""
+    return without_dynamo(method) if compiles_callees() else method
 
 
 class _Level:
@@ -264,3 +286,17 @@ class _Level:
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self.segment_of: dict[int, Segment] = {}
+
+
+bind_tape(
+    {
+        "Tensor": Tensor,
+        "Parameter": nn.Parameter,
+        "Planned": Planned,
+        "Traits": Traits,
+        "traits_of": traits_of,
+        "here": here,
+        "strided": torch.strided,
+        "bytes": torch.uint8,
+    }
+)

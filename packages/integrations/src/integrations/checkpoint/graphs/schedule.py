@@ -11,7 +11,7 @@ from integrations.checkpoint.graphs.sharding import within_units
 from integrations.stores import Store
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Planned:
     """An operator as it is expected.
 

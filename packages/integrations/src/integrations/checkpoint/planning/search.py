@@ -51,10 +51,7 @@ def solved(
     """
     started = perf_counter()
     graph, menus, rounded, rounded_menus, level = captures
-    if menus is not None and level is not None:
-        found = [_front_at_level(graph, menus)]
-    else:
-        found = _fronts(graph, menus)
+    found = _fronts(graph, menus) if level is None or menus is None else [_front_at_level(graph, menus)]
     if bounds.error and rounded is not None:
         found += _fronts(rounded, rounded_menus, bounds.error**2, _more(rounded, graph))
     merged = _merged(choice for one in found for choice in one.front)

@@ -1,0 +1,238 @@
+// What integrations' Tape does of each operator of a forward that is not made again: it runs it, and gives what it made
+// the numbers that the plan has for it. What is made again, draws, writes in place or is another than expected is left
+// to the tape's methods, in Python.
+#include "bindings/tape.h"
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/objects.h"
+
+namespace py = pybind11;
+
+namespace actcore {
+namespace {
+
+// What is known of an operator. The key of a map of them is the operator, which it keeps.
+struct Kind {
+  PyObject *traits, *name;
+  bool view, plain;  // plain: it neither draws nor writes, and its results' shapes follow from its arguments'
+};
+
+// The classes and functions of Python that this knows.
+struct Known {
+  explicit Known(const py::dict& given) {
+    const auto type = [&](const char* name) {
+      PyObject* found = given[name].ptr();
+      if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
+      return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
+    };
+    tensor = type("Tensor"), parameter = type("Parameter");
+    PyTypeObject *planned = type("Planned"), *traits = type("Traits");
+    traits_of = Py_NewRef(given["traits_of"].ptr()), here = Py_NewRef(given["here"].ptr());
+    strided = Py_NewRef(given["strided"].ptr()), bytes = Py_NewRef(given["bytes"].ptr());
+    name = {planned, "name"}, shapes = {planned, "shapes"}, makes = {planned, "makes"};
+    segment = {planned, "segment"}, inner = {planned, "inner"};
+    traits_name = {traits, "name"}, view = {traits, "view"}, writes = {traits, "writes"};
+    random = {traits, "random"}, dynamic = {traits, "dynamic"};
+  }
+
+  PyTypeObject *tensor, *parameter;
+  PyObject *traits_of, *here, *strided, *bytes;
+  Field name, shapes, makes, segment, inner;
+  Field traits_name, view, writes, random, dynamic;
+  std::unordered_map<PyObject*, Kind> kinds;
+  PyObject* name_repeating = PyUnicode_InternFromString("repeating");
+  PyObject* name_paused = PyUnicode_InternFromString("paused");
+  PyObject* name_astray = PyUnicode_InternFromString("astray");
+  PyObject* name_ops = PyUnicode_InternFromString("ops");
+  PyObject* name_next = PyUnicode_InternFromString("next");
+  PyObject* name_storages = PyUnicode_InternFromString("storages");
+  PyObject* name_follow = PyUnicode_InternFromString("follow");
+  PyObject* name_note = PyUnicode_InternFromString("note");
+  PyObject* name_by_address = PyUnicode_InternFromString("by_address");
+  PyObject* name_put = PyUnicode_InternFromString("put");
+  PyObject* name_layout = PyUnicode_InternFromString("layout");
+  PyObject* name_is_nested = PyUnicode_InternFromString("is_nested");
+  PyObject* name_is_quantized = PyUnicode_InternFromString("is_quantized");
+  PyObject* name_dtype = PyUnicode_InternFromString("dtype");
+  PyObject* name_shape = PyUnicode_InternFromString("shape");
+  PyObject* name_untyped_storage = PyUnicode_InternFromString("untyped_storage");
+  PyObject* name_cdata = PyUnicode_InternFromString("_cdata");
+};
+
+std::unique_ptr<Known> known;
+
+// What is known of an operator; null with an error.
+const Kind* kind_of(PyObject* function) {
+  const auto found = known->kinds.find(function);
+  if (found != known->kinds.end()) return &found->second;
+  Ref traits(PyObject_CallOneArg(known->traits_of, function));
+  if (!traits) return nullptr;
+  PyObject* writes = known->writes.of(traits.get());
+  const bool plain = PyTuple_Check(writes) && PyTuple_GET_SIZE(writes) == 0 &&
+                     known->random.of(traits.get()) == Py_False && known->dynamic.of(traits.get()) == Py_False;
+  PyObject* name = known->traits_name.of(traits.get());
+  const bool view = known->view.of(traits.get()) == Py_True;
+  return &known->kinds.emplace(Py_NewRef(function), Kind{traits.release(), name, view, plain}).first->second;
+}
+
+// Whether an attribute is what is expected; what cannot be asked is not.
+bool has(PyObject* object, PyObject* name, PyObject* expected) {
+  Ref found(PyObject_GetAttr(object, name));
+  if (!found) PyErr_Clear();
+  return found.get() == expected;
+}
+
+bool is_tensor(PyObject* object) { return Py_IS_TYPE(object, known->tensor) || Py_IS_TYPE(object, known->parameter); }
+
+// The address of the storage that a tensor is a view of and nothing else; null, without an error, for another tensor.
+Ref address_of(PyObject* tensor, Ref* storage = nullptr) {
+  Ref own;
+  if (has(tensor, known->name_layout, known->strided) && has(tensor, known->name_is_nested, Py_False) &&
+      has(tensor, known->name_is_quantized, Py_False))
+    own = Ref(PyObject_CallMethodNoArgs(tensor, known->name_untyped_storage));
+  Ref address(own ? PyObject_GetAttr(own.get(), known->name_cdata) : nullptr);
+  if (!address) PyErr_Clear();
+  if (storage != nullptr) *storage = std::move(own);
+  return address;
+}
+
+// A result in memory of its own.
+struct Made {
+  Ref storage, address;
+};
+
+// Whether the address is that of an argument. -1: an argument is none that this knows.
+int is_given(PyObject* address, PyObject* arguments) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) {
+    PyObject* given = PyTuple_GET_ITEM(arguments, i);
+    if (PyList_Check(given) || PyTuple_Check(given)) {
+      Ref first(PySequence_Size(given) > 0 ? PySequence_GetItem(given, 0) : nullptr);
+      if (first && !PyLong_Check(first.get()) && !PyFloat_Check(first.get())) return -1;
+    } else if (is_tensor(given)) {
+      Ref other = address_of(given);
+      if (!other) return -1;
+      const int same = PyObject_RichCompareBool(other.get(), address, Py_EQ);
+      if (same != 0) return same;
+    } else if (given != Py_None && !PyLong_Check(given) && !PyFloat_Check(given) && !PyUnicode_Check(given)) {
+      if (PyObject_HasAttr(given, known->name_untyped_storage)) return -1;
+    }
+  }
+  return 0;
+}
+
+// Whether the results are those that are planned, with what of them is in memory of its own, in order; false where that
+// is for others to find out.
+bool expected(PyObject* planned, PyObject* const* results, Py_ssize_t count, PyObject* arguments, PyObject* values,
+              std::vector<Made>* made) {
+  PyObject* shapes = known->shapes.of(planned);
+  Py_ssize_t place = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* result = results[i];
+    if (!is_tensor(result)) {
+      if (result == Py_None || PyLong_Check(result)) continue;
+      return false;
+    }
+    Made one;
+    one.address = address_of(result, &one.storage);
+    if (!one.address) return false;
+    if (shapes != Py_None && !has(result, known->name_dtype, known->bytes)) {
+      Ref shape(PyObject_GetAttr(result, known->name_shape));
+      if (!shape || place >= PyTuple_GET_SIZE(shapes) ||
+          PyObject_RichCompareBool(shape.get(), PyTuple_GET_ITEM(shapes, place), Py_EQ) != 1)
+        return false;
+      ++place;
+    }
+    int is_known = PyDict_Contains(values, one.address.get());
+    for (const Made& other : *made)
+      if (is_known == 0) is_known = PyObject_RichCompareBool(other.address.get(), one.address.get(), Py_EQ);
+    if (is_known == 0) is_known = is_given(one.address.get(), arguments);
+    if (is_known < 0) return false;
+    if (is_known == 0) made->push_back(std::move(one));
+  }
+  return shapes == Py_None || place == PyTuple_GET_SIZE(shapes) || made->empty();
+}
+
+// Gives what an operator made its numbers. 1: done, 0: that is for others to do, -1: an error.
+int note(PyObject* tape, const Kind& kind, PyObject* planned, Py_ssize_t next, PyObject* args, PyObject* out) {
+  PyObject* single[] = {out};
+  const bool several = PyTuple_Check(out) || PyList_Check(out);
+  PyObject* const* results = several ? PySequence_Fast_ITEMS(out) : single;
+  Ref storages(PyObject_GetAttr(tape, known->name_storages));
+  Ref values(storages ? PyObject_GetAttr(storages.get(), known->name_by_address) : nullptr);
+  if (!values) return -1;
+  std::vector<Made> made;
+  const bool found = expected(planned, results, several ? PySequence_Fast_GET_SIZE(out) : 1, args, values.get(), &made);
+  if (PyErr_Occurred()) PyErr_Clear();
+  if (!found) return 0;
+  if (made.empty()) return 1;
+  PyObject* numbers = known->makes.of(planned);
+  if (static_cast<Py_ssize_t>(made.size()) != PyTuple_GET_SIZE(numbers)) return 0;
+  if (PyObject_RichCompareBool(known->name.of(planned), kind.name, Py_EQ) != 1) return PyErr_Occurred() ? -1 : 0;
+  for (size_t i = 0; i < made.size(); ++i) {
+    PyObject* put[] = {storages.get(), made[i].storage.get(), PyTuple_GET_ITEM(numbers, i)};
+    if (!Ref(PyObject_VectorcallMethod(known->name_put, put, 3, nullptr))) return -1;
+  }
+  Ref after(PyLong_FromSsize_t(next + 1));
+  return after && PyObject_SetAttr(tape, known->name_next, after.get()) == 0 ? 1 : -1;
+}
+
+// The operator that is expected, if it is not made again; null, without an error, where that is for others to tell.
+PyObject* plainly_planned(PyObject* tape, Py_ssize_t* next, Ref* ops) {
+  Ref astray(PyObject_GetAttr(tape, known->name_astray)), place(PyObject_GetAttr(tape, known->name_next));
+  *ops = Ref(PyObject_GetAttr(tape, known->name_ops));
+  if (!astray || !place || !*ops || PyObject_IsTrue(astray.get()) != 0 || !PyTuple_Check(ops->get())) return nullptr;
+  *next = PyLong_AsSsize_t(place.get());
+  if (*next < 0 || *next >= PyTuple_GET_SIZE(ops->get())) return nullptr;
+  PyObject* planned = PyTuple_GET_ITEM(ops->get(), *next);
+  const bool again = PyLong_AsLong(known->segment.of(planned)) >= 0 || PyLong_AsLong(known->inner.of(planned)) >= 0;
+  return again ? nullptr : planned;
+}
+
+PyObject* followed(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 4 || !PyTuple_Check(given[2]) || !PyDict_Check(given[3]) || known == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "followed takes a tape, an operator, its args and kwargs, after bind_tape");
+    return nullptr;
+  }
+  PyObject *tape = given[0], *function = given[1], *args = given[2], *kwargs = given[3];
+  const Kind* kind = kind_of(function);
+  if (kind == nullptr) return nullptr;
+  if (kind->view || !has(known->here, known->name_repeating, Py_False) || !has(tape, known->name_paused, Py_False))
+    return PyObject_Call(function, args, kwargs);
+  Py_ssize_t next = 0;
+  Ref ops;
+  PyObject* planned = kind->plain && PyDict_GET_SIZE(kwargs) == 0 ? plainly_planned(tape, &next, &ops) : nullptr;
+  if (PyErr_Occurred()) return nullptr;
+  if (planned == nullptr) {
+    PyObject* all[] = {tape, function, kind->traits, args, kwargs};
+    return PyObject_VectorcallMethod(known->name_follow, all, 5, nullptr);
+  }
+  Ref out(PyObject_Call(function, args, nullptr));
+  if (!out) return nullptr;
+  const int done = note(tape, *kind, planned, next, args, out.get());
+  if (done < 0) return nullptr;
+  if (done == 0) {
+    PyObject* all[] = {tape, kind->traits, args, kwargs, out.get()};
+    if (!Ref(PyObject_VectorcallMethod(known->name_note, all, 5, nullptr))) return nullptr;
+  }
+  return out.release();
+}
+
+PyMethodDef following = {"followed", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(followed)),
+                         METH_FASTCALL,
+                         "Runs an operator of a forward that a Tape follows: (tape, operator, args, kwargs)."};
+
+}  // namespace
+
+void bind_tape(py::module_& module) {
+  module.def(
+      "bind_tape", [](const py::dict& given) { known = std::make_unique<Known>(given); }, py::arg("given"),
+      "Names the classes and functions that followed knows.");
+  module.add_object("followed", PyCFunction_New(&following, nullptr));
+}
+
+}  // namespace actcore
