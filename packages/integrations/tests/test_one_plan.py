@@ -173,8 +173,9 @@ def test_what_cannot_be_met_says_what_can():
     with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, .*memory=0\.5.*got 1"):
         integrations.plan(model, args, memory=0.5, time=1, error=0)
     integrations.compress_model(model, memory="1KiB", error=0)
-    with pytest.raises(ValueError, match=r"memory .*must be at least"):
+    with pytest.raises(ValueError, match=r"memory .*must be at least") as raised:
         model(*args)
+    assert "integrations.restore_model(model) first" in raised.value.__notes__[0]
     assert integrations.compression(model).step == 0
 
 

@@ -217,8 +217,12 @@ class Recomputing:
                     plan = None if answer.ours else made()
             else:
                 plan = made()
-        except ValueError:
+        except ValueError as error:
             if self.plans is None:
+                error.add_note(
+                    "The model waits for a plan, and each training forward asks for one again: call "
+                    "integrations.restore_model(model) first, then compress_model with other bounds."
+                )
                 raise
             return self.plans  # which were within the bounds by the level's average, as others will be again
         if weights is not None:
