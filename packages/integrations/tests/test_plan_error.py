@@ -12,6 +12,7 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
+from integrations.adaptive import plan_error
 from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
 from integrations.adaptive.plan_error import measured_error
 from integrations.adaptive.sensitivities import sensitivities
@@ -73,6 +74,28 @@ def test_what_trains_without_a_value_as_its_input_has_an_error_that_is_bounded(k
     assert sum(plan.rounded_menus.weights) > 0
     assert plan.measured is not None or not plan.choice.rounds
     assert measured_error(model, (x,), {}, plan) <= 0.01 * 1.2  # another draw of the rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_gradients_wait_in_bfloat16_where_there_is_no_room(dtype, monkeypatch):
+    """Half a unit in the last of its 8 digits is 2 ** -9 of an element: so much of the gradient, and of the difference
+    from it, the norms are off by at most. The weight that is used twice gets its gradient in parts."""
+    model, x = mlp().to(dtype), normal(256, 64).to(dtype)
+    model[4].weight = model[2].weight
+    plan = integrations.plan(model, (x,), error=0.1, memory=0.95, stores=("bits",))
+    assert plan.choice.rounds
+    found = []
+    for room in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan_error, "_has_room", lambda *_, room=room: room)
+            found.append(measured_error(model, (x,), {}, plan))
+    assert found[0] > 0
+    if dtype is torch.bfloat16:
+        assert found[0] == found[1]
+    else:
+        assert 0 < abs(found[0] - found[1]) <= 2**-9 * (1 + 2 * found[0])
+    with pytest.raises(Unmeasured, match="more memory than the plain step"):
+        measured_error(model, (x,), {}, replace(plan, choice=replace(plan.choice, peak=plan.plain_peak)))
 
 
 def test_a_value_of_which_a_step_told_nothing_keeps_its_weight_by_the_rules():
