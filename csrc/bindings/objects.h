@@ -60,6 +60,18 @@ class Field {
   Py_ssize_t offset_ = 0;
 };
 
+inline Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
+
+// What a method without arguments returns.
+inline Ref called(PyObject* object, PyObject* name) { return Ref(PyObject_CallMethodNoArgs(object, name)); }
+
+// Whether an attribute is what is expected, by identity. What cannot be asked is not.
+inline bool has(PyObject* object, PyObject* name, PyObject* expected) {
+  Ref found = attribute(object, name);
+  if (!found) PyErr_Clear();
+  return found && found.get() == expected;
+}
+
 // The object that a weak reference is of; null where it is gone.
 inline Ref object_of(PyObject* weak) {
 #if PY_VERSION_HEX >= 0x030D0000

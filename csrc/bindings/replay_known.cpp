@@ -67,15 +67,6 @@ bool is_same(Ref found, PyObject* expected) {
   return equal == 1;
 }
 
-bool has(PyObject* object, PyObject* name, PyObject* expected) {
-  Ref found = attribute(object, name);
-  if (!found) PyErr_Clear();
-  return found && found.get() == expected;
-}
-
-Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
-Ref called(PyObject* object, PyObject* name) { return Ref(PyObject_CallMethodNoArgs(object, name)); }
-
 Ref address_of(PyObject* tensor, Ref* storage) {
   *storage = called(tensor, known->names.untyped_storage);
   Ref address = *storage ? attribute(storage->get(), known->names._cdata) : Ref();

@@ -111,10 +111,6 @@ inline PyObject* at(Session* self, Session::Object which) { return self->objects
 bool is_real(PyObject* tensor);
 // Whether an attribute, or what a method without arguments returns, is what is expected. What cannot be asked is not.
 bool is_same(Ref found, PyObject* expected);
-// The same of an attribute, by identity.
-bool has(PyObject* object, PyObject* name, PyObject* expected);
-Ref attribute(PyObject* object, PyObject* name);
-Ref called(PyObject* object, PyObject* name);
 // The address of a tensor's storage, as a number of Python; null where it has none to ask for.
 Ref address_of(PyObject* tensor, Ref* storage);
 

@@ -1,6 +1,6 @@
-// What integrations' Tape does of each operator of a forward that is not made again: it runs it, and gives what it made
-// the numbers that the plan has for it. What is made again, draws, writes in place or is another than expected is left
-// to the tape's methods, in Python.
+// What integrations' Tape does of an operator of a forward that is not made again: it runs it, and gives what it made the
+// numbers that the plan has for it. Left to the tape's methods, in Python, is what is made again, draws, writes in place,
+// has shapes that follow from values, lists or subclasses of tensors, or is another than expected.
 #include "bindings/tape.h"
 
 #include <memory>
@@ -31,7 +31,7 @@ struct Known {
       return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
     };
     tensor = type("Tensor"), parameter = type("Parameter");
-    PyTypeObject *planned = type("Planned"), *traits = type("Traits");
+    planned = type("Planned"), traits = type("Traits");
     traits_of = Py_NewRef(given["traits_of"].ptr()), here = Py_NewRef(given["here"].ptr());
     strided = Py_NewRef(given["strided"].ptr()), bytes = Py_NewRef(given["bytes"].ptr());
     name = {planned, "name"}, shapes = {planned, "shapes"}, makes = {planned, "makes"};
@@ -40,7 +40,7 @@ struct Known {
     random = {traits, "random"}, dynamic = {traits, "dynamic"};
   }
 
-  PyTypeObject *tensor, *parameter;
+  PyTypeObject *tensor, *parameter, *planned, *traits;
   PyObject *traits_of, *here, *strided, *bytes;
   Field name, shapes, makes, segment, inner;
   Field traits_name, view, writes, random, dynamic;
@@ -52,7 +52,7 @@ struct Known {
   PyObject* name_next = PyUnicode_InternFromString("next");
   PyObject* name_storages = PyUnicode_InternFromString("storages");
   PyObject* name_follow = PyUnicode_InternFromString("follow");
-  PyObject* name_note = PyUnicode_InternFromString("note");
+  PyObject* name_made = PyUnicode_InternFromString("made");
   PyObject* name_by_address = PyUnicode_InternFromString("by_address");
   PyObject* name_put = PyUnicode_InternFromString("put");
   PyObject* name_layout = PyUnicode_InternFromString("layout");
@@ -72,6 +72,10 @@ const Kind* kind_of(PyObject* function) {
   if (found != known->kinds.end()) return &found->second;
   Ref traits(PyObject_CallOneArg(known->traits_of, function));
   if (!traits) return nullptr;
+  if (!Py_IS_TYPE(traits.get(), known->traits)) {
+    PyErr_Format(PyExc_TypeError, "traits_of must return Traits, got %R", traits.get());
+    return nullptr;
+  }
   PyObject* writes = known->writes.of(traits.get());
   const bool plain = PyTuple_Check(writes) && PyTuple_GET_SIZE(writes) == 0 &&
                      known->random.of(traits.get()) == Py_False && known->dynamic.of(traits.get()) == Py_False;
@@ -80,17 +84,10 @@ const Kind* kind_of(PyObject* function) {
   return &known->kinds.emplace(Py_NewRef(function), Kind{traits.release(), name, view, plain}).first->second;
 }
 
-// Whether an attribute is what is expected; what cannot be asked is not.
-bool has(PyObject* object, PyObject* name, PyObject* expected) {
-  Ref found(PyObject_GetAttr(object, name));
-  if (!found) PyErr_Clear();
-  return found.get() == expected;
-}
-
 bool is_tensor(PyObject* object) { return Py_IS_TYPE(object, known->tensor) || Py_IS_TYPE(object, known->parameter); }
 
 // The address of the storage that a tensor is a view of and nothing else; null, without an error, for another tensor.
-Ref address_of(PyObject* tensor, Ref* storage = nullptr) {
+Ref plain_address_of(PyObject* tensor, Ref* storage = nullptr) {
   Ref own;
   if (has(tensor, known->name_layout, known->strided) && has(tensor, known->name_is_nested, Py_False) &&
       has(tensor, known->name_is_quantized, Py_False))
@@ -106,29 +103,34 @@ struct Made {
   Ref storage, address;
 };
 
-// Whether the address is that of an argument. -1: an argument is none that this knows.
-int is_given(PyObject* address, PyObject* arguments) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) {
-    PyObject* given = PyTuple_GET_ITEM(arguments, i);
-    if (PyList_Check(given) || PyTuple_Check(given)) {
-      Ref first(PySequence_Size(given) > 0 ? PySequence_GetItem(given, 0) : nullptr);
-      if (first && !PyLong_Check(first.get()) && !PyFloat_Check(first.get())) return -1;
-    } else if (is_tensor(given)) {
-      Ref other = address_of(given);
-      if (!other) return -1;
-      const int same = PyObject_RichCompareBool(other.get(), address, Py_EQ);
-      if (same != 0) return same;
-    } else if (given != Py_None && !PyLong_Check(given) && !PyFloat_Check(given) && !PyUnicode_Check(given)) {
-      if (PyObject_HasAttr(given, known->name_untyped_storage)) return -1;
-    }
+// Whether the address is that of an argument. -1: the argument is none that this knows.
+int is_of(PyObject* given, PyObject* address) {
+  if (is_tensor(given)) {
+    Ref other = plain_address_of(given);
+    return other ? PyObject_RichCompareBool(other.get(), address, Py_EQ) : -1;
   }
-  return 0;
+  if (PyList_Check(given) || PyTuple_Check(given)) {
+    Ref first(PySequence_Size(given) > 0 ? PySequence_GetItem(given, 0) : nullptr);
+    return first && !PyLong_Check(first.get()) && !PyFloat_Check(first.get()) ? -1 : 0;
+  }
+  if (given == Py_None || PyLong_Check(given) || PyFloat_Check(given) || PyUnicode_Check(given)) return 0;
+  return PyObject_HasAttr(given, known->name_untyped_storage) ? -1 : 0;
+}
+
+// The same of all arguments of a call.
+int is_given(PyObject* address, PyObject* args, PyObject* kwargs) {
+  int found = 0;
+  for (Py_ssize_t i = 0; found == 0 && i < PyTuple_GET_SIZE(args); ++i)
+    found = is_of(PyTuple_GET_ITEM(args, i), address);
+  PyObject *name, *value;
+  for (Py_ssize_t at = 0; found == 0 && PyDict_Next(kwargs, &at, &name, &value);) found = is_of(value, address);
+  return found;
 }
 
 // Whether the results are those that are planned, with what of them is in memory of its own, in order; false where that
 // is for others to find out.
-bool expected(PyObject* planned, PyObject* const* results, Py_ssize_t count, PyObject* arguments, PyObject* values,
-              std::vector<Made>* made) {
+bool expected(PyObject* planned, PyObject* const* results, Py_ssize_t count, PyObject* args, PyObject* kwargs,
+              PyObject* values, std::vector<Made>* made) {
   PyObject* shapes = known->shapes.of(planned);
   Py_ssize_t place = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -138,7 +140,7 @@ bool expected(PyObject* planned, PyObject* const* results, Py_ssize_t count, PyO
       return false;
     }
     Made one;
-    one.address = address_of(result, &one.storage);
+    one.address = plain_address_of(result, &one.storage);
     if (!one.address) return false;
     if (shapes != Py_None && !has(result, known->name_dtype, known->bytes)) {
       Ref shape(PyObject_GetAttr(result, known->name_shape));
@@ -150,7 +152,7 @@ bool expected(PyObject* planned, PyObject* const* results, Py_ssize_t count, PyO
     int is_known = PyDict_Contains(values, one.address.get());
     for (const Made& other : *made)
       if (is_known == 0) is_known = PyObject_RichCompareBool(other.address.get(), one.address.get(), Py_EQ);
-    if (is_known == 0) is_known = is_given(one.address.get(), arguments);
+    if (is_known == 0) is_known = is_given(one.address.get(), args, kwargs);
     if (is_known < 0) return false;
     if (is_known == 0) made->push_back(std::move(one));
   }
@@ -158,15 +160,18 @@ bool expected(PyObject* planned, PyObject* const* results, Py_ssize_t count, PyO
 }
 
 // Gives what an operator made its numbers. 1: done, 0: that is for others to do, -1: an error.
-int note(PyObject* tape, const Kind& kind, PyObject* planned, Py_ssize_t next, PyObject* args, PyObject* out) {
+int note(PyObject* tape, const Kind& kind, PyObject* planned, Py_ssize_t next, PyObject* args, PyObject* kwargs,
+         PyObject* out) {
   PyObject* single[] = {out};
   const bool several = PyTuple_Check(out) || PyList_Check(out);
   PyObject* const* results = several ? PySequence_Fast_ITEMS(out) : single;
   Ref storages(PyObject_GetAttr(tape, known->name_storages));
   Ref values(storages ? PyObject_GetAttr(storages.get(), known->name_by_address) : nullptr);
   if (!values) return -1;
+  if (!PyDict_Check(values.get())) return 0;
   std::vector<Made> made;
-  const bool found = expected(planned, results, several ? PySequence_Fast_GET_SIZE(out) : 1, args, values.get(), &made);
+  const Py_ssize_t count = several ? PySequence_Fast_GET_SIZE(out) : 1;
+  const bool found = expected(planned, results, count, args, kwargs, values.get(), &made);
   if (PyErr_Occurred()) PyErr_Clear();
   if (!found) return 0;
   if (made.empty()) return 1;
@@ -189,6 +194,7 @@ PyObject* plainly_planned(PyObject* tape, Py_ssize_t* next, Ref* ops) {
   *next = PyLong_AsSsize_t(place.get());
   if (*next < 0 || *next >= PyTuple_GET_SIZE(ops->get())) return nullptr;
   PyObject* planned = PyTuple_GET_ITEM(ops->get(), *next);
+  if (!Py_IS_TYPE(planned, known->planned)) return nullptr;
   const bool again = PyLong_AsLong(known->segment.of(planned)) >= 0 || PyLong_AsLong(known->inner.of(planned)) >= 0;
   return again ? nullptr : planned;
 }
@@ -205,19 +211,19 @@ PyObject* followed(PyObject*, PyObject* const* given, Py_ssize_t count) {
     return PyObject_Call(function, args, kwargs);
   Py_ssize_t next = 0;
   Ref ops;
-  PyObject* planned = kind->plain && PyDict_GET_SIZE(kwargs) == 0 ? plainly_planned(tape, &next, &ops) : nullptr;
+  PyObject* planned = kind->plain ? plainly_planned(tape, &next, &ops) : nullptr;
   if (PyErr_Occurred()) return nullptr;
   if (planned == nullptr) {
     PyObject* all[] = {tape, function, kind->traits, args, kwargs};
     return PyObject_VectorcallMethod(known->name_follow, all, 5, nullptr);
   }
-  Ref out(PyObject_Call(function, args, nullptr));
+  Ref out(PyObject_Call(function, args, kwargs));
   if (!out) return nullptr;
-  const int done = note(tape, *kind, planned, next, args, out.get());
+  const int done = note(tape, *kind, planned, next, args, kwargs, out.get());
   if (done < 0) return nullptr;
   if (done == 0) {
     PyObject* all[] = {tape, kind->traits, args, kwargs, out.get()};
-    if (!Ref(PyObject_VectorcallMethod(known->name_note, all, 5, nullptr))) return nullptr;
+    if (!Ref(PyObject_VectorcallMethod(known->name_made, all, 5, nullptr))) return nullptr;
   }
   return out.release();
 }

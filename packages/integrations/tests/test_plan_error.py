@@ -79,15 +79,14 @@ def test_what_trains_without_a_value_as_its_input_has_an_error_that_is_bounded(k
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_gradients_wait_in_bfloat16_where_there_is_no_room(dtype, monkeypatch):
     """Half a unit in the last of its 8 digits is 2 ** -9 of an element: so much of the gradient, and of the difference
-    from it, the norms are off by at most. The weight that is used twice gets its gradient in parts."""
+    from it, the norms are off by at most."""
     model, x = mlp().to(dtype), normal(256, 64).to(dtype)
-    model[4].weight = model[2].weight
     plan = integrations.plan(model, (x,), error=0.1, memory=0.95, stores=("bits",))
     assert plan.choice.rounds
     found = []
     for room in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(plan_error, "_has_room", lambda *_, room=room: room)
+            patch.setattr(plan_error, "_has_room_for_all", lambda *_, room=room: room)
             found.append(measured_error(model, (x,), {}, plan))
     assert found[0] > 0
     if dtype is torch.bfloat16:
@@ -96,6 +95,18 @@ def test_exact_gradients_wait_in_bfloat16_where_there_is_no_room(dtype, monkeypa
         assert 0 < abs(found[0] - found[1]) <= 2**-9 * (1 + 2 * found[0])
     with pytest.raises(Unmeasured, match="more memory than the plain step"):
         measured_error(model, (x,), {}, replace(plan, choice=replace(plan.choice, peak=plan.plain_peak)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.complex64])
+def test_a_gradient_that_comes_in_parts_waits_as_one(dtype):
+    parts = [normal(64, seed=seed).to(dtype) for seed in (1, 2)]
+    into = [None, None]
+    for part in parts:
+        plan_error._take_rounded(into, 1, part)
+    waits = torch.bfloat16 if dtype is torch.float64 else dtype
+    assert into[0] is None
+    assert torch.equal(into[1], (parts[0].to(waits) + parts[1]).to(waits))
+    assert torch.equal(parts[0], normal(64, seed=1).to(dtype))
 
 
 def test_a_value_of_which_a_step_told_nothing_keeps_its_weight_by_the_rules():

@@ -5,6 +5,7 @@ tape follows the operators. Results are those that a tape leads to, and a forwar
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -114,6 +115,7 @@ def test_who_needs_a_tape_in_each_forward(made: Callable[[], nn.Module], each: i
 
 @pytest.mark.filterwarnings("ignore:.*not the one that was")
 @pytest.mark.parametrize("error", [0.0, 0.2])
+# What these two write in some steps, torch itself refuses in backward.
 @pytest.mark.parametrize(
     "kind", sorted({*NETS} - {InPlace, Overwriting}, key=str), ids=lambda kind: kind.__name__.lower()
 )
@@ -159,6 +161,51 @@ def test_the_forward_after_another_one_has_a_tape(tapes: list[Tape], saves: str)
     assert not tapes[-1].astray
 
 
+def test_a_forward_that_goes_to_and_fro_is_told_of() -> None:
+    """Though each one that is another may come where no tape is."""
+    model = _planned(_net(), _input())
+    plan = plan_of(model)
+
+    def train() -> None:
+        for number in range(8):
+            model.zero_grad()
+            model[-1].p = 0.0 if number % 2 else 0.1
+            _stepped(model, _input(number))
+
+    with pytest.warns(UserWarning, match="not the one that was captured"):
+        train()
+    assert plan_of(model) is not plan
+
+
+def test_inputs_of_many_shapes(tapes: list[Tape]) -> None:
+    """Each has a plan of its own in both states of the gradients, and none is forgotten for the others."""
+    model = _planned(_net(), _input()[:32])
+    for turn in range(3):
+        count = len(tapes)
+        for rows in (32, 40, 48, 56, 64):  # none is smaller than a planned one
+            model.zero_grad()
+            _stepped(model, _input()[:rows])
+            _stepped(model, _input()[:rows])
+        assert (len(tapes) > count) is (turn == 0)
+    model.zero_grad()
+    _stepped(model, _input()[:24])  # which follows another's plan, and may be followed by any size
+    _stepped(model, _input()[:24])
+    assert len(tapes) == count + 2
+
+
+def test_a_copy_begins_with_a_tape(tapes: list[Tape]) -> None:
+    model = _planned(_net(), _input())
+    for number in range(3):
+        _stepped(model, _input(number))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        count = len(tapes)
+        for _ in range(3):
+            twin.zero_grad()
+            _stepped(twin, _input())
+        assert len(tapes) == count + 1
+        assert plan_of(twin).choice.rounds
+
+
 def test_an_error_in_a_forward_changes_nothing(tapes: list[Tape]) -> None:
     model = _planned(_net(), _input())
     twin = copy.deepcopy(model)
@@ -179,7 +226,7 @@ def test_an_error_in_a_forward_changes_nothing(tapes: list[Tape]) -> None:
     assert len(tapes) == count
 
 
-def test_threads() -> None:
+def test_threads(tapes: list[Tape]) -> None:
     """Each forward has the stores of its own tensors."""
     model = _net()
     for layer in model[3::4]:
@@ -197,9 +244,11 @@ def test_threads() -> None:
                 failures.append(f"{number}: {(found - exact).norm() / exact.norm()}")
 
     run(0)
+    count = len(tapes)
     threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert failures == []
+    assert len(tapes) == count

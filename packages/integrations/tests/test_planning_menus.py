@@ -98,6 +98,26 @@ def test_what_is_kept_anyway_has_no_stores(forward):
             assert found.options[number] == ()
 
 
+def test_what_is_saved_before_its_memory_is_written_is_stored_as_it_was():
+    """And not as what the memory holds in the end, which is made later."""
+
+    def forward(net, x):
+        h = x.detach().clone()
+        y = h @ net.weight
+        h.data.add_(1)  # of which autograd does not hear
+        return (y * (h @ net.weight)).sum()
+
+    graph, found = menus(Net(forward, weight=normal(64, 64)), normal(64, 64))
+    written = [value for value, one in enumerate(graph.values) if one.reuses >= 0]
+    assert written
+    for value, operator in enumerate(found.stored_at):
+        assert operator == -1 or operator >= graph.values[value].producer
+    model = Net(forward, weight=normal(64, 64)).train()
+    plain = gradients(copy.deepcopy(model), normal(64, 64), loss=lambda output: output)
+    integrations.apply(model, integrations.plan(model, (normal(64, 64),), error=0.0))
+    assert all(map(torch.equal, gradients(model, normal(64, 64), loss=lambda output: output).values(), plain.values()))
+
+
 def test_what_decides_is_not_rounded():
     """Nor what has to go with it: its widths are not there, and repetitions find it as it was."""
 

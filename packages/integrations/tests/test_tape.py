@@ -55,6 +55,15 @@ def test_numbers(name: str | int, keeps: str, monkeypatch: pytest.MonkeyPatch) -
     assert _assert_alike(monkeypatch, schedule, model, args, kwargs) == ""
 
 
+def test_numbers_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose casts are operators with named arguments."""
+    model, args, kwargs = net("transformer")
+    with torch.autocast("cpu", torch.bfloat16):
+        graph = capture(model, args, kwargs)
+        schedule = Schedule.of(graph, range(len(graph.values)))
+        assert _assert_alike(monkeypatch, schedule, model, args, kwargs) == ""
+
+
 def _split(x: Tensor) -> Tensor:
     return torch.cat([part * 2 for part in x.split(2)])
 

@@ -42,6 +42,12 @@ def not_inlined(function: Function) -> Function:
 
 _SKIPS = _can_skip()
 
+
+def skips_frames() -> bool:
+    """Whether ``left_to_python`` does anything here."""
+    return _SKIPS
+
+
 # A function without dynamo, and all that it calls.
 without_dynamo: Callable[[Function], Function] = cache(torch.compiler.disable)
 

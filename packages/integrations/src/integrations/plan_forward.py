@@ -46,6 +46,7 @@ class Following:
     def __init__(self, model: nn.Module, plans: Plans, followed: Followed, level: Level | None = None) -> None:
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._tape: Tape | None = None
+        self._others = 0
         self._contexts = ExitStack()
 
     @property
@@ -82,9 +83,10 @@ class Following:
             schedule = schedule.where_rounded
         schedule = schedule.within(units)
         session.tracker.pack = session.hook if own_attention else None
+        self._others = session.recipes.others
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
-            if session.recipes.placed is not None and session.replays and not schedule.needs_tape:
+            if session.recipes.need_no_tape and session.replays and not schedule.needs_tape:
                 session.fates = _Placed(session, schedule, self._level is not None)
             else:
                 contexts.enter_context(self._taped(session, schedule, rounds))
@@ -95,7 +97,7 @@ class Following:
         """A block whose operators are followed one by one."""
         by_level = self._level is not None
         tape = self._tape = Tape(schedule, _Read(session, schedule, by_level))
-        found = _Planned(session, schedule, by_level, tape, rounds)
+        found = _Taped(session, schedule, by_level, tape, rounds)
         session.fates, session.aside = found, unseen
         if session.checkpoints is not None:
             session.checkpoints.around = aside
@@ -110,18 +112,16 @@ class Following:
         fates, session.fates, session.tracker.remaking = session.fates, None, None
         if not complete:
             return
-        count = len(session.records)
-        if self._tape is None:
-            assert isinstance(fates, _Placed)
-            if fates.is_other or session.recipes.placed != count:
-                session.recipes.placed = None  # the next forward has a tape, which tells where it is another
-            return
-        self._tape.finish()
-        if self._tape.astray:
-            self._plans.note_astray(self._followed, self._tape.astray)
-        else:
-            assert isinstance(fates, _Planned)
-            session.recipes.placed = count if fates.placed else None
+        recipes, count = session.recipes, len(session.records)
+        if self._tape is not None:
+            self._tape.finish()
+            if self._tape.astray:
+                recipes.note_other()  # whose tensors have other values than the plan's
+                self._plans.note_astray(self._followed, self._tape.astray)
+            elif recipes.others == self._others:  # of no thread that has left its sites meanwhile
+                recipes.placed = count if isinstance(fates, _Taped) and fates.placed else None
+        elif recipes.placed not in (None, count) or (isinstance(fates, _Placed) and fates.is_other):
+            recipes.note_other()
 
 
 class _Fates:
@@ -182,7 +182,7 @@ class _Placed(_Fates):
         return self._of(UNPLANNED if site.value is None or not is_plain(tensor) else site.value)
 
 
-class _Planned(_Fates):
+class _Taped(_Fates):
     """The same by a tape that follows the forward.
 
     Args:

@@ -32,7 +32,7 @@ def measured_error(
 
     The step is taken twice, exactly and as planned, with the same dropout. Where memory was asked for, the exact one
     follows the plan that takes the least and makes gradients as they are, bit for bit. Where there is no room for the
-    exact gradients beside the plan's step, they wait in bfloat16, which adds 0.002 to the error at most. The model, its
+    exact gradients beside the plan's step, they wait in bfloat16, which adds about 0.002 to the error. The model, its
     buffers and gradients, and the random generators are as before afterwards.
 
     Args:
@@ -49,7 +49,7 @@ def measured_error(
     step = OneStep(model, args, kwargs, plan.loss if loss is None else loss)
     step.require_elements()
     around = None if plan.memory is None else partial(following, plan=_exact(plan))
-    if _has_room(model, plan):
+    if _has_room_for_all(model, plan):
         exact = step.gradients(around)
     else:
         exact = [None for _ in model.parameters()]
@@ -59,9 +59,9 @@ def measured_error(
     return difference.relative
 
 
-def _has_room(model: nn.Module, plan: Plan) -> bool:
-    """Whether the exact gradients can be there while the plan is followed, beside its peak, which has what is left
-    after a step, the gradients, on top, and no more memory is taken than by the plain step.
+def _has_room_for_all(model: nn.Module, plan: Plan) -> bool:
+    """Whether the exact gradients can be there as they are, and not in bfloat16, while the plan is followed: beside its
+    peak, which has what is left after a step, the gradients, on top, without more memory than the plain step takes.
 
     Raises:
         Unmeasured: there is no room for them in bfloat16.
@@ -81,7 +81,8 @@ def _has_room(model: nn.Module, plan: Plan) -> bool:
 def _take_rounded(into: list[Tensor | None], place: int, found: Tensor) -> None:
     """A gradient, or a part of one, has come, and waits in bfloat16."""
     held = into[place]
-    into[place] = found.to(_rounded(found.dtype), copy=True) if held is None else held.add_(found)
+    whole = found if held is None else found + held  # which is rounded once
+    into[place] = whole.to(_rounded(found.dtype), copy=held is None)
 
 
 def _rounded(dtype: torch.dtype) -> torch.dtype:

@@ -17,7 +17,8 @@ from integrations.saved.records import Record, kept_by
 if TYPE_CHECKING:
     from integrations.saved.site import Site
 
-_PLANS = 4  # whose tensors are remembered
+_PLANS = 16  # whose tensors are remembered
+_MOST_OTHERS = 2  # forwards that are not the plan's, after which each has a tape
 
 Place = tuple[str, str, str]
 """Module, operator and role."""
@@ -95,15 +96,28 @@ class Recipes:
     Attributes:
         policy: decides the codecs.
         first: the site of what the last forward saved first; ``None`` before there was one.
-        placed: how many tensors a forward has saved, if the site of each knows which value of the plan it is of; else
-            ``None``.
+        placed: how many tensors the last forward with a tape has saved, if the site of each knows which value of the
+            plan it is of; else ``None``.
+        others: how many forwards were another than the plan's.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.first: Site | None = None
         self.placed: int | None = None
+        self.others = 0
         self._recipes: dict[tuple[Place, int], Recipe] = {}
+
+    @property
+    def need_no_tape(self) -> bool:
+        """Whether sites are enough to follow the plan: not where forwards go to and fro between the plan's and another,
+        which a tape alone tells to be one."""
+        return self.placed is not None and self.others < _MOST_OTHERS
+
+    def note_other(self) -> None:
+        """A forward was another than the plan's: the next one has a tape, which tells where."""
+        self.placed = None
+        self.others += 1
 
     def of(self, tensor: Tensor, place: Place, occurrence: int) -> Recipe:
         """The recipe for a strided tensor: the one of the forward before, unless shape, strides, dtype, device or the
@@ -126,9 +140,10 @@ class PlannedRecipes:
     def under(self, policy: Policy, plan: object = None) -> Recipes:
         """Those for forwards that follow a plan, or none: the ones of the forward before, unless its policy was
         another."""
-        found = self._found.get(id(plan))
+        found = self._found.pop(id(plan), None)
         if found is None or found[1].policy != policy:
-            if len(self._found) >= _PLANS and found is None:
-                self._found = {}
-            found = self._found[id(plan)] = plan, Recipes(policy)
+            found = plan, Recipes(policy)
+        self._found[id(plan)] = found  # the last one, and the first is the one that was not followed for longest
+        if len(self._found) > _PLANS:
+            self._found.pop(next(iter(self._found)), None)
         return found[1]

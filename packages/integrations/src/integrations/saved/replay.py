@@ -3,10 +3,10 @@
 A forward saves the same tensors in the same order as the one before, in most models. So the ``Site`` of each leads to
 that of the tensor that was saved after it, and of this one the next forward only has to see that it is the same: the
 function that is called and what the tensor is to it, the module that calls it and how many came from there before,
-shape, strides, dtype and device, who keeps the memory alive, and of a plan the value. All that the decision follows
-from is compared, and nothing is taken by its place in the order: that only says with what to compare. Where something
-differs, this tensor goes the full way, which finds or makes its site, and the next is expected to be the one that came
-after that.
+shape, strides, dtype and device, who keeps the memory alive, and where a tape follows a plan, the value. All that the
+decision follows from is compared, and nothing is taken by its place in the order: that only says with what to compare.
+Where something differs, this tensor goes the full way, which finds or makes its site, and the next is expected to be
+the one that came after that.
 
 ``actcore.replay.Replay`` compares, and does what is one call of a codec or none; the rest is left to the session.
 """
@@ -80,10 +80,12 @@ class Sites:
             return None
         session, site = self._session, recipe.site
         fates, value = session.fates, None
-        if fates is not None and fates.values is None:  # only sites know the values
-            return site if site is not None and site.is_of(call, owner, site.value) else None
         if fates is not None and fates.values is not None:
             value = fates.values.get(storage._cdata)
+        elif fates is not None:  # only sites know the values
+            if site is None or not site.is_of(call, owner, site.value):
+                return None
+            value = site.value
         if site is None or site.form is None or not site.is_of(call, owner, value):
             site = Site(recipe, place, occurrence, call, owner)
             site.value = value

@@ -51,7 +51,7 @@ class Site:
         following: the number of the next one there.
         caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
         owner: who keeps it alive anyway; empty if only autograd does.
-        value: the plan's number of the memory that it is in; ``None`` for none.
+        value: the plan's number of the memory that it is in; ``None``, or ``UNPLANNED`` of a tape, for none.
         next: the site of the tensor that was saved after it; ``None`` for the last.
         form: as what it is stored, by one call or none: one of ``KEPT`` and so on; ``None`` for what the session has to
             see to.

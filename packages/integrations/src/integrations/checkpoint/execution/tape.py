@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from integrations.checkpoint.execution.keeping import Exactly, Keeping, Later, P
 from integrations.checkpoint.execution.repeating import drawing, here, require_no_plan
 from integrations.checkpoint.execution.segments import Handle, Results, Segment
 from integrations.checkpoint.graphs.schedule import Planned, Schedule
-from integrations.compiling import compiles_callees, left_to_python, without_dynamo
+from integrations.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 
 UNPLANNED = -1
 """In the place of a value: memory of which the plan does not know."""
@@ -60,8 +60,8 @@ class Tape(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Torch would have each operator pass through a wrapper that keeps dynamo off, which takes longer than all that
-        is done here. Where dynamo would look at what is done in Python, ``_without_dynamo`` sees to that."""
-        return False
+        is done here. Where frames can be skipped without it, dynamo is kept off only while it is on."""
+        return not skips_frames()
 
     def __enter__(self) -> Self:
         require_no_plan()
@@ -82,25 +82,20 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return followed(self, func, args, kwargs or {})
+        step = without_dynamo(_step) if compiles_callees() else followed
+        return step(self, func, args, kwargs or {})
 
-    @left_to_python
     def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that is more than a step to the next one."""
         with drawing if traits.random else nullcontext():
-            return _without_dynamo(Tape._follow)(self, func, traits, args, kwargs)
-
-    @left_to_python
-    def note(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An operator has run whose results are not simply those that are expected."""
-        _without_dynamo(Tape._made)(self, traits, args, kwargs, out)
+            return self._follow(func, traits, args, kwargs)
 
     def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the forward, noted if it is to be repeated."""
         planned = self._planned()
         if planned is None or (planned.segment < 0 and planned.inner < 0):
             out = func(*args, **kwargs)
-            self._made(traits, args, kwargs, out)
+            self.made(traits, args, kwargs, out)
             return out
         segments = self._segments_of(planned)
         generator = None
@@ -113,7 +108,7 @@ class Tape(TorchDispatchMode):
         # Noted before it runs, which may be what overwrites it.
         arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
         out = func(*args, **kwargs)
-        made = self._made(traits, args, kwargs, out)
+        made = self.made(traits, args, kwargs, out)
         if made is None:
             return out
         makes, changes = made
@@ -213,7 +208,7 @@ class Tape(TorchDispatchMode):
             return [self._noted(item, level, segment) for item in given]
         return given
 
-    def _made(
+    def made(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None:
         """Gives numbers to what an operator made, if it is the one that is expected.
@@ -270,9 +265,9 @@ class Tape(TorchDispatchMode):
         self.astray = f"at operator {self.next} the plan has {expected}, and there came {found}"
 
 
-def _without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method as it is, unless dynamo would compile its frames."""
-    return without_dynamo(method) if compiles_callees() else method
+def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``followed``, for a wrapper that takes functions of Python."""
+    return followed(tape, func, args, kwargs)
 
 
 class _Level:

@@ -34,7 +34,7 @@ class Menus:
             by, such as signs.
         stored_at: the operator after which autograd has saved the value, so that it is stored; -1 where it never does.
         repeating: seconds that an operator takes beside its own where it is repeated.
-        following: seconds that a forward takes beside its own where anything is made again.
+        following: seconds that a tape takes beside a forward's own, where anything is made again.
     """
 
     options: tuple[tuple[Option, ...], ...]

@@ -55,7 +55,9 @@ def solved(
     if bounds.error and rounded is not None:
         found += _fronts(rounded, rounded_menus, bounds.error**2, _more(rounded, graph))
     merged = _merged(choice for one in found for choice in one.front)
-    front = tuple(replace(one, seconds_bound=min(each.bound_at(one.peak) for each in found)) for one in merged)
+    front = merged
+    if level is None:  # a bound of one graph is none of all
+        front = tuple(replace(one, seconds_bound=min(each.bound_at(one.peak) for each in found)) for one in merged)
     choice = front[0]
     if objective == "paper":
         kept = paper_segments(graph).kept
@@ -93,7 +95,7 @@ def most_exact(plan: Plan, peak: int, seconds: float) -> Choice | None:
     if graph is None or plan.rounded_menus is None:
         return None
     more, menus, found = _more(graph, plan.graph), plan.rounded_menus, []
-    for one, beside in ((graph, more + menus.following), (graph.keeping_all, more)):
+    for one, beside in _followed(graph, menus, more):
         with suppress(ValueError):  # there is none
             if seconds >= beside:
                 best = most_exact_plan(training_step(one, menus), peak + graph.gradients, seconds - beside)
@@ -132,10 +134,16 @@ def _fronts(graph: Graph, menus: Menus | None, variance: float = 0.0, more: floa
         variance: that a choice may have.
         more: seconds that its step takes longer than that of the forward as it is.
     """
+    return [_front(one, menus, variance, beside) for one, beside in _followed(graph, menus, more)]
+
+
+def _followed(graph: Graph, menus: Menus | None, more: float) -> list[tuple[Graph, float]]:
+    """A graph and, where a tape takes time, the one in which nothing is made again, with what is beside their own
+    seconds. The tape's are counted to all that the first leads to, be anything made again or not: the second leads to
+    the rest."""
     if menus is None or not menus.following:
-        return [_front(graph, menus, variance, more)]
-    keeping = _front(graph.keeping_all, menus, variance, more)
-    return [_front(graph, menus, variance, more + menus.following), keeping]
+        return [(graph, more)]
+    return [(graph, more + menus.following), (graph.keeping_all, more)]
 
 
 def _front(graph: Graph, menus: Menus | None, variance: float, more: float) -> _Front:
