@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
 from integrations.checkpoint import Plan
-from integrations.plan_forward import _Planned
+from integrations.plan_forward import _Taped
 from integrations.stores import Store
 
 from .nets import Net, gradients, normal
@@ -78,7 +78,7 @@ def test_it_is_computed_once_for_both(forward, store, monkeypatch):
     for shares in (True, False):
         with monkeypatch.context() as patch:
             if not shares:
-                patch.setattr(_Planned, "remade", lambda *_: None)
+                patch.setattr(_Taped, "remade", lambda *_: None)
             model, x = planned(forward, store)
             with Calls() as calls:
                 found.append(gradients(model, x))
