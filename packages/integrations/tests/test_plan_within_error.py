@@ -35,11 +35,33 @@ def test_without_the_loss_less_than_the_bound_may_be_measured(plan):
 
     def measure(one):
         asked.append(one)
-        return 0.08 if len(asked) == 1 else 0.069
+        return 0.08 if len(asked) == 1 else 0.063
 
     found = within_error(plan, measure, part=0.7)
     assert len(fresh(asked)) == 2
-    assert found.measured == 0.069
+    assert found.measured == 0.063
+
+
+def test_a_plan_that_another_draw_may_put_above_the_bound_is_solved_again(plan):
+    """A BERT's had 0.098 when it was made, and 0.102 in training."""
+    asked = []
+
+    def measure(one):
+        asked.append(one)
+        return 0.097 if len(asked) == 1 else 0.09
+
+    found = within_error(plan, measure)
+    assert len(fresh(asked)) == 2
+    assert found.measured == 0.09
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_such_a_plan_stays_where_no_other_keeps_to_the_memory(plan, standing):
+    asked = plan.within(memory=(plan if standing else plan.accumulating).peak)
+    found = within_error(asked, lambda one: 0.097 if bool(one.graph.standing) == standing else 0.05)
+    kept = found if standing else found.accumulating
+    assert kept.measured == 0.097
+    assert kept.peak <= asked.memory
 
 
 def test_what_is_planned_of_a_measured_plan_later_has_its_correction(plan):
