@@ -4,85 +4,11 @@
 
 #include "codec/arguments.h"
 #include "cpu/bits.h"
+#include "cpu/bounds.h"
 #include "cpu/noise.h"
 #include "cpu/simd.h"
 
 namespace actcore::ACTCORE_ISA {
-
-template <class T>
-struct Bounds {
-  T low;
-  T high;
-  bool finite;
-};
-
-// The bounds of `count` > 0 elements. Adding a positive zero turns a negative one into it.
-template <class E, class T = compute_t<E>>
-ACTCORE_FN Bounds<T> find_bounds(const E* x, int64_t count) {
-  const T first = actcore::load(x[0]);
-  Vec<T> low = broadcast(first), high = low, poison = {};
-  Vec<T> low2 = low, high2 = low, poison2 = {};
-  int64_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    const Vec<T> a = load(x + i), b = load(x + i + kLanes);
-    low = min(a, low), high = max(a, high), poison = multiply_add<T>(a, Vec<T>{}, poison);
-    low2 = min(b, low2), high2 = max(b, high2), poison2 = multiply_add<T>(b, Vec<T>{}, poison2);
-  }
-  T lowest = fold<T, false>(min(low, low2)), highest = fold<T, true>(max(high, high2));
-  // A finite value times zero is zero; what is left is NaN for infinities and NaN.
-  T rest = first * T(0);
-  for (; i < count; ++i) {
-    const T value = actcore::load(x[i]);
-    lowest = value < lowest ? value : lowest;
-    highest = value > highest ? value : highest;
-    rest += value * T(0);
-  }
-  const bool finite = !any_nan<T>(poison + poison2) && rest == T(0);
-  return {lowest + T(0), highest + T(0), finite};
-}
-
-// What elements beyond two bounds are taken for, in the type of the elements.
-template <class E, class T = compute_t<E>>
-struct Clamp {
-  explicit Clamp(const GroupAffineCompress& args) {
-    E least, most;
-    actcore::store(&least, static_cast<T>(args.least));
-    actcore::store(&most, static_cast<T>(args.most));
-    low = actcore::load(least), high = actcore::load(most);
-  }
-  T operator()(T value) const { return value < low ? low : value > high ? high : value; }
-  T low;
-  T high;
-};
-
-// The bounds of `count` > 0 elements as they are clamped, which infinities are, too.
-template <class E, class T = compute_t<E>>
-ACTCORE_FN Bounds<T> find_clamped_bounds(const E* x, int64_t count, const Clamp<E>& clamp) {
-  Vec<T> low = broadcast(clamp.high), high = broadcast(clamp.low), poison = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Vec<T> value = load(x + i);
-    low = min(value, low), high = max(value, high);  // the second operand where the value is NaN
-    const Vec<T> inside = min(max(value, broadcast(clamp.low)), broadcast(clamp.high));
-    poison = poison + (value == value ? inside * Vec<T>{} : value);
-  }
-  T lowest = fold<T, false>(low), highest = fold<T, true>(high), rest = T(0);
-  for (; i < count; ++i) {
-    const T value = actcore::load(x[i]);
-    lowest = value < lowest ? value : lowest;
-    highest = value > highest ? value : highest;
-    rest += clamp(value) * T(0);
-  }
-  return {clamp(lowest) + T(0), clamp(highest) + T(0), !any_nan<T>(poison) && rest == T(0)};
-}
-
-template <class E, class T = compute_t<E>>
-ACTCORE_FN void clamp_tile(const E* x, int64_t count, const Clamp<E>& clamp, E* out) {
-  const Vec<T> low = broadcast(clamp.low), high = broadcast(clamp.high);
-  const int64_t whole = count / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) store(out + i, min(max(load(x + i), low), high));
-  for (int64_t i = whole; i < count; ++i) actcore::store(out + i, clamp(actcore::load(x[i])));
-}
 
 // Codes of `count` <= kTile elements, one per byte; those of a partial vector's padding are 0.
 template <class E, class T = compute_t<E>>
@@ -98,6 +24,42 @@ ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<T>& grou
     codes[i] = static_cast<uint8_t>(encode(actcore::load(x[i]), group, factor, noise[i], shift));
   }
 }
+
+#if defined(__AVX512BW__)
+// The same of bfloat16, 32 at a time: positions and noise together are below 2^16. The two halves of each 128 bits become
+// floats and then positions, which are joined in the order of the elements again.
+template <bool scaled>
+ACTCORE_FN void encode_pairs(const BFloat16* x, int64_t count, const GroupScale<float>& group, float factor, int shift,
+                             const uint8_t* noise, uint8_t* codes) {
+  const Vec<float> scale = broadcast(group.scale), origin = broadcast(group.origin), factors = broadcast(factor);
+  const __m128i shifts = _mm_cvtsi32_si128(shift);
+  const auto position = [&](__m512i bits) {
+    const Vec<float> value = (Vec<float>)bits;
+    const Vec<float> offset = (scaled ? value * scale : value) - origin;
+    return (__m512i)round_to_int(offset * factors);
+  };
+  for (int64_t i = 0; i < count; i += 2 * kLanes) {
+    const __m512i bits = _mm512_loadu_si512(x + i), zero = _mm512_setzero_si512();
+    const __m512i low = position(_mm512_unpacklo_epi16(zero, bits)), high = position(_mm512_unpackhi_epi16(zero, bits));
+    const __m512i drawn = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(noise + i)));
+    const __m512i code = _mm512_srl_epi16(_mm512_add_epi16(_mm512_packus_epi32(low, high), drawn), shifts);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i), _mm512_cvtepi16_epi8(code));
+  }
+}
+
+ACTCORE_FN void encode_tile(const BFloat16* x, int64_t count, const GroupScale<float>& group, float factor, int shift,
+                            const uint8_t* noise, uint8_t* codes) {
+  const int64_t whole = count / (2 * kLanes) * (2 * kLanes);
+  if (group.scale == 1.0f) {
+    encode_pairs<false>(x, whole, group, factor, shift, noise, codes);
+  } else {
+    encode_pairs<true>(x, whole, group, factor, shift, noise, codes);
+  }
+  for (int64_t i = whole; i < count; ++i) {
+    codes[i] = static_cast<uint8_t>(encode(actcore::load(x[i]), group, factor, noise[i], shift));
+  }
+}
+#endif
 
 template <class E, int bits>
 void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end) {
@@ -131,12 +93,14 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
       if (args.stochastic) noise.fill(args.position + first + t);
       const E* elements = x + t;
       if (args.clamps) clamp_tile(x + t, tile, clamp, clamped), elements = clamped;
+      uint8_t* const out = packed + packed_bytes(t, bits);
+      uint8_t* const whole = bits == 8 ? out : codes;  // a code of 8 bits is packed as it is
       if (tile == kTile) {  // a constant count lets the compiler unroll
-        encode_tile(elements, kTile, group, factor, shift, noise.bytes(), codes);
-        pack_tile<bits>(codes, kTile, packed + packed_bytes(t, bits));
+        encode_tile(elements, kTile, group, factor, shift, noise.bytes(), whole);
+        if constexpr (bits != 8) pack_tile<bits>(codes, kTile, out);
       } else {
-        encode_tile(elements, tile, group, factor, shift, noise.bytes(), codes);
-        pack_tile<bits>(codes, tile, packed + packed_bytes(t, bits));
+        encode_tile(elements, tile, group, factor, shift, noise.bytes(), whole);
+        if constexpr (bits != 8) pack_tile<bits>(codes, tile, out);
       }
     }
   }

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from integrations.adaptive.one_step import Unmeasured
-from integrations.checkpoint.planning.alternatives import note_accumulating
+from integrations.adaptive.weights import KNOWN_LOSS
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus, Option
+from integrations.checkpoint.planning.noted import note_accumulating
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.search import solved_again
 from integrations.warn import warn
@@ -18,7 +19,6 @@ Measure = Callable[[Plan], float]
 """The relative error of the gradient under a plan; raises ``Unmeasured`` where that cannot be found out."""
 
 _MOST = 2  # plans that are solved anew
-_OTHER_DRAWS = 0.92  # of the bound, what may be measured: eight draws with a BERT had 0.92 to 1.06 of their mean
 _ABOVE = 1.1  # times the error that was found, what the next plan is predicted to have
 _USUAL = 1.9  # times the variance that is predicted, what rounding in bits has at most, as far as it was seen
 _NOTICED = 0.05  # of the variance, the part of derivatives in few bits that may be to blame
@@ -30,9 +30,9 @@ _LOW = 0.6  # of the bound; below that, a plan that was held back by the bound m
 def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
     """The plan with its measured error; or another for what it was asked for, with weights that fit the measurement.
 
-    Where the measured error is above the bound, or so little below it that with another draw of noise it may be above,
-    weights are corrected by what was measured over what was predicted, and the plan is solved again, at most twice; one
-    that is below the bound stays where no other keeps to the memory and the time. So it is where the measured error is much less and the bound has held
+    Where the measured error is above its part of the bound, weights are corrected by what was measured over what was
+    predicted, and the plan is solved again, at most twice; one that is below the bound stays where no other keeps to the
+    memory and the time. So it is where the measured error is much less and the bound has held
     the plan back. The plan for gradients that are there already is another, of the same weights: these are corrected
     where its error is above the bound, too. One that there is no room to measure goes by what the plan of the least
     memory measures, which has the same weights.
@@ -40,7 +40,7 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
     Args:
         plan: for an error, a memory, a time.
         measure: measures one.
-        part: of the bound, what may be measured, where that is with another loss than training's.
+        part: of the bound, what may be measured, since another step draws other noise, and may have another loss.
 
     Raises:
         ValueError: with such weights, nothing fits what was asked for.
@@ -51,7 +51,7 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
 def _within(plan: Plan, measure: Measure, part: float) -> Plan:
     """The same, of steps that find no gradients."""
     good: Plan | None = None
-    bound = part * _OTHER_DRAWS * plan.error
+    bound = part * plan.error
     for left in range(_MOST, -1, -1):
         if not plan.choice.rounds:
             return plan
@@ -72,7 +72,7 @@ def _within(plan: Plan, measure: Measure, part: float) -> Plan:
         try:
             other = _reweighted(plan, (_ABOVE * max(found, bound / 100) / part) ** 2)
         except ValueError:
-            if found > part * plan.error:
+            if found > _at_most(plan, part):
                 raise
             return replace(plan, measured=found)
         if good is not None and _waits_alike(other, good):
@@ -94,7 +94,7 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
         if why and (factor := _factor_of_least(other, measure, part)) > 1:
             plan = _heavier(plan, factor)
             other = plan.accumulating
-        if found <= part * _OTHER_DRAWS * plan.error or why or not left:
+        if found <= part * plan.error or why or not left:
             note_accumulating(plan, replace(other, measured=None if why else found, unmeasured=why))
             if found > plan.error:
                 _tell(other, found)
@@ -103,11 +103,17 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
             note_accumulating(plan, _exact_or_told(other, found))
             break
         heavier = _heavier(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
-        if found <= part * plan.error and other.is_bounded and not heavier.accumulating.is_bounded:
+        if found <= _at_most(plan, part) and other.is_bounded and not heavier.accumulating.is_bounded:
             note_accumulating(plan, replace(other, measured=found))
             break
         plan = heavier
     return plan
+
+
+def _at_most(plan: Plan, part: float) -> float:
+    """What a plan may measure where no other keeps to the memory and the time: as much as leaves nothing for the noise
+    that another step draws."""
+    return min(1.0, part / KNOWN_LOSS) * plan.error
 
 
 def _heavier(plan: Plan, factor: float) -> Plan:

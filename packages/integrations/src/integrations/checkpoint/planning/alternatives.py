@@ -12,6 +12,7 @@ from integrations.bounds import Bounds
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.planning.budget import Budget, bytes_of, require_error, require_ratio
 from integrations.checkpoint.planning.choice import Choice
+from integrations.checkpoint.planning.noted import note_accumulating, noted
 from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.search import Captures, most_exact, solved
 from integrations.checkpoint.planning.unmet import out_of_memory, out_of_time
@@ -39,9 +40,9 @@ def within(plan: Plan, memory: Budget | None, time: float | None, error: float |
 
 def accumulating(plan: Plan) -> Plan:
     """See ``Plan.accumulating``."""
-    noted = plan.others.get(_noted(plan))
-    if noted is not None:
-        return noted
+    known = noted(plan)
+    if known is not None:
+        return known
     if _ACCUMULATING not in plan.others:
         rounded = None if plan.rounded is None else plan.rounded.accumulating
         bounds = _unbounded(plan, plan.error)
@@ -52,17 +53,6 @@ def accumulating(plan: Plan) -> Plan:
             found = found.within(plan.memory, plan.time)
     note_accumulating(plan, found)  # each forward asks, and what follows it goes by the plan itself
     return found
-
-
-def note_accumulating(plan: Plan, other: Plan) -> None:
-    """Has another plan be ``accumulating`` of a plan's bounds from now on: the same with its error measured, or one
-    that rounds nothing. It is not saved with the plan."""
-    plan.others[_noted(plan)] = other
-
-
-def _noted(plan: Plan) -> tuple[object, ...]:
-    """The key of what ``note_accumulating`` was given: plans of other bounds share ``others``, and have their own."""
-    return _ACCUMULATING, plan.memory, plan.time
 
 
 def _within(plan: Plan, memory: Budget | None, time: float | None, error: float | None) -> Plan:

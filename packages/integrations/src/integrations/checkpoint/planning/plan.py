@@ -16,6 +16,7 @@ from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.planning.budget import Budget
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus
+from integrations.checkpoint.planning.noted import only_noted
 from integrations.checkpoint.planning.planned_segments import PlannedSegment, planned_segments
 from integrations.checkpoint.planning.problem import training_step
 from integrations.checkpoint.planning.serial import of_json, to_json
@@ -298,7 +299,7 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled with a model: all but a function of the user's, and what can be found again."""
-        return {**self.__dict__, "loss": None, "others": {}}
+        return {**self.__dict__, "loss": None, "others": only_noted(self)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The plan itself: nobody changes it, and copies of a model share it."""

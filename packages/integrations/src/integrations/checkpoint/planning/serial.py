@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from integrations.bounds import AGAIN, Bounds
@@ -11,6 +11,7 @@ from integrations.checkpoint.graphs.entries import complete, entry_of, fields_of
 from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.planning.choice import Choice
 from integrations.checkpoint.planning.menus import Menus
+from integrations.checkpoint.planning.noted import note_accumulating, noted
 from integrations.checkpoint.planning.problem import training_step
 from integrations.levels import Level
 
@@ -48,17 +49,26 @@ def to_json(plan: Plan) -> str:
 
 
 def _content(plan: Plan) -> dict[str, Any]:
+    other = noted(plan)
     return {
         "format": FORMAT,
-        **{name: getattr(plan, name) for name in _PLAIN},
-        "choice": plan.choice.content(),
-        "front": [choice.content() for choice in plan.front],
+        **_found_content(plan),
         "level": None if plan.level is None else asdict(plan.level),
         "graph": plan.graph.content(),
         "menus": None if plan.menus is None else plan.menus.content(),
         "rounded": None if plan.rounded is None else plan.rounded.content(),
         "rounded_menus": None if plan.rounded_menus is None else plan.rounded_menus.content(),
         "also": [_content(other) for other in plan.also],
+        "accumulating": None if other is None else _found_content(other),
+    }
+
+
+def _found_content(plan: Plan) -> dict[str, Any]:
+    """What a search has found, and what it was asked for."""
+    return {
+        **{name: getattr(plan, name) for name in _PLAIN},
+        "choice": plan.choice.content(),
+        "front": [choice.content() for choice in plan.front],
     }
 
 
@@ -73,29 +83,44 @@ def of_json(kind: type[Plan], text: str) -> Any:
 
 def _of_content(kind: type[Plan], given: Any) -> Plan:
     content = _of_this_format(given)
-    also = content.pop("also", None)
+    also, other = content.pop("also", None), content.pop("accumulating", None)
     graph = Graph.from_content(content.pop("graph", None))
     rounded = content.pop("rounded", None)
     rounded = None if rounded is None else Graph.from_content(rounded)
     with complete(_WRITER):
         level = content.pop("level")
         plan = kind(
-            bounds=_bounds(content, level is not None),
             graph=graph,
             rounded=rounded,
             menus=_menus(content.pop("menus"), graph),
             rounded_menus=_menus(content.pop("rounded_menus"), rounded),
-            choice=Choice.from_content(content.pop("choice")),
-            front=tuple(map(Choice.from_content, list(content.pop("front")))),
             level=None if level is None else entry_of(Level, level),
             also=tuple(_of_content(kind, other) for other in also or ()),
-            **fields_of(kind, content),
+            **_found(kind, content, level is not None),
         )
         _require_whole(plan)
-    choice, front = plan.choice, plan.front
-    if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
-        raise ValueError("text must be what Plan.to_json returned; its front ends below the choice's peak")
+        if other is not None:
+            note_accumulating(plan, _accumulating(plan, dict(other)))
     return plan
+
+
+def _found(kind: type[Plan], content: dict[str, Any], at_level: bool) -> dict[str, Any]:
+    """The fields of a plan that ``_found_content`` wrote, which are taken out of the content."""
+    return {
+        "bounds": _bounds(content, at_level),
+        "choice": Choice.from_content(content.pop("choice")),
+        "front": tuple(map(Choice.from_content, list(content.pop("front")))),
+        **fields_of(kind, content),
+    }
+
+
+def _accumulating(plan: Plan, content: dict[str, Any]) -> Plan:
+    """The plan for gradients that are there already, of the same values."""
+    rounded = None if plan.rounded is None else plan.rounded.accumulating
+    found = _found(type(plan), content, plan.compressed)
+    other = replace(plan, graph=plan.graph.accumulating, rounded=rounded, also=(), **found)
+    _require_whole(other)
+    return other
 
 
 def _bounds(content: dict[str, Any], at_level: bool) -> Bounds:
@@ -110,14 +135,17 @@ def _require_whole(plan: Plan) -> None:
     Raises:
         KeyError, TypeError, ValueError: they do not; the message says which.
     """
-    if not plan.front:
+    choice, front = plan.choice, plan.front
+    if not front:
         raise ValueError("front must have a choice")
+    if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):
+        raise ValueError("its front ends below the choice's peak")
     if plan.rounded is not None and plan.rounded.fingerprint != plan.graph.fingerprint:
         raise ValueError("rounded must be of the model that graph is of")
     for graph, menus in ((plan.graph, plan.menus), (plan.rounded, plan.rounded_menus)):
         if graph is not None:
             training_step(graph, menus)  # which looks at all numbers
-    for choice in (plan.choice, *plan.front):
+    for choice in (choice, *front):
         if choice.rounded != plan.graph_of(choice).rounded:
             raise ValueError("rounded must be a graph where a choice is of that")
         if choice.most >= len(plan.graph_of(choice).values):
