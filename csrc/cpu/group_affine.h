@@ -26,28 +26,47 @@ ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<T>& grou
 }
 
 #if defined(__AVX512BW__)
-// The same of bfloat16, 32 at a time: positions and noise together are below 2^16. The two halves of each 128 bits become
-// floats and then positions, which are joined in the order of the elements again.
-template <bool scaled>
-ACTCORE_FN void encode_pairs(const BFloat16* x, int64_t count, const GroupScale<float>& group, float factor, int shift,
+// Two vectors of elements, and their positions, which are below 2^16, joined in the order of the elements.
+template <class E>
+struct Pair {
+  Vec<float> first, second;
+  explicit Pair(const E* x) : first(load(x)), second(load(x + kLanes)) {}
+  static __m512i joined(__m512i first, __m512i second) {  // 128 bits of either alternate
+    const __m512i halves = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    return _mm512_permutexvar_epi64(halves, _mm512_packus_epi32(first, second));
+  }
+};
+template <>
+struct Pair<BFloat16> {  // the two halves of each 128 bits, which come together again by themselves
+  Vec<float> first, second;
+  explicit Pair(const BFloat16* x) {
+    const __m512i bits = _mm512_loadu_si512(x), zero = _mm512_setzero_si512();
+    first = (Vec<float>)_mm512_unpacklo_epi16(zero, bits), second = (Vec<float>)_mm512_unpackhi_epi16(zero, bits);
+  }
+  static __m512i joined(__m512i first, __m512i second) { return _mm512_packus_epi32(first, second); }
+};
+
+template <bool scaled, class E>
+ACTCORE_FN void encode_pairs(const E* x, int64_t count, const GroupScale<float>& group, float factor, int shift,
                              const uint8_t* noise, uint8_t* codes) {
   const Vec<float> scale = broadcast(group.scale), origin = broadcast(group.origin), factors = broadcast(factor);
   const __m128i shifts = _mm_cvtsi32_si128(shift);
-  const auto position = [&](__m512i bits) {
-    const Vec<float> value = (Vec<float>)bits;
-    const Vec<float> offset = (scaled ? value * scale : value) - origin;
-    return (__m512i)round_to_int(offset * factors);
+  const auto position = [&](Vec<float> value) {
+    return (__m512i)round_to_int(((scaled ? value * scale : value) - origin) * factors);
   };
   for (int64_t i = 0; i < count; i += 2 * kLanes) {
-    const __m512i bits = _mm512_loadu_si512(x + i), zero = _mm512_setzero_si512();
-    const __m512i low = position(_mm512_unpacklo_epi16(zero, bits)), high = position(_mm512_unpackhi_epi16(zero, bits));
+    const Pair<E> pair(x + i);
+    const __m512i at = Pair<E>::joined(position(pair.first), position(pair.second));
     const __m512i drawn = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(noise + i)));
-    const __m512i code = _mm512_srl_epi16(_mm512_add_epi16(_mm512_packus_epi32(low, high), drawn), shifts);
+    const __m512i code = _mm512_srl_epi16(_mm512_add_epi16(at, drawn), shifts);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i), _mm512_cvtepi16_epi8(code));
   }
 }
 
-ACTCORE_FN void encode_tile(const BFloat16* x, int64_t count, const GroupScale<float>& group, float factor, int shift,
+// The same, 32 elements at a time.
+template <class E>
+  requires(!std::is_same_v<E, double>)
+ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<float>& group, float factor, int shift,
                             const uint8_t* noise, uint8_t* codes) {
   const int64_t whole = count / (2 * kLanes) * (2 * kLanes);
   if (group.scale == 1.0f) {

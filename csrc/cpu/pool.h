@@ -34,15 +34,20 @@ struct OutputWalk {
   }
 };
 
+// The first elements of the windows of a tile's outputs, inside of the plane or not.
+struct Starts {
+  alignas(64) int32_t flat[kTile], row[kTile], column[kTile];
+};
+
 // The elements of a window by their index, for windows of few elements: no place in them takes a division.
 struct WindowTable {
   static constexpr int kMost = 32;
 
   const PoolShape& shape;
   int count = 0;            // of elements; 0 where the window has too many, or is as wide as the plane
-  int64_t distance[kMost];  // in a plane, from the window's first element, inside or not; in ascending order
+  int32_t distance[kMost];  // in a plane, from the window's first element, inside or not; in ascending order
+  int32_t row[kMost], column[kMost];
   PoolPlace offset[kMost];
-  int64_t begin = 0, end = 0;  // of the outputs of a row whose windows leave the plane at neither side
 
   explicit WindowTable(const PoolShape& of) : shape(of) {
     int64_t elements = 1;
@@ -50,17 +55,15 @@ struct WindowTable {
       elements *= shape.kernel[d];
       if ((shape.kernel[d] - 1) * shape.dilation[d] >= shape.size[d]) return;
     }
-    if (elements > kMost) return;
+    // Half, since windows begin and end outside by less than their own width.
+    if (elements > kMost || plane_size(shape) > INT32_MAX / 2) return;
     count = static_cast<int>(elements);
     for (int i = 0; i < count; ++i) {
       offset[i] = place_of(i, shape.kernel);
       for (int d = 0; d < kPoolDims; ++d) offset[i].at[d] *= shape.dilation[d];
-      distance[i] = flat_place(shape, offset[i]);
+      distance[i] = static_cast<int32_t>(flat_place(shape, offset[i]));
+      row[i] = static_cast<int32_t>(offset[i].at[1]), column[i] = static_cast<int32_t>(offset[i].at[2]);
     }
-    if (distance[count - 1] > INT32_MAX) return;
-    const int64_t stride = shape.stride[2], room = shape.size[2] - 1 - offset[count - 1].at[2] + shape.padding[2];
-    begin = (shape.padding[2] + stride - 1) / stride;
-    end = room < 0 ? 0 : room / stride + 1 < shape.out[2] ? room / stride + 1 : shape.out[2];
   }
 
   PoolPlace start(const PoolPlace& out) const {
@@ -75,53 +78,60 @@ struct WindowTable {
     return inside(shape, place);
   }
 
-  // As window_index.
-  int index_of(const PoolPlace& out, int64_t flat) const {
-    if (count == 0) return window_index(shape, out, flat);
-    if (flat < 0 || flat >= plane_size(shape)) return -1;
-    const PoolPlace first = start(out);
-    const int64_t away = flat - flat_place(shape, first);
-    int index = -1;
-    for (int i = 0; i < count; ++i) index += distance[i] <= away;
-    return index >= 0 && distance[index] == away && covers(first, index) ? index : -1;
+  // Of at most kTile outputs from where the walk is, which goes past them.
+  void starts_of(OutputWalk& walk, int64_t outputs, Starts& found) const {
+    const auto stride = static_cast<int32_t>(shape.stride[2]);
+    for (int64_t j = 0; j < outputs;) {
+      const PoolPlace first = start(walk.place);
+      const auto flat = static_cast<int32_t>(flat_place(shape, first));
+      const auto row = static_cast<int32_t>(first.at[1]), column = static_cast<int32_t>(first.at[2]);
+      const int64_t left = shape.out[2] - walk.place.at[2];
+      const auto beside = static_cast<int32_t>(left < outputs - j ? left : outputs - j);
+      for (int32_t k = 0; k < beside; ++k) {
+        found.flat[j + k] = flat + k * stride, found.row[j + k] = row, found.column[j + k] = column + k * stride;
+      }
+      walk.skip(beside), j += beside;
+    }
   }
 
-  // How many outputs from here on are in one row and have their windows inside.
-  int64_t inside_from(const PoolPlace& out) const {
-    const PoolPlace first = start(out);
-    if (out.at[2] < begin || out.at[2] >= end || !covers(first, 0) || !covers(first, count - 1)) return 0;
-    return end - out.at[2];
+  // Whether an element of a window is in the rows and columns of the plane; what is, and in the plane, is in its depth.
+  bool in_rows(const Starts& starts, int64_t j, int index) const {
+    const int32_t x = starts.column[j] + column[index], y = starts.row[j] + row[index];
+    return (x >= 0) & (x < shape.size[2]) & (y >= 0) & (y < shape.size[1]);
   }
 
-  // As index_of, of at most kTile outputs of which inside_from speaks: of all beside each other. What is in no window
-  // is 0; returns whether nothing is.
-  bool indices_of(const PoolPlace& out, const int64_t* flat, int64_t outputs, uint8_t* found) const {
+  // As window_index, of at most kTile outputs beside each other. What is in no window is 0; returns whether nothing is.
+  bool indices_of(const Starts& starts, const int64_t* flat, int64_t outputs, uint8_t* found) const {
     alignas(64) int32_t away[kTile], index[kTile], hits[kTile];
-    const int64_t first = flat_place(shape, start(out)), last = distance[count - 1];
+    const int64_t size = plane_size(shape);
     for (int64_t j = 0; j < outputs; ++j) {
-      const int64_t far = flat[j] < 0 ? -1 : flat[j] - first - j * shape.stride[2];
-      away[j] = far < 0 || far > last ? -1 : static_cast<int32_t>(far);
+      const bool there = (flat[j] >= 0) & (flat[j] < size);
+      away[j] = there ? static_cast<int32_t>(flat[j]) - starts.flat[j] : -1;
       index[j] = -1, hits[j] = 0;
     }
     for (int i = 0; i < count; ++i) {
-      const auto near = static_cast<int32_t>(distance[i]);
+      const int32_t near = distance[i];
       for (int64_t j = 0; j < outputs; ++j) index[j] += near <= away[j], hits[j] |= near == away[j];
     }
     int32_t all = 1;
     for (int64_t j = 0; j < outputs; ++j) {
-      all &= hits[j];
-      found[j] = static_cast<uint8_t>(hits[j] ? index[j] : 0);
+      const int32_t at = hits[j] ? index[j] : 0, hit = hits[j] & static_cast<int32_t>(in_rows(starts, j, at));
+      all &= hit;
+      found[j] = static_cast<uint8_t>(hit ? at : 0);
     }
     return all != 0;
   }
 
   // As flat_of, of the same outputs; false for codes of no element, which only damaged ones have.
-  bool flats_of(const PoolPlace& out, const uint8_t* codes, int64_t outputs, int64_t* found) const {
-    const int64_t first = flat_place(shape, start(out));
+  bool flats_of(const Starts& starts, const uint8_t* codes, int64_t outputs, int64_t* found) const {
+    const int64_t size = plane_size(shape);
     int most = 0;
     for (int64_t j = 0; j < outputs; ++j) most = codes[j] > most ? codes[j] : most;
     if (most >= count) return false;
-    for (int64_t j = 0; j < outputs; ++j) found[j] = first + j * shape.stride[2] + distance[codes[j]];
+    for (int64_t j = 0; j < outputs; ++j) {
+      const int32_t flat = starts.flat[j] + distance[codes[j]];
+      found[j] = in_rows(starts, j, codes[j]) & (flat >= 0) & (flat < size) ? flat : -1;
+    }
     return true;
   }
 
@@ -180,21 +190,20 @@ inline bool window_index_pack(const WindowIndexPack& args, int64_t begin, int64_
   const PoolShape& shape = args.shape;
   const WindowTable table(shape);
   alignas(64) uint8_t tile[kTile];
+  Starts starts;
   bool fits = true;
   OutputWalk walk(shape, begin);
   for (int64_t i = begin; i < end; i += kTile) {
     const int64_t count = tile_at(i, end);
-    for (int64_t j = 0; j < count;) {
-      if (const int64_t row = table.inside_from(walk.place)) {
-        const int64_t outputs = row < count - j ? row : count - j;
-        fits &= table.indices_of(walk.place, args.indices + i + j, outputs, tile + j);
-        walk.skip(outputs), j += outputs;
-        continue;
+    if (table.count) {
+      table.starts_of(walk, count, starts);
+      fits &= table.indices_of(starts, args.indices + i, count, tile);
+    } else {
+      for (int64_t j = 0; j < count; ++j, walk.next()) {
+        const int index = window_index(shape, walk.place, args.indices[i + j]);
+        fits &= index >= 0;
+        tile[j] = static_cast<uint8_t>(index < 0 ? 0 : index);
       }
-      const int index = table.index_of(walk.place, args.indices[i + j]);
-      fits &= index >= 0;
-      tile[j] = static_cast<uint8_t>(index < 0 ? 0 : index);
-      walk.next(), ++j;
     }
     with_bits(shape.bits, [&]<int bits>() { pack_tile<bits>(tile, count, args.packed + packed_bytes(i, bits)); });
   }
@@ -205,19 +214,20 @@ inline void window_index_unpack(const WindowIndexUnpack& args, int64_t begin, in
   const PoolShape& shape = args.shape;
   const WindowTable table(shape);
   alignas(64) uint8_t tile[kTile];
+  Starts starts;
   OutputWalk walk(shape, begin);
   for (int64_t i = begin; i < end; i += kTile) {
     const int64_t count = tile_at(i, end);
     with_bits(shape.bits, [&]<int bits>() { unpack_tile<bits>(args.packed + packed_bytes(i, bits), count, tile); });
-    for (int64_t j = 0; j < count;) {
-      const int64_t row = table.inside_from(walk.place), outputs = row < count - j ? row : count - j;
-      if (outputs && table.flats_of(walk.place, tile + j, outputs, args.indices + i + j)) {
-        walk.skip(outputs), j += outputs;
+    if (table.count) {
+      OutputWalk past = walk;
+      table.starts_of(past, count, starts);
+      if (table.flats_of(starts, tile, count, args.indices + i)) {
+        walk.plane = past.plane, walk.place = past.place;
         continue;
       }
-      args.indices[i + j] = table.flat_of(walk.place, tile[j]);
-      walk.next(), ++j;
     }
+    for (int64_t j = 0; j < count; ++j, walk.next()) args.indices[i + j] = table.flat_of(walk.place, tile[j]);
   }
 }
 
