@@ -76,7 +76,7 @@ ACTCORE_FN Words load_words(const uint8_t* packed) {
 }
 
 #if defined(__AVX512BW__)
-// The same from 64 codes, where neighbours are joined by multiplications.
+// Packs 64 codes, whose neighbours are joined by multiplications.
 template <int bits>
 ACTCORE_FN void store_joined(uint8_t* packed, __m512i codes) {
   if constexpr (bits == 1) {

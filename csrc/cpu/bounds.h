@@ -55,7 +55,8 @@ ACTCORE_FN int16_t least_of(__m512i values) {
   return static_cast<int16_t>(_mm_cvtsi128_si32(_mm_minpos_epu16(biased)) ^ 0x8000);
 }
 
-// The same of bfloat16, 32 at a time. Infinities and NaN come before and after all other numbers.
+// The bounds of `count` > 0 elements in bfloat16, 32 at a time. Infinities and NaN come before and after all other
+// numbers.
 ACTCORE_FN Bounds<float> find_bounds(const BFloat16* x, int64_t count) {
   constexpr int kWidth = 2 * kLanes;
   constexpr int16_t kInfinite = 0x7F80;

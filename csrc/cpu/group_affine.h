@@ -10,7 +10,7 @@
 
 namespace actcore::ACTCORE_ISA {
 
-// Codes of `count` <= kTile elements, one per byte; those of a partial vector's padding are 0.
+// Codes of `count` <= kTile elements, one per byte; writes exactly `count` bytes.
 template <class E, class T = compute_t<E>>
 ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<T>& group, T factor, int shift,
                             const uint8_t* noise, uint8_t* codes) {
@@ -63,7 +63,7 @@ ACTCORE_FN void encode_pairs(const E* x, int64_t count, const GroupScale<float>&
   }
 }
 
-// The same, 32 elements at a time.
+// As encode_tile above, 32 elements at a time.
 template <class E>
   requires(!std::is_same_v<E, double>)
 ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<float>& group, float factor, int shift,
@@ -113,12 +113,12 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
       const E* elements = x + t;
       if (args.clamps) clamp_tile(x + t, tile, clamp, clamped), elements = clamped;
       uint8_t* const out = packed + packed_bytes(t, bits);
-      uint8_t* const whole = bits == 8 ? out : codes;  // a code of 8 bits is packed as it is
-      if (tile == kTile) {  // a constant count lets the compiler unroll
-        encode_tile(elements, kTile, group, factor, shift, noise.bytes(), whole);
+      uint8_t* const unpacked = bits == 8 ? out : codes;  // a code of 8 bits is packed as it is
+      if (tile == kTile) {                                // a constant count lets the compiler unroll
+        encode_tile(elements, kTile, group, factor, shift, noise.bytes(), unpacked);
         if constexpr (bits != 8) pack_tile<bits>(codes, kTile, out);
       } else {
-        encode_tile(elements, tile, group, factor, shift, noise.bytes(), whole);
+        encode_tile(elements, tile, group, factor, shift, noise.bytes(), unpacked);
         if constexpr (bits != 8) pack_tile<bits>(codes, tile, out);
       }
     }

@@ -44,7 +44,7 @@ struct WindowTable {
   static constexpr int kMost = 32;
 
   const PoolShape& shape;
-  int count = 0;            // of elements; 0 where the window has too many, or is as wide as the plane
+  int count = 0;            // of elements; 0 where it has too many, is as wide as the plane, or the plane is over 2^30
   int32_t distance[kMost];  // in a plane, from the window's first element, inside or not; in ascending order
   int32_t row[kMost], column[kMost];
   PoolPlace offset[kMost];
@@ -94,7 +94,8 @@ struct WindowTable {
     }
   }
 
-  // Whether an element of a window is in the rows and columns of the plane; what is, and in the plane, is in its depth.
+  // Whether an element of a window is in the rows and columns of the plane. What is, and is a place in the plane, has
+  // the right depth, too.
   bool in_rows(const Starts& starts, int64_t j, int index) const {
     const int32_t x = starts.column[j] + column[index], y = starts.row[j] + row[index];
     return (x >= 0) & (x < shape.size[2]) & (y >= 0) & (y < shape.size[1]);

@@ -82,7 +82,19 @@ def not_finite(dtype: torch.dtype, numel: int = 600) -> dict[str, Tensor]:
             cases[f"{name} at {place}"] = values
     both = normal(numel, dtype)
     both[300], both[400] = math.inf, -math.inf
-    return cases | {"both infinities": both}
+    return cases | {"both infinities": both} | (_unusual_nans(numel) if dtype == torch.bfloat16 else {})
+
+
+def _unusual_nans(numel: int) -> dict[str, Tensor]:
+    """Of bfloat16, by their bits: negative ones, and those of the most and the least bits, at the front, in the middle
+    and at the end of the second group, and all over it."""
+    cases = {}
+    for bits in (0xFFC0, 0xFFFF, 0xFF81, 0x7FFF, 0x7F81):
+        for place in (slice(256, 257), slice(300, 301), slice(511, 512), slice(256, 512), slice(numel - 1, numel)):
+            values = normal(numel, torch.bfloat16)
+            values.view(torch.int16)[place] = bits - (bits >> 15 << 16)
+            cases[f"nan {bits:#x} at {place.start} to {place.stop}"] = values
+    return cases
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

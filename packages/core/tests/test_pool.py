@@ -159,12 +159,54 @@ def test_opcheck(name):
     torch.library.opcheck(ops.window_index_unpack.default, (packed, list(shape), *options))
 
 
+@every_pool
+def test_any_indices_are_packed_as_by_the_reference(name):
+    """Most are of other windows, and some would be in theirs if rows had no ends."""
+    shape, *options = POOLS[name]
+    output, _ = ops.max_pool(ties(shape), *options)
+    plane = math.prod(shape[-len(options[0]) :])
+    for seed in range(4):
+        indices = torch.randint(-2, plane + 2, output.shape, generator=torch.Generator().manual_seed(seed))
+        got, expected = (made.window_index_pack(indices, shape, *options) for made in (ops, reference))
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(got[1], expected[1])
+
+
+@every_pool
+def test_any_places_are_unpacked_as_by_the_reference(name):
+    """Those of the padding, too, which no maximum has."""
+    shape, *options = POOLS[name]
+    output, _ = ops.max_pool(ties(shape), *options)
+    places = torch.randint(
+        0, math.prod(options[0]), (output.numel(),), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    packed = actcore.pack_bits(places, window_bits(options[0]))
+    expected = reference.window_index_unpack(packed, shape, *options)
+    assert torch.equal(ops.window_index_unpack(packed, shape, *options), expected)
+
+
+def test_a_damaged_place_names_an_element_of_its_plane_and_changes_no_other():
+    shape, *options = POOLS["tiles that end in a row"]
+    output, packed = ops.max_pool(ties(shape), *options)
+    indices = ops.window_index_unpack(packed, shape, *options).flatten()
+    for output_number in (0, 255, 300, output.numel() - 1):
+        for place in range(9, 16):
+            codes = actcore.unpack_bits(packed, 4, output.numel())
+            codes[output_number] = place
+            got = ops.window_index_unpack(actcore.pack_bits(codes, 4), shape, *options).flatten()
+            assert -1 <= got[output_number] < 41 * 39
+            got[output_number] = indices[output_number]
+            assert torch.equal(got, indices)
+
+
 def test_an_index_outside_of_its_window_is_reported():
-    for place in (-1, 5, 64, 2**62):
-        indices = torch.zeros(1, 16, dtype=torch.int64)
-        indices[0, 0] = place
-        options = ([1, 32], [2], [2], [0], [1], False)
-        assert ops.window_index_pack(indices, *options)[1].item() == 1
+    options = ([1, 32], [2], [2], [0], [1], False)
+    for number in (0, 7, 15):
+        for place in (-1, (2 * number + 5) % 32, 64, 2**62):
+            indices = 2 * torch.arange(16).view(1, 16)
+            assert ops.window_index_pack(indices, *options)[1].item() == 0
+            indices[0, number] = place
+            assert ops.window_index_pack(indices, *options)[1].item() == 1
 
 
 X = torch.zeros(1, 8, 8)

@@ -375,6 +375,21 @@ def test_one_plan_for_several_inputs(tmp_path):
         assert checkpoint.plan_of(model).graph.inputs == planned.graph.inputs
 
 
+def test_what_was_measured_goes_with_a_plan_for_several_inputs():
+    """Of either, for steps that make gradients and for such as add to them."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU()))).train()
+    plan = integrations.plan(model, [normal(256, 64), normal(16, 16, 64)], error=0.1, stores=("bits",))
+    carried = integrations.checkpoint.Plan.from_json(plan.to_json())
+    wider = plan.within(memory=1.0)
+    assert len(plan.also) == 1
+    for one in (plan, *plan.also):
+        assert one.measured is not None
+        assert one.accumulating.measured is not None
+    for one, other in zip((plan, *plan.also), (carried, *carried.also), strict=True):
+        assert other.accumulating == one.accumulating
+    assert wider.within().accumulating.measured == plan.accumulating.measured
+
+
 # ---- what a plan says ----
 
 

@@ -47,7 +47,7 @@ def test_without_the_loss_less_than_the_bound_may_be_measured(plan):
 
 
 def test_a_plan_that_another_draw_may_put_above_the_bound_is_solved_again(plan):
-    """A BERT's had 0.098 when it was made, and 0.102 in training."""
+    """Which is in training 1.06 times what it was when the plan was made."""
     asked = []
 
     def measure(one):
@@ -59,27 +59,80 @@ def test_a_plan_that_another_draw_may_put_above_the_bound_is_solved_again(plan):
     assert found.measured == 0.09
 
 
+def of_state(standing, measured):
+    """Measures these in turn of plans for steps that make gradients, or for such as find some, and 0.05 of others."""
+    left = list(measured)
+
+    def measure(one):
+        return left.pop(0) if bool(one.graph.standing) == standing else 0.05
+
+    return measure
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("standing", [True, False])
-def test_such_a_plan_stays_where_no_other_keeps_to_the_memory(plan, standing):
-    asked = plan.within(memory=(plan if standing else plan.accumulating).peak)
-    found = within_error(asked, lambda one: 0.097 if bool(one.graph.standing) == standing else 0.05, part=KNOWN_LOSS)
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("measured", [(0.097, 0.12, 0.11), (0.098, 0.096, 0.12), (0.096, 0.098, 0.12)])
+def test_such_a_plan_stays_where_others_measure_more_or_need_more_memory(plan, stored, standing, bounded, measured):
+    """The one that measures least, if there were several, and without a word: it is within the bound."""
+    asked = plan if standing or bounded else stored  # of which all round
+    asked = asked.within(memory=(asked if standing else asked.accumulating).peak) if bounded else asked
+    found = within_error(asked, of_state(standing, measured), part=KNOWN_LOSS)
     kept = found if standing else found.accumulating
-    assert kept.measured == 0.097
-    assert kept.peak <= asked.memory
+    assert kept.measured == (measured[0] if bounded else min(measured))
+    assert not bounded or kept.peak <= asked.memory
 
 
-@pytest.mark.parametrize("carry", [lambda plan: Plan.from_json(plan.to_json()), lambda plan: pickle.loads(pickle.dumps(plan))])
+@pytest.mark.parametrize("standing", [True, False])
+def test_what_cannot_be_measured_again_stays_as_it_was(plan, standing):
+    def measure(one, left=[0.097]):  # noqa: B006
+        if bool(one.graph.standing) != standing:
+            return 0.05
+        if not left:
+            raise Unmeasured("no room")
+        return left.pop()
+
+    found = within_error(plan, measure, part=KNOWN_LOSS)
+    kept = found if standing else found.accumulating
+    assert (kept.measured, kept.unmeasured) == (0.097, "")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_plan_within_the_bound_that_no_factor_corrects_is_not_warned_of(stored):
+    silent = [menus.weighted((0.0,) * len(menus.weights)) for menus in (stored.menus, stored.rounded_menus)]
+    plan = solved_again(stored, *silent)
+    plan = plan.within(memory=plan.accumulating.peak)
+    found = within_error(plan, of_state(False, (0.097,)), part=KNOWN_LOSS)
+    assert found.accumulating.measured == 0.097
+
+
+@pytest.mark.parametrize(
+    "carry", [lambda plan: Plan.from_json(plan.to_json()), lambda plan: pickle.loads(pickle.dumps(plan))]
+)
 @pytest.mark.parametrize("measured", [0.05, 5.0])
-def test_what_was_measured_for_gradients_that_are_there_goes_with_the_plan(plan, carry, measured):
+@pytest.mark.parametrize("several", [False, True])
+def test_what_was_measured_for_gradients_that_are_there_goes_with_the_plan(plan, carry, measured, several):
     """Another rank, or another day, would else round where this one has found out that it must not."""
     found = within_error(plan, lambda one: 0.05 if one.graph.standing else measured)
-    other = carry(found).accumulating
-    assert other == found.accumulating
-    assert (other.measured, other.choice.rounds) == ((0.05, True) if measured < 1 else (None, False))
+    if several:
+        found = found.with_also([found])
+    carried = carry(found)
+    for one in (carried, *carried.also):
+        other = one.accumulating
+        assert other == found.accumulating
+        assert (other.measured, other.choice.rounds) == ((0.05, True) if measured < 1 else (None, False))
+
+
+def test_a_file_without_the_other_plan_has_it_searched_again(plan):
+    """As those of the versions before have none."""
+    content = json.loads(plan.to_json())
+    del content["accumulating"]
+    assert Plan.from_json(json.dumps(content)).accumulating.choice == plan.accumulating.choice
 
 
 def test_a_file_whose_other_plan_contradicts_itself_is_refused(plan):
     content = json.loads(within_error(plan, lambda one: 0.05).to_json())
+    assert content["accumulating"]["choice"]["held"] is not None
     content["accumulating"]["choice"]["peak"] = 1 << 50
     with pytest.raises(ValueError, match="front ends below"):
         Plan.from_json(json.dumps(content))

@@ -102,7 +102,7 @@ def plan(
         else:
             found.append(within(fronts[number], bounds))
     found.sort(key=lambda plan: plan.plain_peak, reverse=True)
-    return replace(found[0], also=tuple(found[1:])) if len(found) > 1 else found[0]
+    return found[0].with_also(found[1:])
 
 
 def _leading(fronts: list[Plan]) -> list[int]:

@@ -31,11 +31,13 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
     """The plan with its measured error; or another for what it was asked for, with weights that fit the measurement.
 
     Where the measured error is above its part of the bound, weights are corrected by what was measured over what was
-    predicted, and the plan is solved again, at most twice; one that is below the bound stays where no other keeps to the
-    memory and the time. So it is where the measured error is much less and the bound has held
-    the plan back. The plan for gradients that are there already is another, of the same weights: these are corrected
-    where its error is above the bound, too. One that there is no room to measure goes by what the plan of the least
-    memory measures, which has the same weights.
+    predicted, and the plan is solved again, at most twice. So it is where the measured error is much less and the bound
+    has held the plan back. If none measures its part, the one that measures least below ``KNOWN_LOSS``'s share of it
+    stays: its error is within the bound, and another draw of noise may be above.
+
+    The plan for gradients that are there already is another, of the same weights: these are corrected where its error
+    is above the bound, too. One that there is no room to measure goes by what the plan of the least memory measures,
+    which has the same weights.
 
     Args:
         plan: for an error, a memory, a time.
@@ -51,15 +53,16 @@ def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
 def _within(plan: Plan, measure: Measure, part: float) -> Plan:
     """The same, of steps that find no gradients."""
     good: Plan | None = None
-    bound = part * plan.error
+    spare: Plan | None = None  # that stays if no other measures less
+    bound, least = part * plan.error, _at_most(plan, part)
     for left in range(_MOST, -1, -1):
         if not plan.choice.rounds:
             return plan
         found, why = _measured(plan, measure)
         if math.isnan(found):
-            if good is None and (factor := _factor_of_least(plan, measure, part)) > 1:
+            if good is None and spare is None and (factor := _factor_of_least(plan, measure, part)) > 1:
                 plan = _solved(plan, factor, factor)
-            return good or replace(plan, unmeasured=why)
+            return good or spare or replace(plan, unmeasured=why)
         if found <= bound:
             held_back = plan.choice.error > _HELD * plan.error
             good = plan = replace(_no_less(plan, (found / part) ** 2), measured=found)
@@ -67,52 +70,60 @@ def _within(plan: Plan, measure: Measure, part: float) -> Plan:
                 return plan
         elif good is not None:
             return good
-        elif not left:
+        elif found <= least:
+            spare, least = replace(plan, measured=found), found
+        if not left:
             break
         try:
             other = _reweighted(plan, (_ABOVE * max(found, bound / 100) / part) ** 2)
         except ValueError:
-            if found > _at_most(plan, part):
+            if good is None and spare is None:
                 raise
-            return replace(plan, measured=found)
+            break
         if good is not None and _waits_alike(other, good):
-            return good
+            break
         plan = other
-    if found > plan.error:  # not only with any loss
-        _tell(plan, found)
-    return replace(plan, measured=found)
+    return good or spare or _told(plan, found)
 
 
 def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Plan:
     """The plan, whose own choice stays if it was measured, with weights by which its ``accumulating`` has an error
     within the bound."""
+    spare: Plan | None = None  # that stays if no other's measures less
+    least = _at_most(plan, part)
     for left in range(_MOST, -1, -1):
         other = plan.accumulating
+        if spare is not None and spare.accumulating.is_bounded and not other.is_bounded:
+            return spare
         if other is plan or not other.choice.rounds:
-            break
+            return plan
         found, why = _measured(other, measure)
-        if why and (factor := _factor_of_least(other, measure, part)) > 1:
-            plan = _heavier(plan, factor)
-            other = plan.accumulating
-        if found <= part * plan.error or why or not left:
-            note_accumulating(plan, replace(other, measured=None if why else found, unmeasured=why))
-            if found > plan.error:
-                _tell(other, found)
+        if why:
+            return spare or _with_unmeasured(plan, why, _factor_of_least(other, measure, part))
+        if found <= least:
+            note_accumulating(plan, replace(other, measured=found))
+            if found <= part * plan.error:
+                return plan
+            spare, least = plan, found
+        if not left:
             break
         if not other.choice.variance:  # by weights that no factor corrects
             note_accumulating(plan, _exact_or_told(other, found))
+            return plan
+        try:
+            plan = _heavier(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
+        except ValueError:
+            if spare is None:
+                raise
             break
-        heavier = _heavier(plan, (_ABOVE * found / part) ** 2 / other.choice.variance)
-        if found <= _at_most(plan, part) and other.is_bounded and not heavier.accumulating.is_bounded:
-            note_accumulating(plan, replace(other, measured=found))
-            break
-        plan = heavier
-    return plan
+    if spare is None:
+        note_accumulating(plan, _told(other, found))
+    return spare or plan
 
 
 def _at_most(plan: Plan, part: float) -> float:
-    """What a plan may measure where no other keeps to the memory and the time: as much as leaves nothing for the noise
-    that another step draws."""
+    """What a plan may measure where no other measures its part: as much as leaves nothing for the noise that another
+    step draws."""
     return min(1.0, part / KNOWN_LOSS) * plan.error
 
 
@@ -123,21 +134,31 @@ def _heavier(plan: Plan, factor: float) -> Plan:
     return replace(_solved(plan, factor, factor), unmeasured=plan.unmeasured)
 
 
+def _with_unmeasured(plan: Plan, why: str, factor: float) -> Plan:
+    """The plan with an ``accumulating`` that could not be measured, by weights that are so many times its own if that
+    makes them more."""
+    plan = _heavier(plan, factor) if factor > 1 else plan
+    note_accumulating(plan, replace(plan.accumulating, measured=None, unmeasured=why))
+    return plan
+
+
 def _exact_or_told(plan: Plan, found: float) -> Plan:
     """The plan that rounds nothing; where none fits, this one, of which it is said what it measures."""
     try:
         return plan.within(plan.memory, plan.time, 0.0)
     except ValueError:
-        _tell(plan, found)
-        return replace(plan, measured=found)
+        return _told(plan, found)
 
 
-def _tell(plan: Plan, found: float) -> None:
-    state = "" if plan.graph.standing else ", where gradients are there already,"
-    warn(
-        f"the gradient's relative error under the plan of {plan.model}{state} measures {found:.3g}, above "
-        f"error={plan.error}, after {_MOST} plans that were to lower it; ask for a lower error, or for error=0"
-    )
+def _told(plan: Plan, found: float) -> Plan:
+    """The plan with what it measures, of which it is said where that is above what was asked for."""
+    if found > plan.error:
+        state = "" if plan.graph.standing else ", where gradients are there already,"
+        warn(
+            f"the gradient's relative error under the plan of {plan.model}{state} measures {found:.3g}, above "
+            f"error={plan.error}, after {_MOST} plans that were to lower it; ask for a lower error, or for error=0"
+        )
+    return replace(plan, measured=found)
 
 
 def _measured(plan: Plan, measure: Measure) -> tuple[float, str]:

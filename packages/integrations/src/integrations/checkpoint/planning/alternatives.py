@@ -35,7 +35,7 @@ def within(plan: Plan, memory: Budget | None, time: float | None, error: float |
         return found
     if isinstance(memory, float):  # of the largest, which this is
         memory = _bytes_of(plan, memory)
-    return replace(found, also=tuple(_within(other, memory, time, error) for other in plan.also))
+    return found.with_also(_within(other, memory, time, error) for other in plan.also)
 
 
 def accumulating(plan: Plan) -> Plan:

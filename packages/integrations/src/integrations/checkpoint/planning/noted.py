@@ -1,6 +1,6 @@
-"""``noted``: the plan for gradients that are there already that a plan goes with, saved and pickled with it.
+"""``noted``: the plan for gradients that are there already that goes with a plan, and is saved and pickled with it.
 
-It is another than a search finds again where it was measured, or rounds nothing since what rounds measures too much.
+A search would find another where this one was measured, or rounds nothing because what rounds measured too much.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def note_accumulating(plan: Plan, other: Plan) -> None:
 
 
 def noted(plan: Plan) -> Plan | None:
-    """What ``note_accumulating`` was given last; ``None`` where nobody has asked for it yet."""
+    """What ``note_accumulating`` was given last; ``None`` where none was searched or measured yet."""
     return plan.others.get(_key(plan))
 
 
 def only_noted(plan: Plan) -> dict[Any, Plan]:
-    """Of a plan's ``others`` those that a search may not find again."""
+    """Of a plan's ``others`` the one that is pickled with it; what else is there can be searched again."""
     other = noted(plan)
     return {} if other is None else {_key(plan): other}
 

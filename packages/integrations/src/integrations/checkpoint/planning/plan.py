@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -229,7 +230,15 @@ class Plan:
         """The plan of another choice of these graphs, made for these bounds, with this front and the same plans for
         other states of the gradients."""
         measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
-        found = replace(self, choice=choice, bounds=bounds, measured=measured[0], unmeasured=measured[1])
+        return self._sharing(choice=choice, bounds=bounds, measured=measured[0], unmeasured=measured[1])
+
+    def with_also(self, also: Iterable[Plan]) -> Plan:
+        """The plan with these plans for other inputs."""
+        return self._sharing(also=tuple(also))
+
+    def _sharing(self, **changes: Any) -> Plan:
+        """The plan with other fields, of the same graphs, so that what else was planned of these goes with it."""
+        found = replace(self, **changes)
         found.__dict__["others"] = self.others
         return found
 

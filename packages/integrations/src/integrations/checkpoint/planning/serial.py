@@ -145,13 +145,13 @@ def _require_whole(plan: Plan) -> None:
     for graph, menus in ((plan.graph, plan.menus), (plan.rounded, plan.rounded_menus)):
         if graph is not None:
             training_step(graph, menus)  # which looks at all numbers
-    for choice in (choice, *front):
-        if choice.rounded != plan.graph_of(choice).rounded:
+    for one in (choice, *front):
+        if one.rounded != plan.graph_of(one).rounded:
             raise ValueError("rounded must be a graph where a choice is of that")
-        if choice.most >= len(plan.graph_of(choice).values):
+        if one.most >= len(plan.graph_of(one).values):
             raise ValueError("its choices name values that the graph lacks")
-        menus = plan.menus_of(choice)
-        for value, store in choice.stores:
+        menus = plan.menus_of(one)
+        for value, store in one.stores:
             menus.option(value, store)
 
 
