@@ -5,19 +5,17 @@ import warnings
 
 import pytest
 import torch
-from functorch.compile import min_cut_rematerialization_partition
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.debugging import boxed_nop
 from torch.utils._pytree import tree_leaves
 
 from integrations import checkpoint as ck
 from integrations.checkpoint.compiled.matching import Operator, match
 from integrations.checkpoint.planning.planner import plan_of_graph
 
+from .compiled_peak import compiled_peak
 from .nets import assert_nothing_active, normal
 from .recompute_nets import net
-from .recompute_reference import LiveBytes, Ones, outcome
+from .recompute_reference import outcome
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -61,31 +59,6 @@ def test_structures():
 
 # ---- memory ----
 
-_counter = []
-
-
-def _counting(graph, inputs):
-    run = boxed_nop(graph, inputs)
-
-    def counted(args):
-        with _counter[0]:
-            return run(args)
-
-    counted._boxed_call = True
-    return counted
-
-
-def _peak(model, args):
-    counting = aot_autograd(
-        fw_compiler=_counting, bw_compiler=_counting, partition_fn=min_cut_rematerialization_partition
-    )
-    function = torch.compile(model, backend=counting)
-    for _ in range(2):  # the first one pays for the compiler
-        model.zero_grad()
-        _counter[:] = [LiveBytes()]
-        Ones.apply(function(*args)).backward()
-    return _counter[0].peak - sum(parameter.grad.nbytes for parameter in model.parameters())
-
 
 @pytest.mark.parametrize("name", ["resnet", "densenet"])
 def test_the_peak_is_that_of_the_plan(name):
@@ -93,9 +66,9 @@ def test_the_peak_is_that_of_the_plan(name):
     model, args, _ = net(name)
     model = nn.Sequential(*(part for part in model if not isinstance(part, nn.Dropout))) if name == "resnet" else model
     plan = ck.plan(model, args)
-    plain = _peak(copy.deepcopy(model), args)
+    plain = compiled_peak(copy.deepcopy(model), args)
     torch.compiler.reset()
-    peak = _peak(ck.apply(model, plan), args)
+    peak = compiled_peak(ck.apply(model, plan), args)
     largest = max(value.nbytes for value in plan.graph.values)
     assert plan.cut > 0.3
     assert peak <= plan.peak + largest < plain

@@ -25,7 +25,7 @@ from integrations.in_model import InModel
 from integrations.keeping import with_kept
 from integrations.levels import Level
 from integrations.plan_forward import Following
-from integrations.recomputing import NOT_COMPILED, Recomputing
+from integrations.recomputing import Recomputing
 from integrations.report import Report, Row
 from integrations.running import RunningSession
 from integrations.saved.modules import ModulePaths
@@ -144,21 +144,20 @@ class Compression(InModel):
         self._adapter.blocks = True
 
     def session_of_forward(
-        self, args: tuple[Any, ...] | None = None, kwargs: Mapping[str, Any] | None = None
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], compiled: bool = False
     ) -> RunningSession | None:
         """A context for a forward that starts now; ``None`` where it is not to be compressed, or already is.
 
         Args:
-            args, kwargs: its inputs; ``None`` for one that torch compiles, which can follow no plan.
+            args, kwargs: its inputs.
+            compiled: whether torch compiles it.
         """
         if not self.active or threading.get_ident() in self._sessions:
             return None
         meet(self)
         following = None
-        if self.recomputing is not None and args is None:
-            self.warn_once("compiled", f"{self.name}: {NOT_COMPILED}")
-        elif self.recomputing is not None and args is not None:
-            following = self.recomputing.following(self.model, self.level, args, dict(kwargs or {}), self.plan)
+        if self.recomputing is not None:
+            following = self.recomputing.following(self.model, self.level, args, dict(kwargs), self.plan, compiled)
             before, self._plain = self._plain, None if following is None else following.plain
             if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
                 return None  # nothing is done, and the forward before has told so

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from integrations.checkpoint.compiled.forward import Compiled
 from integrations.checkpoint.planning.plan import Plan
 from integrations.compiling import (
     compiles_callees,
@@ -86,7 +87,10 @@ class CompressedForward(ForwardStandIn):
 
 # ---- under torch.compile ----
 
-_frames: WeakKeyDictionary[CompressedForward, Callable[..., Any]] = WeakKeyDictionary()
+Frame = Callable[..., Any]
+
+_frames: WeakKeyDictionary[CompressedForward, Frame] = WeakKeyDictionary()
+_planned: WeakKeyDictionary[CompressedForward, list[Compiled]] = WeakKeyDictionary()  # for each plan that was followed
 
 
 @not_inlined
@@ -106,29 +110,44 @@ def _run_compiled(
     try:
         result = run(function, args, kwargs)
     except BaseException as error:
-        without_dynamo(_close)(session, error)
+        without_dynamo(_close)(forward, session, error)
         raise
-    without_dynamo(_close)(session, None)
+    without_dynamo(_close)(forward, session, None)
     return result
 
 
 def _open(
     forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[RunningSession | None, Callable[..., Any], Callable[..., Any]]:
+) -> tuple[RunningSession | None, Frame, Callable[..., Any]]:
     run = _frames.get(forward)
     if run is None:
         run = _frames[forward] = own_frame()
     copy = forward.copy_of(frame)
     if copy is not None:
         return None, run, copy
-    session = forward.handle.session_of_forward()
-    if session is not None:
-        session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
+    session = forward.handle.session_of_forward(args, kwargs, compiled=True)
+    if session is None:
+        return None, run, forward.forward
+    session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
+    if session.plan is not None:
+        return session, _compiled_for(forward, session.plan).run, forward.forward
     return session, run, forward.forward
 
 
-def _close(session: RunningSession, error: BaseException | None) -> None:
+def _close(forward: CompressedForward, session: RunningSession, error: BaseException | None) -> None:
     session.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
+    if error is None and forward.handle.recomputing is not None:
+        forward.handle.recomputing.note_returned()
+
+
+def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
+    """What has the model's compiled forward follow a plan, the same for each forward that follows it."""
+    known = _planned.setdefault(forward, [])
+    found = next((one for one in known if one.asked is plan), None)
+    if found is None:
+        found = Compiled(forward.model, plan)
+        known.append(found)
+    return found
 
 
 @torch.compiler.assume_constant_result

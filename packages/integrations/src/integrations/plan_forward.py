@@ -19,6 +19,7 @@ from integrations.checkpoint.execution.segments import Results
 from integrations.checkpoint.execution.tape import UNPLANNED, Tape
 from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.checkpoint.graphs.sharding import hooks_unseen, units_of
+from integrations.checkpoint.planning.plan import Plan
 from integrations.checkpoint.planning.plans import Followed, Plans
 from integrations.levels import Level
 from integrations.saved.regions import View
@@ -41,13 +42,23 @@ class Following:
         followed: by the forward.
         level: as which everything waits that the plan has no store for, what it makes again included; ``None``: it
             waits as it is.
+        compiled: whether torch compiles the forward, which then follows ``plan`` by itself.
     """
 
-    def __init__(self, model: nn.Module, plans: Plans, followed: Followed, level: Level | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, plans: Plans, followed: Followed, level: Level | None = None, compiled: bool = False
+    ) -> None:
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
+        self._compiled = compiled
         self._tape: Tape | None = None
         self._others = 0
         self._contexts = ExitStack()
+
+    @property
+    def plan(self) -> Plan:
+        """What the forward follows, as a plan: of the state that its gradients are in."""
+        plan, schedule, _ = self._followed
+        return plan if schedule.graph.standing else plan.accumulating
 
     @property
     def schedule(self) -> Schedule:
@@ -75,6 +86,8 @@ class Following:
 
     def begin(self, session: Session) -> None:
         """The session has been entered."""
+        if self._compiled:
+            return
         units = units_of(self._model)
         plan, schedule, _ = self._followed
         rounds = schedule.graph.rounded if self._level is None else self._level.rounds_checkpoints
@@ -108,6 +121,8 @@ class Following:
 
     def end(self, session: Session, complete: bool) -> None:
         """The session is about to be left."""
+        if self._compiled:
+            return
         self._contexts.close()
         fates, session.fates, session.tracker.remaking = session.fates, None, None
         if not complete:

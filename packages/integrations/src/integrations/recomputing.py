@@ -28,10 +28,6 @@ from integrations.report import format_bytes
 
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
-NOT_COMPILED = (
-    "a forward that torch compiles follows no plan of what backward makes again, and is stored as the level says; "
-    "leave out checkpoint, memory, time and error, or do not compile the model"
-)
 
 
 def level_with(level: str | None, bounds: Bounds | None) -> str:
@@ -165,6 +161,7 @@ class Recomputing:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         bits: Allotted | None = None,
+        compiled: bool = False,
     ) -> Following | None:
         """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
 
@@ -175,6 +172,7 @@ class Recomputing:
             level: of the model.
             args, kwargs: of the forward.
             bits: of an adaptive level's tensors, by its last measurement.
+            compiled: whether torch compiles the forward.
 
         Raises:
             ValueError: no plan keeps to what was asked for; the message names the least that can be had.
@@ -189,7 +187,7 @@ class Recomputing:
         if followed is None:
             return None
         by_value = followed.plan.menus is not None and followed.plan.level is None
-        return Following(model, self.plans, followed, None if by_value else level)
+        return Following(model, self.plans, followed, None if by_value else level, compiled)
 
     def _planned(
         self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None

@@ -13,6 +13,7 @@ from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.unmeasured import judge_measurement
 from integrations.checkpoint.execution.repeating import require_no_plan
+from integrations.checkpoint.planning.plan import Plan as FollowedPlan
 from integrations.outcome import judge
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits, Policy
@@ -68,6 +69,11 @@ class RunningSession:
         )
         if handle.timed is not None and isinstance(self._session, TimedSession):
             handle.timed.append(self._session)
+
+    @property
+    def plan(self) -> FollowedPlan | None:
+        """What the forward follows; ``None`` where that is no plan."""
+        return None if self._following is None else self._following.plan
 
     def __enter__(self) -> Session:
         require_no_plan()

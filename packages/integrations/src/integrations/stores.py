@@ -8,6 +8,10 @@ from typing import Self
 
 from integrations.levels import Level
 
+NODE_KEY = "actcore_store"
+"""In ``node.meta`` of a graph that torch compiles: the store that a plan has for a node's result; ``None`` where that
+is kept as it is."""
+
 _WORDS = re.compile(r"(?:exact|([1-8]) bits)(?:, ([1-8])-bit derivative)?(, on the host)?")
 
 

@@ -6,7 +6,8 @@ so that the same table decides as for other models. Only what is recognised has 
 
 Backward may compute parts of the forward again from what is saved. What a recomputed value is used for decides then,
 too, at the bits of a product at least; where it decides between two sides, as a ReLU's mask does, rounding may move an
-element to the other side, so it is kept exactly.
+element to the other side, so it is kept exactly. Of what a plan has repeated from rounded values on purpose, more
+operators are known: products, convolutions and the normalisations of rows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
+from integrations.saved.aten_nodes import (
+    covers,
+    has_same_numbers,
+    hint,
+    is_bool,
+    name_of,
+    number,
+    origin_of,
+    shape_of,
+)
+from integrations.saved.compiled_attention import QUERY_KEY_VALUE, is_attention, is_remade
 from integrations.saved.standardizing import CHANNELS
 
 
@@ -69,7 +79,7 @@ _PRODUCTS = MappingProxyType(
     }
 )
 # Positions of value and result, in which backward is linear. It is not in query and key, whose exact softmax's sum it
-# has.
+# has, if that is not computed again (``compiled_attention``).
 _ATTENTIONS = MappingProxyType(
     {
         "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
@@ -116,7 +126,22 @@ _BATCH_NORMS = _names(
     "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward cudnn_batch_norm_backward"
 )
 _ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
+_ROW_STATISTICS = frozenset((3, 4))  # positions in the backward operators of row norms
 _SUMS = _names("add sub neg")
+# Positions of the operands in which a repetition is linear.
+_REPEATED = MappingProxyType(
+    {
+        "mm": (0, 1),
+        "bmm": (0, 1),
+        "mv": (0, 1),
+        "addmm": (0, 1, 2),
+        "baddbmm": (0, 1, 2),
+        "mul": (0, 1),
+        "convolution": (0,),
+        "native_layer_norm": (0,),
+        "_fused_rms_norm": (0,),
+    }
+)
 _TOO_MANY = 256  # steps that are followed
 
 
@@ -129,8 +154,13 @@ class Backward:
         self._inputs: dict[str, Node] = {node.name: node for node in inputs}
         self._gradients = _reached([node for node in inputs if "tangents" in node.name and node.name not in made])
 
-    def uses_of(self, saved: Node) -> frozenset[Use]:
-        """The uses of a node of the forward graph, which has the same name in the backward graph."""
+    def uses_of(self, saved: Node, planned: bool = False) -> frozenset[Use]:
+        """The uses of a node of the forward graph, which has the same name in the backward graph.
+
+        Args:
+            saved: the node.
+            planned: whether a plan weighed what is made again from it, and stores it in bits.
+        """
         start = self._inputs.get(saved.name)
         if start is None:
             return frozenset((_unknown("a backward that does not name it"),))
@@ -139,7 +169,7 @@ class Backward:
         while todo:
             node, value = todo.pop()
             for user in node.users:
-                steps = list(_follow(start, node, value, user, self._gradients))
+                steps = list(_follow(start, node, value, user, self._gradients, planned))
                 found.update(step for step in steps if isinstance(step, Use))
                 for step in steps:
                     if isinstance(step, _Value) and (user, step) not in seen:
@@ -163,30 +193,36 @@ def _reached(nodes: list[Node]) -> set[Node]:
     return found
 
 
-def _follow(start: Node, node: Node, value: _Value, user: Node, gradients: set[Node]) -> Iterator[Use | _Value]:
+def _follow(
+    start: Node, node: Node, value: _Value, user: Node, gradients: set[Node], planned: bool
+) -> Iterator[Use | _Value]:
     """What ``user`` makes of ``node``: uses, and what its own result is to the saved tensor."""
-    name, origin = _name(user.target), _origin(user)
+    name, origin = name_of(user.target), origin_of(user)
     positions = tuple(index for index, argument in enumerate(user.args) if argument is node)
     if user.op != "call_function" or not positions or node in user.kwargs.values():
         yield _unknown(name or "its result")
     elif user in gradients:
-        yield from _in_gradient(node, value, user, name, positions)
+        yield from _in_gradient(node, value, user, name, positions, planned)
     elif name in _SAME and positions == (0,):
-        yield value if _same_numbers(user) else _unknown(name)
+        yield value if has_same_numbers(user) else _unknown(name)
     elif origin in _DECOMPOSED:
         _, operator, role = _BACKWARDS[origin]
         yield Use(operator, role, origin)
         if value is not _Value.ITSELF:
             yield _product(origin)
-    elif name in ("le", "gt") and positions == (0,) and _number(user.args[1]) == 0 and value is not _Value.RECOMPUTED:
+    elif name in ("le", "gt") and positions == (0,) and number(user.args[1]) == 0 and value is not _Value.RECOMPUTED:
         yield Use("relu", "result", name)
     elif name == "relu":
         yield _Value.RECOMPUTED if value is _Value.RECOMPUTED else _Value.POSITIVE
-    elif name == "pow" and positions == (0,) and _number(user.args[1]) == 1:
+    elif name == "pow" and positions == (0,) and number(user.args[1]) == 1:
         yield value
     elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
         yield _unknown(f"{name} of what is computed again")
-    elif not _covers(node, user):
+    elif (is_attention(name) and set(positions) <= {0, 1, 2}) or (
+        planned and len(positions) == 1 and positions[0] in _REPEATED.get(name, ())
+    ):
+        yield _Value.RECOMPUTED
+    elif not covers(node, user):
         yield _unknown(name)
     elif origin in _SMOOTH:
         yield _Value.RECOMPUTED
@@ -195,14 +231,18 @@ def _follow(start: Node, node: Node, value: _Value, user: Node, gradients: set[N
 
 
 def _in_gradient(
-    node: Node, value: _Value, user: Node, name: str, positions: tuple[int, ...]
+    node: Node, value: _Value, user: Node, name: str, positions: tuple[int, ...], planned: bool
 ) -> Iterator[Use | _Value]:
     """A use together with the gradient."""
-    if set(positions) <= set(_PRODUCTS.get(name, ())):
+    if is_remade(user):
+        yield from _in_attention(value, name, positions)
+    elif set(positions) <= set(_PRODUCTS.get(name, ())):
         yield Use("linear", "input", name) if value is _Value.ITSELF else _product(name)
-    elif _is_factor(node, user, name, set(positions)):
+    elif _is_factor(node, user, name, set(positions)) or (
+        planned and name in _ROW_NORMS and value is _Value.RECOMPUTED and set(positions) <= _ROW_STATISTICS
+    ):
         yield _product(name)
-    elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user):
+    elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user, planned):
         _, operator, role = _BACKWARDS[name]
         yield Use(operator, role, name, _statistics(name, node, user))
         if value is not _Value.ITSELF:
@@ -211,12 +251,23 @@ def _in_gradient(
         yield _unknown(name)
 
 
+def _in_attention(value: _Value, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
+    """A use in an attention whose result and sums, which come next among its arguments, are computed again."""
+    for position in positions:
+        if position in QUERY_KEY_VALUE:
+            yield Use("scaled_dot_product_attention", "recomputed", name)
+            if value is not _Value.ITSELF:
+                yield _product(name)
+        elif value is not _Value.RECOMPUTED:
+            yield _unknown(name)
+
+
 def _statistics(name: str, node: Node, user: Node) -> tuple[int, ...]:
     """Those that the backward operator of a normalisation knows; none for one by running statistics."""
     if name == "native_group_norm_backward":
-        return (*map(hint, _shape(node)), hint(user.args[8]))
+        return (*map(hint, shape_of(node)), hint(user.args[8]))
     if name == "cudnn_batch_norm_backward" or (name == "native_batch_norm_backward" and user.args[7] is True):
-        return (*map(hint, _shape(node)), CHANNELS)
+        return (*map(hint, shape_of(node)), CHANNELS)
     return ()
 
 
@@ -224,41 +275,37 @@ def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
     """Whether the node is one factor of a product, and the gradient is in the other."""
     if name in _ATTENTIONS:
         return positions <= set(_ATTENTIONS[name])
-    return name in ("mul", "fma") and positions <= {0, 1} and _covers(node, user)
+    return name in ("mul", "fma") and positions <= {0, 1} and covers(node, user)
 
 
-def _holds(name: str, value: _Value, user: Node) -> bool:
+def _holds(name: str, value: _Value, user: Node, planned: bool) -> bool:
     """Whether a backward operator's rule holds for its arguments."""
     if name == "threshold_backward":
-        return _number(user.args[2]) == 0 and value is not _Value.RECOMPUTED
+        return number(user.args[2]) == 0 and value is not _Value.RECOMPUTED
     if name == "leaky_relu_backward":
         return value is not _Value.RECOMPUTED
-    return value is _Value.ITSELF or not name.endswith("_norm_backward")
+    again = planned and name in _ROW_NORMS
+    return value is _Value.ITSELF or again or not name.endswith("_norm_backward")
 
 
 def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
     """A step of a forward that backward computes again."""
     others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
-    numbers = [argument for argument in user.args if _number(argument) is not None]
+    numbers = [argument for argument in user.args if number(argument) is not None]
     # Without a number it is a square, which moves by more than a bounded multiple of what the tensor does.
     scaled = bool(numbers) and (name == "mul" or (name == "div" and user.args[0] is node))
     if name in _SUMS or scaled:
         yield _Value.RECOMPUTED
     elif name == "mul" and origin in _BATCH_NORMS:
-        yield Use("batch_norm", "input", origin, (*map(hint, _shape(user)), CHANNELS))
+        yield Use("batch_norm", "input", origin, (*map(hint, shape_of(user)), CHANNELS))
         yield _Value.RECOMPUTED
-    elif name == "mul" and origin in _ROW_NORMS and _shape(start)[-1:] == _shape(user)[-1:]:
+    elif name == "mul" and origin in _ROW_NORMS and shape_of(start)[-1:] == shape_of(user)[-1:]:
         yield Use("layer_norm", "input", origin)
         yield _Value.RECOMPUTED
-    elif name == "mul" and others and all(_is_bool(other) for other in others):  # dropout
+    elif name == "mul" and others and all(is_bool(other) for other in others):  # dropout
         yield _Value.RECOMPUTED
     else:
         yield _unknown(name)
-
-
-def operator_of(node: Node) -> str:
-    """The name of the operator that computes a node."""
-    return _name(node.target)
 
 
 def _product(name: str) -> Use:
@@ -267,55 +314,3 @@ def _product(name: str) -> Use:
 
 def _unknown(name: str) -> Use:
     return Use("", "", name)
-
-
-def _name(target: Any) -> str:
-    """The operator's name, without its overload; of libraries other than torch's, with theirs."""
-    schema = getattr(target, "_schema", None)
-    if schema is None:
-        return str(getattr(target, "__name__", target))
-    library, _, name = schema.name.partition("::")
-    return str(name) if library in ("aten", "prims") else str(schema.name)
-
-
-def _origin(node: Node) -> str:
-    """The operator of which the node is a part, where a backend decomposed it."""
-    original = node.meta.get("original_aten")
-    return _name(original) if original is not None else _name(node.target)
-
-
-def hint(size: Any) -> int:
-    """A size; one that varies as it was when the region was compiled. ``int(size)`` would make it one that does not."""
-    found = size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
-    return found if isinstance(found, int) else 0
-
-
-def _number(value: Any) -> int | float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _shape(node: Node) -> tuple[Any, ...]:
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-
-
-def _covers(node: Node, user: Node) -> bool:
-    """Whether no element of the node is used for several of the result, as a statistic is."""
-    return _shape(node) == _shape(user)
-
-
-def _same_numbers(node: Node) -> bool:
-    """Whether a view, copy or cast still has its argument's numbers: not so as integers, or read as another dtype."""
-    if any(isinstance(argument, torch.dtype) for argument in node.args) and _name(node.target) == "view":
-        return False
-    value = node.meta.get("val")
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-    return all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in parts)
-
-
-def _is_bool(node: Node) -> bool:
-    """A mask, or the number that a mask was cast to."""
-    value = node.meta.get("val")
-    if _name(node.target) in ("convert_element_type", "_to_copy") and isinstance(node.args[0], Node):
-        return _is_bool(node.args[0])
-    return isinstance(value, torch.Tensor) and value.dtype is torch.bool

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
-from integrations.levels import Level
 from integrations.saved.aten_rules import Use
 from integrations.saved.forms import SATURATED, Placeholder
 from integrations.saved.norms import Standardized, Statistics
-from integrations.saved.policy import UNKNOWN, FixedBits
+from integrations.saved.policy import UNKNOWN
 from integrations.saved.rules import Need
+from integrations.saved.ways import Way
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,17 @@ def _(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_
     return parts[0].new_empty(numel, dtype=dtype)
 
 
-def form_of(level: Level, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
+def form_of(way: Way, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
     """The form that suits all uses of a tensor.
 
     Args:
+        way: by which it is stored.
         saved: describes it; operator and role do not count.
         made_by: the operator that computed it.
     """
     if missing := missing_on(saved.device):
         return CompiledForm(Raw(), f"kept exactly: {missing}")
-    policy = FixedBits(level)
+    policy, level = way.policy, way.level
     values: list[GroupAffine] = []
     operators, reasons, sign = set(), set(), False
     for use in sorted(uses):
@@ -179,6 +180,7 @@ def form_of(level: Level, saved: SavedTensor, uses: Iterable[Use], made_by: str)
     why = "; ".join(sorted(reasons - {Need.SHAPE.value}) or [Need.SHAPE.value])
     if not values:
         return CompiledForm(None, why, sign)
+    why = way.planned or why
     if level.adaptive:
         why += "; the level's fixed bits, as in all compiled code"
     bits = max(codec.bits for codec in values)

@@ -20,9 +20,13 @@ from torch.nn import Parameter
 
 from actcore import Raw, SavedTensor
 from integrations.levels import Level
-from integrations.saved.aten_rules import Backward, hint, operator_of
+from integrations.saved.aten_nodes import hint, operator_of
+from integrations.saved.aten_rules import Backward
+from integrations.saved.compiled_attention import AGAIN, remake_attention
 from integrations.saved.compiled_forms import CompiledForm, form_of
 from integrations.saved.compiled_order import Order
+from integrations.saved.ways import Way, compiled, kept, way_of
+from integrations.stores import NODE_KEY
 from integrations.warn import warn
 
 ROLE = "compiled"
@@ -120,10 +124,12 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     gradients before the region, which is one more activation.
     """
     taken = {node.name for node in backward.find_nodes(op="placeholder")}
-    inputs, uses = _inputs(forward), Backward(forward, backward)
+    inputs, ways = _inputs(forward), _planned(forward, level)
+    dropped = remake_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
+    uses = Backward(forward, backward)
     region = _Region(Order(forward, backward), {}, {})
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # what is saved follows
-    kept: dict[int, CompiledForm] = {}  # by storage
+    exact: dict[int, CompiledForm] = {}  # by storage
     for node in forward.nodes:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -131,24 +137,59 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
         storage, example = value.untyped_storage(), inputs.get(node)
         given = node.op == "placeholder" and (example is None or example.grad_fn is None)
         if given:
-            kept[storage._cdata] = CompiledForm(Raw(), "an input of a compiled region: kept exactly")
+            exact[storage._cdata] = CompiledForm(Raw(), "an input of a compiled region: kept exactly")
         if node.name not in taken or (given and (example is None or isinstance(example, Parameter))):
             continue
-        found = uses.uses_of(node)
+        way = ways.get(storage._cdata) or compiled(level)
+        found = uses.uses_of(node, planned=bool(way.planned))
         saved = _described(value, ", ".join(sorted({use.name for use in found})), _module_of(node))
-        form = kept[storage._cdata] if given else form_of(level, saved, found, operator_of(node))
+        if given:
+            form = exact[storage._cdata]
+        elif node.name in dropped:
+            form = CompiledForm(None, AGAIN)
+        else:
+            form = form_of(way, saved, found, operator_of(node))
         outside = node.op == "placeholder" or outputs.count(node) > 1
         varies = not all(isinstance(size, int) for size in value.shape)
         entry = Entry(next(_keys), saved, form, given, outside, varies)
         region.entries[node.name] = entries[entry.key] = entry
         region.storages[node.name] = storage._cdata, hint(storage.nbytes())
         if form.exact:
-            kept.setdefault(storage._cdata, CompiledForm(Raw(), "its storage is kept exactly for another operator"))
+            exact.setdefault(storage._cdata, CompiledForm(Raw(), "its storage is kept exactly for another operator"))
     for name, entry in region.entries.items():
         if not entry.form.exact:
-            entry.form = kept.get(region.storages[name][0], entry.form)
+            entry.form = exact.get(region.storages[name][0], entry.form)
     _forget_with_code(tuple(entry.key for entry in region.entries.values()))
     return region
+
+
+def _planned(forward: Graph, level: Level) -> dict[int, Way]:
+    """How the plan that the forward follows stores what it has nodes for, by storage: views are in the same."""
+    found = {}
+    for node in forward.nodes:
+        value = node.meta.get("val")
+        if NODE_KEY in node.meta and isinstance(value, Tensor) and value.layout is torch.strided:
+            store = node.meta[NODE_KEY]
+            found[value.untyped_storage()._cdata] = kept(level) if store is None else way_of(store, level)
+    return found
+
+
+def _rounds(nodes: dict[str, Node], ways: dict[int, Way], level: Level, node: Node) -> bool:
+    """Whether an input of the backward graph may wait in fewer bits for attention.
+
+    Args:
+        nodes: of the forward graph, by name.
+        ways: of storages that a plan speaks of.
+        level: of the others.
+        node: the input.
+    """
+    made = nodes.get(node.name)
+    value = None if made is None or made.op == "placeholder" else made.meta.get("val")
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    found = (ways.get(value.untyped_storage()._cdata) or compiled(level)).level
+    large = hint(value.numel()) * value.dtype.itemsize >= found.min_bytes
+    return large and found.bits is not None and found.attention_bits is not None
 
 
 def _forget_with_code(keys: tuple[int, ...]) -> None:
@@ -201,6 +242,7 @@ def _described(value: Tensor, operator: str, module: str) -> SavedTensor:
 
 
 def _module_of(node: Node) -> str:
-    """Path of the module that computed a node, from where the region starts: ``L['self'].layers.0`` is ``layers.0``."""
+    """Path of the module that computed a node, from where the region starts: ``L['self'].layers.0`` is ``layers.0``.
+    To a region that follows a plan, the model is ``_model._ref()``."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return re.sub(r"^L\[[^]]*\](\.__self__)?\.?", "", str(stack[-1][0])) if stack else ""
+    return re.sub(r"^L\[[^]]*\](\.__self__)?(\._model\._ref\(\))?\.?", "", str(stack[-1][0])) if stack else ""

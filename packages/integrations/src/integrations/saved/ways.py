@@ -98,6 +98,12 @@ def in_eight_bits(base: Level) -> Way:
 
 
 @lru_cache(maxsize=16)
+def compiled(level: Level) -> Way:
+    """How a compiled region stores what no plan speaks of, in a forward at a level, an adaptive one's fixed bits."""
+    return exactly(level) if level.bits is None else Way(FixedBits(level), level)
+
+
+@lru_cache(maxsize=16)
 def kept(base: Level) -> Way:
     """How a value waits as it is."""
     return Way(_AsItIs(), _unrounded(replace(base, offload=False)))

@@ -33,10 +33,15 @@ class Compiled:
     Args:
         model: that has the plan.
         plan: that its training forward follows, whatever the inputs look like.
+
+    Attributes:
+        asked: the plan.
+        plan: the same, or where that is nested, the one of its front that is not, with the next peak.
     """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self._model = ModelRef(model)
+        self.asked = plan
         self.plan = plan = plan.flat  # torch.compile repeats nothing twice
         self._contexts = functools.partial(_contexts, plan)
         # By which torch tells compiled code on disk from that of another plan.
@@ -106,7 +111,7 @@ def _warn_of_breaks(compiled: Compiled) -> None:
 
 def _hash_of(plan: Plan) -> str:
     digest = hashlib.sha256(plan.graph.to_json().encode())
-    digest.update(f"{plan.choice.mask:x}".encode())
+    digest.update(str(plan.choice.content()).encode())
     return digest.hexdigest()
 
 

@@ -1,8 +1,9 @@
-"""``Tagging``: tells the partitioner of ``torch.compile`` what a plan keeps and what it makes again.
+"""``Tagging``: tells ``torch.compile`` what a plan keeps, how, and what it makes again.
 
 AOTAutograd traces forward and backward into one graph, and its partitioner divides that in two. For each operator it
 chooses whether the forward keeps its result or the backward repeats it, by ``node.meta["recompute"]`` where
-that is set: ``torch.utils.checkpoint``'s policies are set there, and so is the plan.
+that is set: ``torch.utils.checkpoint``'s policies are set there, and so is the plan. How what is kept is stored, it
+sets as ``node.meta[NODE_KEY]``, for the hooks of a compressed model (``saved/compiled_regions``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from integrations.checkpoint.compiled.matching import Operator, Shape, match
 from integrations.checkpoint.dispatch.memory import tensors_of
 from integrations.checkpoint.dispatch.operators import traits_of
 from integrations.checkpoint.planning.plan import Plan
+from integrations.stores import NODE_KEY
 from integrations.warn import warn
 
 _AGAIN = CheckpointPolicy.MUST_RECOMPUTE
@@ -63,6 +65,7 @@ class Tagging(TorchDispatchMode):
     def __init__(self, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan = plan
+        self._read = _read_again(plan)
         self._traced: list[_Traced] = []
         # In the place of the hooks of torch.utils.checkpoint, which would repeat the forward.
         self._hooks = saved_tensors_hooks(Kept.of, Kept.unpack)
@@ -132,12 +135,15 @@ class Tagging(TorchDispatchMode):
                 f"the plan of {self._plan.model} was made for inputs of other shapes ({self._plan.graph.inputs}): "
                 "torch.compile follows it operator by operator, and its bytes are not those of the plan"
             )
-        needed, policies = _needed(self._plan), iter(found)
+        saved = {number for number, value in enumerate(self._plan.followed.values) if value.saved >= 0}
+        needed, policies = saved | self._read, iter(found)
         for entry in self._traced:
             if entry.view:
                 _write_view(entry.nodes)
                 continue
-            _write(entry, [self._policy(value, needed) for value in next(policies)])
+            values = next(policies)
+            _write(entry, [self._policy(value, needed) for value in values])
+            self._write_stores(entry, values)
             for node in entry.copies:
                 if node is not None:
                     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -149,14 +155,23 @@ class Tagging(TorchDispatchMode):
             return _AGAIN
         return CheckpointPolicy.MUST_SAVE if value in needed else None
 
+    def _write_stores(self, entry: _Traced, values: tuple[int | None, ...]) -> None:
+        """Writes at an operator's results how they wait, where the plan has a store for each value or none."""
+        if self._plan.menus is None or self._plan.compressed:
+            return
+        for node, value in zip(entry.results, values, strict=True):
+            if node is not None and value is not None:
+                decides = self._plan.followed.values[value].exact and value in self._read
+                node.meta[NODE_KEY] = None if decides else self._plan.store_of(value)
 
-def _needed(plan: Plan) -> set[int]:
-    """The values that backward needs, or what it repeats."""
-    needed = {number for number, value in enumerate(plan.followed.values) if value.saved >= 0}
+
+def _read_again(plan: Plan) -> set[int]:
+    """The values that repetitions read."""
+    found = set[int]()
     for op, planned in zip(plan.followed.ops, plan.schedule.ops, strict=True):
         if planned.segment >= 0 or planned.inner >= 0:
-            needed.update(op.reads)
-    return needed
+            found.update(op.reads)
+    return found
 
 
 def _write(entry: _Traced, policies: list[CheckpointPolicy | None]) -> None:

@@ -1,0 +1,67 @@
+"""What a node of a graph of aten operators is: its operator's name, its shape, its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+
+def operator_of(node: Node) -> str:
+    """The name of the operator that computes a node."""
+    return name_of(node.target)
+
+
+def name_of(target: Any) -> str:
+    """The operator's name, without its overload; of libraries other than torch's, with theirs."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return str(getattr(target, "__name__", target))
+    library, _, name = schema.name.partition("::")
+    return str(name) if library in ("aten", "prims") else str(schema.name)
+
+
+def origin_of(node: Node) -> str:
+    """The operator of which the node is a part, where a backend decomposed it."""
+    original = node.meta.get("original_aten")
+    return name_of(original) if original is not None else name_of(node.target)
+
+
+def hint(size: Any) -> int:
+    """A size; one that varies as it was when the region was compiled. ``int(size)`` would make it one that does not."""
+    found = size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
+    return found if isinstance(found, int) else 0
+
+
+def number(value: Any) -> int | float | None:
+    """An argument that is a number; else ``None``."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def shape_of(node: Node) -> tuple[Any, ...]:
+    """The sizes of its result; none where that is no tensor."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def covers(node: Node, user: Node) -> bool:
+    """Whether no element of the node is used for several of the result, as a statistic is."""
+    return shape_of(node) == shape_of(user)
+
+
+def has_same_numbers(node: Node) -> bool:
+    """Whether a view, copy or cast still has its argument's numbers: not so as integers, or read as another dtype."""
+    if any(isinstance(argument, torch.dtype) for argument in node.args) and name_of(node.target) == "view":
+        return False
+    value = node.meta.get("val")
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in parts)
+
+
+def is_bool(node: Node) -> bool:
+    """A mask, or the number that a mask was cast to."""
+    value = node.meta.get("val")
+    if name_of(node.target) in ("convert_element_type", "_to_copy") and isinstance(node.args[0], Node):
+        return is_bool(node.args[0])
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bool

@@ -1,0 +1,194 @@
+"""``compress_model(memory=...)`` of a model that torch compiles: its regions store and repeat what the plan says."""
+
+import copy
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Graph
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import integrations
+from integrations import checkpoint
+from integrations.saved.aten_rules import Backward
+
+from .compiled_peak import compiled_peak
+from .nets import assert_nothing_active, assert_same, gradients, normal, relative_error
+from .regions import WAYS, report_of
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+X = normal(8 * 64 * 64).view(8, 64, 64)
+
+
+class Block(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def deep(count=6):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(count))).train()
+
+
+def trained(model, function=None):
+    model.zero_grad()
+    ((model if function is None else function)(X).square().mean()).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def rows(model):
+    """What is stored for backward: the forms, and their bytes."""
+    found = [row for row in report_of(model).rows if not row.owner and row.codec != "recomputed"]
+    return Counter(row.codec for row in found), sum(row.stored_bytes for row in found)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exact_plan_is_followed_bit_for_bit(way):
+    """With what eager code keeps for it, in steps that make gradients and in such as add to them."""
+    eager = integrations.compress_model(deep(), memory=0.4, error=0)
+    trained(eager)
+    assert {row.codec for row in report_of(eager).rows} >= {"recomputed"}
+    model, plain = deep(), deep()
+    function = way(model, level=None, memory=0.4, error=0)
+    for _ in range(2):
+        assert_same(trained(model, function), trained(plain))
+        assert rows(model)[1] == rows(eager)[1]
+    for run in (function, plain):
+        run(X).square().mean().backward()
+    assert_same(*({name: parameter.grad for name, parameter in one.named_parameters()} for one in (model, plain)))
+    assert not checkpoint.plan_of(model).graph.standing
+    assert_nothing_active()
+
+
+def test_what_a_plan_rounds_is_stored_as_in_eager_code():
+    asked = {"memory": 0.35, "error": 0.1, "stores": ("exact", "bits")}
+    eager, model, expected = integrations.compress_model(deep(), **asked), deep(), trained(deep())
+    trained(eager)
+    trained(eager)
+    integrations.compress_model(model, **asked)
+    function = torch.compile(model, backend="aot_eager", fullgraph=True)
+    steps = [trained(model, function) for _ in range(3)]
+    assert rows(model) == rows(eager)
+    assert {row.why for row in report_of(model).rows if "GroupAffine" in row.codec} <= {
+        f"as planned: {bits} bits" for bits in range(2, 9)
+    }
+    assert all(0 < relative_error(expected, step) < 0.1 for step in steps)
+    assert relative_error(steps[1], steps[2]) > 0  # each with noise of its own
+
+
+# ---- what is made again from rounded values ----
+
+BOTH = {"memory": 0.3, "error": 0.1, "stores": ("recompute", "8 bits")}
+
+
+def test_the_peak_is_that_of_the_plan():
+    """But for the largest tensor, as with plans that round nothing (test_recompute_compiled)."""
+    model = integrations.compress_model(deep(), **BOTH)
+    plain, ours = compiled_peak(deep(), (X,)), compiled_peak(model, (X,))
+    plan = checkpoint.plan_of(model)
+    assert plan.choice.rounds
+    assert plan.schedule.recomputed
+    largest = max(value.nbytes for value in plan.graph.values)
+    assert ours <= plan.peak + largest < plain
+
+
+def test_what_is_made_again_from_rounded_values_keeps_to_the_error():
+    model, eager, expected = deep(), deep(), trained(deep())
+    for one in (model, eager):
+        integrations.compress_model(one, **BOTH)
+    trained(eager)
+    function = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        assert 0 < relative_error(expected, trained(model, function)) < 0.1
+    assert rows(model)[1] <= 1.05 * rows(eager)[1]
+    assert checkpoint.plan_of(model).schedule.recomputed
+
+
+def of_norm(x, weight, tangents):
+    product = x @ weight
+    _, mean, factor = aten.native_layer_norm(product, (8,), None, None, 1e-5)
+    below = aten.native_layer_norm_backward(tangents, product, (8,), mean, factor, None, None, [True, False, False])
+    return below[0] @ weight.t()
+
+
+REPETITIONS = {
+    "norm of a product": (of_norm, {"layer_norm", "mul"}),
+    "gated": (lambda x, weight, tangents: tangents.t() @ (aten.silu(x @ weight) * (x @ weight.t())), {"mul"}),
+    "side": (lambda x, weight, tangents: tangents * (x @ weight > 0), {""}),
+    "square": (lambda x, weight, tangents: tangents.t() @ (x * x), {""}),
+    "sum of elements": (lambda x, weight, tangents: tangents * x.sum(-1, keepdim=True), {""}),
+}
+
+
+@pytest.mark.parametrize("name", REPETITIONS)
+def test_what_a_plan_repeats_is_followed_to_its_uses(name):
+    """But where it decides, or moves by more than a bounded multiple of what is stored."""
+    function, operators = REPETITIONS[name]
+    backward = make_fx(function)(normal(64).view(8, 8), normal(64).view(8, 8), normal(64).view(8, 8)).graph
+    forward = Graph()
+    x, uses = forward.placeholder("x_1"), Backward(forward, backward)
+    assert {use.operator for use in uses.uses_of(x, planned=True)} == operators
+    assert "" in {use.operator for use in uses.uses_of(x)}
+
+
+# ---- what is not followed ----
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = deep(3)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+@pytest.mark.parametrize("error", [0, 0.1])
+def test_a_broken_graph_is_within_the_error_and_says_so(error):
+    model, twin = Broken().train(), Broken().train()
+    twin.load_state_dict(model.state_dict())
+    integrations.compress_model(model, memory=0.5, error=error)
+    function = torch.compile(model, backend="aot_eager")
+    with pytest.warns(UserWarning, match="is not followed under torch.compile"):
+        found = trained(model, function)
+    expected = trained(twin)
+    assert_same(found, expected) if error == 0 else None
+    assert relative_error(expected, found) <= error
+
+
+def test_a_level_with_checkpoints_stores_as_the_level_says():
+    model, expected = deep(), trained(deep())
+    integrations.compress_model(model, "L1", checkpoint="optimal")
+    function = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = trained(model, function)
+    assert 0 < relative_error(expected, found) < 0.15
+    plain = deep()
+    integrations.compress_model(plain, "L1")
+    trained(plain, torch.compile(plain, backend="aot_eager"))
+    assert rows(model)[1] < rows(plain)[1]
+
+
+def test_copies_and_undone_models_follow_their_own():
+    model = integrations.compress_model(deep(), memory=0.4, error=0)
+    function = torch.compile(model, backend="aot_eager")
+    expected = trained(deep())
+    assert_same(trained(model, function), expected)
+    twin = copy.deepcopy(model)
+    assert_same(trained(twin, torch.compile(twin, backend="aot_eager")), expected)
+    integrations.restore_model(model)
+    assert_same(trained(model, function), expected)
+    assert_same(gradients(model, X), gradients(deep(), X))
