@@ -87,6 +87,7 @@ def test_what_a_plan_rounds_is_stored_as_in_eager_code():
 
 # ---- what is made again from rounded values ----
 
+
 def mixed():
     """A plan that rounds some values, and makes others again from these; in the least memory, whatever the machine's
     rates are."""

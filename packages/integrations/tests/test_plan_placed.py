@@ -38,6 +38,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
             found.append(self)
 
     monkeypatch.setattr(plan_forward, "Tape", Counted)
+    monkeypatch.setattr(replay, "FORCED_OFF", False)  # where the environment turns it off, these would all have one
     return found
 
 

@@ -95,6 +95,7 @@ def test_a_second_forward_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     layers = nn.LayerNorm, lambda size: nn.Linear(size, size), lambda _: nn.ReLU(), lambda _: nn.GELU(), Leaking, Normed
     model = nn.Sequential(*(layer(WIDTH) for _ in range(3) for layer in layers))
     integrations.compress_model(model, "L1", min_bytes=0)
+    monkeypatch.setattr(replay, "FORCED_OFF", False)
     decided: list[str] = []
     anew, store = sessions.Session._pack_anew, sessions.Session.store
     monkeypatch.setattr(
