@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import integrations
 from integrations import checkpoint
+from integrations.bounds import Bounds
+from integrations.checkpoint.costs.rates import constant
+from integrations.levels import LEVELS
+from integrations.planning.planner import planned
 from integrations.saved.aten_rules import Backward
 
 from .compiled_peak import compiled_peak
@@ -45,6 +50,12 @@ def trained(model, function=None):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
+def whole_error(expected, found):
+    """The relative error of all gradients together, which is what a plan bounds (of a single one it may be larger)."""
+    joined = [{"": torch.cat([one.flatten() for one in gradients.values()])} for gradients in (expected, found)]
+    return relative_error(*joined)
+
+
 def rows(model):
     """What is stored for backward: the forms, and their bytes."""
     found = [row for row in report_of(model).rows if not row.owner and row.codec != "recomputed"]
@@ -72,8 +83,7 @@ def test_an_exact_plan_is_followed_bit_for_bit(way):
 def test_what_a_plan_rounds_is_stored_as_in_eager_code():
     asked = {"memory": 0.35, "error": 0.1, "stores": ("exact", "bits")}
     eager, model, expected = integrations.compress_model(deep(), **asked), deep(), trained(deep())
-    trained(eager)
-    trained(eager)
+    references = [trained(eager) for _ in range(3)]
     integrations.compress_model(model, **asked)
     function = torch.compile(model, backend="aot_eager", fullgraph=True)
     steps = [trained(model, function) for _ in range(3)]
@@ -81,17 +91,26 @@ def test_what_a_plan_rounds_is_stored_as_in_eager_code():
     assert {row.why for row in report_of(model).rows if "GroupAffine" in row.codec} <= {
         f"as planned: {bits} bits" for bits in range(2, 9)
     }
-    assert all(0 < relative_error(expected, step) < 0.1 for step in steps)
+    # Which plan it is, and its error, depends on the machine's rates, so the error is compared with eager code's. That of
+    # single steps scatters by up to 6 %: two means of three differ by 5 % (a standard deviation), of which 25 % are five.
+    ours, eagers = (sum(whole_error(expected, step) for step in taken) / 3 for taken in (steps, references))
+    assert 0 < ours == pytest.approx(eagers, rel=0.25)
     assert relative_error(steps[1], steps[2]) > 0  # each with noise of its own
 
 
 # ---- what is made again from rounded values ----
 
 
+def rating(device, dtype):
+    """No machine's: products so dear that they are rather rounded than made again, and what is between them is not."""
+    rates = constant(device, dtype)
+    return replace(rates, product=4 * rates.product)
+
+
 def mixed():
-    """A plan that rounds some values, and makes others again from these; in the least memory, whatever the machine's
-    rates are."""
-    plan = integrations.plan(deep(), (X,), error=0.1, stores=("recompute", "8 bits"), measure=False)
+    """A plan that rounds some values, and makes others again from these."""
+    bounds = Bounds(error=0.1, stores=("recompute", "8 bits"))
+    plan = planned(deep(), LEVELS["L0"], (X,), {}, bounds, rating=rating)
     found = (plan.choosing(choice, plan.bounds) for choice in plan.front if choice.rounds and choice.held is None)
     return next(one for one in found if one.schedule.recomputed)
 
@@ -110,7 +129,7 @@ def test_what_is_made_again_from_rounded_values_keeps_to_the_error():
     trained(eager)
     function = torch.compile(model, backend="aot_eager", fullgraph=True)
     for _ in range(3):
-        assert 0 < relative_error(expected, trained(model, function)) < 0.1
+        assert 0 < whole_error(expected, trained(model, function)) < 0.1
     assert rows(model)[1] <= 1.05 * rows(eager)[1]
 
 
@@ -166,7 +185,7 @@ def test_a_broken_graph_is_within_the_error_and_says_so(error):
         found = trained(model, function)
     expected = trained(twin)
     assert_same(found, expected) if error == 0 else None
-    assert relative_error(expected, found) <= error
+    assert whole_error(expected, found) <= error
 
 
 def test_a_level_with_checkpoints_stores_as_the_level_says():
@@ -176,7 +195,7 @@ def test_a_level_with_checkpoints_stores_as_the_level_says():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = trained(model, function)
-    assert 0 < relative_error(expected, found) < 0.15
+    assert 0 < whole_error(expected, found) < 0.15
     plain = deep()
     integrations.compress_model(plain, "L1")
     trained(plain, torch.compile(plain, backend="aot_eager"))
