@@ -103,7 +103,7 @@ def round_to_levels(
     if is_heard():
         stands_for(ordered, x, name_of(name))
     try:
-        output: Tensor = RoundToLevels.apply(
+        output: Tensor = RoundToLevels.call(
             ordered, function, list(parameters), derivative, table, bits, int64(seed or 0), int64(stream), draw, guard
         )[0]
     except RuntimeError as error:

@@ -28,7 +28,7 @@ def relu(x: Tensor) -> Tensor:
     check_float(x)
     ordered, order = in_memory_order(x)
     stands_for(ordered, x, "relu")
-    output: Tensor = Relu.apply(ordered)[0]
+    output: Tensor = Relu.call(ordered)[0]
     return restored(output, order)
 
 
@@ -63,5 +63,5 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
     draw = draw_for(x, seed)
     ordered, order = in_memory_order(x)
     stands_for(ordered, x, "dropout")
-    output: Tensor = Dropout.apply(ordered, float(p), int64(seed or 0), int64(stream), draw)[0]
+    output: Tensor = Dropout.call(ordered, float(p), int64(seed or 0), int64(stream), draw)[0]
     return restored(output, order)

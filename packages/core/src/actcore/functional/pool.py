@@ -104,7 +104,7 @@ def _max_pool(
             )
     ordered = x.contiguous()
     stands_for(ordered, x, f"max_pool{dims}d")
-    output: Tensor = MaxPool.apply(ordered, kernel, strides, pads, steps, bool(ceil_mode))[0]
+    output: Tensor = MaxPool.call(ordered, kernel, strides, pads, steps, bool(ceil_mode))[0]
     if x.is_contiguous():
         return output
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):

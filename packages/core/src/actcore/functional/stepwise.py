@@ -98,7 +98,7 @@ def stepwise(
         at = pointwise_function(function, parameters)[0] if isinstance(function, str) else function
         function = AsLaidOut(at, x.detach(), order)
     try:
-        output: Tensor = Stepwise.apply(ordered, function, list(parameters), low, step, bits, bool(even), guard)[0]
+        output: Tensor = Stepwise.call(ordered, function, list(parameters), low, step, bits, bool(even), guard)[0]
     except RuntimeError as error:
         if (rule := refusal_in(error)) is not None:
             raise ValueError(rule) from None
