@@ -2,8 +2,10 @@
 // while it runs, and which of these somebody else made. What is seldom is left to its methods.
 #include "bindings/calls.h"
 
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "bindings/objects.h"
 
@@ -20,33 +22,49 @@ struct Known {
       if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
       return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
     };
+    const auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
     call = type("Call"), tensor = type("Tensor"), parameter = type("Parameter");
-    leaves = Py_NewRef(given["LEAVES"].ptr()), tensors_in = Py_NewRef(given["tensors_in"].ptr());
+    storages = type("StorageSet");
+    leaves = object("LEAVES"), tensors_in = object("tensors_in");
     function = {call, "function"}, args = {call, "_args"}, kwargs = {call, "_kwargs"}, arguments = {call, "arguments"};
     recomputes = {call, "recomputes"}, module = {call, "module"}, operator_ = {call, "_operator"};
-    addresses = {call, "_addresses"};
+    addresses = {call, "_addresses"}, by_address = {storages, "by_address"};
     if (!has_slots_alone(call)) throw std::invalid_argument("Call must have __slots__ and no base with fields");
   }
 
-  PyTypeObject *call, *tensor, *parameter;
+  PyTypeObject *call, *tensor, *parameter, *storages;
   PyObject *leaves, *tensors_in;
-  Field function, args, kwargs, arguments, recomputes, module, operator_, addresses;
-  PyObject* name_call = PyUnicode_InternFromString("call");
-  PyObject* name_look = PyUnicode_InternFromString("look");
-  PyObject* name_watcher = PyUnicode_InternFromString("watcher");
-  PyObject* name_over = PyUnicode_InternFromString("over");
+  Field function, args, kwargs, arguments, recomputes, module, operator_, addresses, by_address;
   PyObject* name_is_leaf = PyUnicode_InternFromString("is_leaf");
   PyObject* name_meet = PyUnicode_InternFromString("_meet");
   PyObject* name_bear = PyUnicode_InternFromString("_bear");
   PyObject* name_untyped_storage = PyUnicode_InternFromString("untyped_storage");
   PyObject* name_cdata = PyUnicode_InternFromString("_cdata");
-  PyObject* name_born = PyUnicode_InternFromString("born");
-  PyObject* name_foreign = PyUnicode_InternFromString("foreign");
-  PyObject* name_by_address = PyUnicode_InternFromString("by_address");
+  PyObject* name_weak_ref = PyUnicode_InternFromString("_weak_ref");
   PyObject* empty = PyUnicode_InternFromString("");
 };
 
 std::unique_ptr<Known> known;
+
+// What this knows of the class Checkpoints, and asks of torch for it.
+struct KnownOfCheckpoints {
+  explicit KnownOfCheckpoints(const py::dict& given)
+      : type(reinterpret_cast<PyTypeObject*>(Py_NewRef(given["Checkpoints"].ptr()))),
+        top_hooks(Py_NewRef(given["top_hooks"].ptr())),
+        grad_enabled(Py_NewRef(given["is_grad_enabled"].ptr())),
+        own(type, "_own"),
+        inside(type, "_inside"),
+        waiting(type, "_waiting"),
+        unseen_decided(type, "_unseen_decided"),
+        unseen_is_over(type, "_unseen_is_over") {}
+
+  PyTypeObject* type;
+  PyObject *top_hooks, *grad_enabled;
+  Field own, inside, waiting, unseen_decided, unseen_is_over;
+  PyObject* name_look = PyUnicode_InternFromString("look");
+};
+
+std::unique_ptr<KnownOfCheckpoints> known_of;
 
 // Adds the tensors in a value, which may be a tensor, hold some, or none.
 bool add_tensors(PyObject* list, PyObject* value) {
@@ -94,108 +112,230 @@ Ref call_of(PyObject* function, PyObject* args, PyObject* kwargs) {
   return call;
 }
 
-// An attribute that may be asked something; null, without an error, where it is None.
-Ref asked(PyObject* tracker, PyObject* name) {
-  Ref found(PyObject_GetAttr(tracker, name));
-  return found.get() == Py_None ? Ref() : std::move(found);
+// Borrowed; null where it is None, or was never set.
+PyObject* member(Calls* self, Calls::Member which) {
+  PyObject* found = self->members[which];
+  return found == Py_None ? nullptr : found;
 }
 
-// Whether a tensor's storage is one that the tracker knows: one that the forward made, or that was there before. -1: an
-// error.
-int is_met(PyObject* tracker, PyObject* tensor) {
-  if (!Py_IS_TYPE(tensor, known->tensor)) return 0;
-  Ref storage(PyObject_CallMethodNoArgs(tensor, known->name_untyped_storage));
-  Ref address(storage ? PyObject_GetAttr(storage.get(), known->name_cdata) : nullptr);
-  if (!address) return cannot_tell() ? 0 : -1;  // one that has no storage is for others to look at
-  int found = 0;
-  for (PyObject* name : {known->name_born, known->name_foreign}) {
-    Ref set(PyObject_GetAttr(tracker, name));
-    Ref addresses(set ? PyObject_GetAttr(set.get(), known->name_by_address) : nullptr);
-    if (!addresses) return -1;
-    found = PyDict_Contains(addresses.get(), address.get());
-    if (found != 0) return found;
+// The memory of a tensor, as sets of storages know it.
+struct Memory {
+  Ref storage, address;
+
+  // Of torch's own tensors that have a storage to ask for; of others there is none, without an error.
+  static Memory of(PyObject* tensor) {
+    Memory found;
+    if (!Py_IS_TYPE(tensor, known->tensor) && !Py_IS_TYPE(tensor, known->parameter)) return found;
+    found.storage = Ref(PyObject_CallMethodNoArgs(tensor, known->name_untyped_storage));
+    if (found.storage) found.address = Ref(PyObject_GetAttr(found.storage.get(), known->name_cdata));
+    return found;
   }
-  return found;
+  explicit operator bool() const { return static_cast<bool>(address); }
+};
+
+// Whether a set has a storage. -1: an error.
+int has_storage(PyObject* set, const Memory& memory) {
+  return PyDict_Contains(known->by_address.of(set), memory.address.get());
+}
+
+// Adds a storage to a set that does not have it. 0: there are so many that some may be forgotten first, which is left to
+// the set. -1: an error.
+int add_storage(PyObject* set, const Memory& memory) {
+  PyObject* by_address = known->by_address.of(set);
+  if (PyDict_GET_SIZE(by_address) >= kRoom) return 0;
+  Ref counted(PyObject_CallMethodNoArgs(memory.storage.get(), known->name_weak_ref));  // the set gives it back
+  if (!counted || PyDict_SetItem(by_address, memory.address.get(), Py_True) < 0) return -1;
+  return 1;
+}
+
+// Marks an argument that no call of this forward made, as CallTracker._meet does. False: an error.
+bool meet_one(Calls* self, PyObject* argument) {
+  const Memory memory = Memory::of(argument);
+  int done = 0;
+  if (memory) {
+    done = has_storage(self->members[Calls::kBorn], memory);
+    if (done == 0) done = has_storage(self->members[Calls::kForeign], memory);
+    if (done == 0) done = add_storage(self->members[Calls::kForeign], memory);
+  } else if (PyErr_Occurred() && !cannot_tell()) {
+    return false;
+  }
+  if (done == 0) done = Ref(PyObject_CallMethodOneArg(&self->ob_base, known->name_meet, argument)) ? 1 : -1;
+  return done > 0;
 }
 
 // Of the arguments, those without a history are met: some operator that the tracker does not see, such as a custom
 // autograd function, may have made one that has. A parameter is known for one as it is, and by its views.
-bool meet(PyObject* tracker, PyObject* arguments) {
+bool meet(Calls* self, PyObject* arguments) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
     PyObject* argument = PyList_GET_ITEM(arguments, i);
     if (Py_IS_TYPE(argument, known->parameter)) continue;
-    int done = has_history(argument);
-    if (done == 0) done = is_met(tracker, argument);
-    if (done < 0) return false;
-    if (done > 0) continue;
-    if (!Ref(PyObject_CallMethodOneArg(tracker, known->name_meet, argument))) return false;
+    const int history = has_history(argument);
+    if (history < 0 || (history == 0 && !meet_one(self, argument))) return false;
   }
   return true;
 }
 
-// Runs the call, or has it run, and tells of it who asks; its results are in `outputs`.
-Ref run(PyObject* tracker, PyObject* call, PyObject* runner, PyObject* outputs) {
+// Marks a result without a history, as CallTracker._bear does. False: an error.
+bool bear(Calls* self, PyObject* output, PyObject* call) {
   PyObject* arguments = known->arguments.of(call);
-  if (!meet(tracker, arguments)) return Ref();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
+    PyObject* argument = PyList_GET_ITEM(arguments, i);
+    if (Py_IS_TYPE(argument, known->parameter) && !meet_one(self, argument)) return false;
+  }
+  const Memory memory = Memory::of(output);
+  int done = 0;
+  if (memory) {
+    done = has_storage(self->members[Calls::kForeign], memory);
+    if (done == 0) done = has_storage(self->members[Calls::kBorn], memory);
+    if (done == 0) done = add_storage(self->members[Calls::kBorn], memory);
+  } else if (PyErr_Occurred() && !cannot_tell()) {
+    return false;
+  }
+  if (done != 0) return done > 0;
+  PyObject* given[] = {&self->ob_base, output, call};
+  return static_cast<bool>(Ref(PyObject_VectorcallMethod(known->name_bear, given, 3, nullptr)));
+}
+
+// Borrowed; null where there are none.
+PyObject* checkpoints_of(Calls* self) {
+  PyObject* found = self->members[Calls::kCheckpoints];
+  return known_of != nullptr && found != nullptr && Py_IS_TYPE(found, known_of->type) ? found : nullptr;
+}
+
+// Has the checkpoints looked at before a call, where the caller is inside of one, or was, or one is to be settled.
+// False: an error.
+bool look(PyObject* checkpoints) {
+  Ref hooks(PyObject_CallOneArg(known_of->top_hooks, Py_False));
+  if (!hooks) return false;
+  const bool inside =
+      PyTuple_Check(hooks.get()) && PyTuple_GET_ITEM(hooks.get(), 0) != known_of->own.of(checkpoints);
+  PyObject* waiting = known_of->waiting.of(checkpoints);
+  const bool waits = !PyList_Check(waiting) || PyList_GET_SIZE(waiting) != 0;
+  if (!inside && !waits && known_of->inside.of(checkpoints) == Py_False) return true;
+  return static_cast<bool>(Ref(PyObject_CallMethodNoArgs(checkpoints, known_of->name_look)));
+}
+
+// Whether a call that is over may have decided something in a checkpoint's segment. -1: an error.
+int may_decide(PyObject* checkpoints) {
+  for (const Field& flag : {known_of->inside, known_of->unseen_decided, known_of->unseen_is_over})
+    if (flag.of(checkpoints) != Py_False) return 1;
+  Ref enabled(PyObject_CallNoArgs(known_of->grad_enabled));
+  return enabled ? enabled.get() != Py_True : -1;
+}
+
+// Runs the call, or has it run, and tells of it who asks; its results are in `outputs`.
+Ref run(Calls* self, PyObject* call, PyObject* runner, PyObject* outputs) {
+  PyObject* arguments = known->arguments.of(call);
+  if (!meet(self, arguments)) return Ref();
   PyObject* kwargs = known->kwargs.of(call);
   Ref result(runner != Py_None ? PyObject_CallOneArg(runner, call)
                                : PyObject_Call(known->function.of(call), known->args.of(call),
                                                PyDict_GET_SIZE(kwargs) ? kwargs : nullptr));
   if (!result || !add_tensors(outputs, result.get())) return Ref();
-  if (Ref watcher = asked(tracker, known->name_watcher)) {
+  if (Ref watcher = Ref::to(member(self, Calls::kWatcher))) {
     Ref all(PySequence_Concat(arguments, outputs));
     if (!all || !Ref(PyObject_CallOneArg(watcher.get(), all.get()))) return Ref();
   }
-  if (PyErr_Occurred()) return Ref();
-  if (Ref over = asked(tracker, known->name_over)) {
+  if (Ref over = Ref::to(member(self, Calls::kOver))) {
+    PyObject* checkpoints = checkpoints_of(self);
+    const int told = checkpoints == nullptr ? 1 : may_decide(checkpoints);
     PyObject* given[] = {call, outputs};
-    if (!Ref(PyObject_Vectorcall(over.get(), given, 2, nullptr))) return Ref();
+    if (told < 0 || (told && !Ref(PyObject_Vectorcall(over.get(), given, 2, nullptr)))) return Ref();
   }
-  return PyErr_Occurred() ? Ref() : std::move(result);
+  return result;
 }
 
-PyObject* tracked(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  if (count != 5 || !PyTuple_Check(given[2]) || !PyDict_Check(given[3]) || known == nullptr) {
-    PyErr_SetString(PyExc_TypeError,
-                    "tracked takes a tracker, a function, its args and kwargs, and who runs it or None");
+PyObject* tracked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  if (count != 4 || !PyTuple_Check(given[1]) || !PyDict_Check(given[2]) || known == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "tracked takes a function, its args and kwargs, and who runs it or None");
     return nullptr;
   }
-  PyObject* tracker = given[0];
-  if (Ref look = asked(tracker, known->name_look)) {
-    if (!Ref(PyObject_CallNoArgs(look.get()))) return nullptr;
-  }
-  if (PyErr_Occurred()) return nullptr;
-  Ref outer(PyObject_GetAttr(tracker, known->name_call)), outputs(PyList_New(0));
-  Ref call = outer && outputs ? call_of(given[1], given[2], given[3]) : Ref();
-  if (!call || PyObject_SetAttr(tracker, known->name_call, call.get()) < 0) return nullptr;
-  Ref result = run(tracker, call.get(), given[4], outputs.get());
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  const bool restored = PyObject_SetAttr(tracker, known->name_call, outer.get()) == 0;
-  if (type != nullptr) PyErr_Restore(type, value, trace);
-  if (!result || !restored) return nullptr;
+  auto* self = reinterpret_cast<Calls*>(object);
+  for (const Calls::Member set : {Calls::kForeign, Calls::kBorn})
+    if (self->members[set] == nullptr || !PyObject_TypeCheck(self->members[set], known->storages)) {
+      PyErr_Format(PyExc_TypeError, "%s must be a StorageSet", kCallsMembers[set]);
+      return nullptr;
+    }
+  if (Ref checkpoints = Ref::to(checkpoints_of(self)); checkpoints && !look(checkpoints.get())) return nullptr;
+  Ref outputs(PyList_New(0)), call = call_of(given[0], given[1], given[2]);
+  if (!call || !outputs) return nullptr;
+  Ref outer(std::exchange(self->members[Calls::kCall], Py_NewRef(call.get())));
+  Ref result = run(self, call.get(), given[3], outputs.get());
+  Ref over(std::exchange(self->members[Calls::kCall], outer.release()));
+  if (!result) return nullptr;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs.get()); ++i) {
     PyObject* output = PyList_GET_ITEM(outputs.get(), i);
     const int history = has_history(output);
-    if (history < 0) return nullptr;
-    if (history > 0) continue;
-    PyObject* borne[] = {tracker, output, call.get()};
-    if (!Ref(PyObject_VectorcallMethod(known->name_bear, borne, 3, nullptr))) return nullptr;
+    if (history < 0 || (history == 0 && !bear(self, output, call.get()))) return nullptr;
   }
   return result.release();
 }
 
-PyMethodDef tracking = {
-    "tracked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tracked)), METH_FASTCALL,
-    "Runs a torch function under a CallTracker: (tracker, function, args, kwargs, who runs it or None)."};
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  for (PyObject* held : reinterpret_cast<Calls*>(object)->members) Py_VISIT(held);
+  return 0;
+}
+
+int clear(PyObject* object) {
+  for (PyObject*& held : reinterpret_cast<Calls*>(object)->members) Py_CLEAR(held);
+  return 0;
+}
+
+void deallocate(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  clear(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {
+    {"tracked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tracked)), METH_FASTCALL,
+     "Runs a torch function, and notes what is known of its tensors: (function, args, kwargs, who runs it or None)."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+constexpr Py_ssize_t offset_of(Calls::Member which) {
+  return static_cast<Py_ssize_t>(offsetof(Calls, members) + which * sizeof(PyObject*));
+}
+
+PyMemberDef attributes[] = {
+    {kCallsMembers[Calls::kCall], T_OBJECT, offset_of(Calls::kCall), 0, nullptr},
+    {kCallsMembers[Calls::kForeign], T_OBJECT, offset_of(Calls::kForeign), 0, nullptr},
+    {kCallsMembers[Calls::kBorn], T_OBJECT, offset_of(Calls::kBorn), 0, nullptr},
+    {kCallsMembers[Calls::kCheckpoints], T_OBJECT, offset_of(Calls::kCheckpoints), 0, nullptr},
+    {kCallsMembers[Calls::kWatcher], T_OBJECT, offset_of(Calls::kWatcher), 0, nullptr},
+    {kCallsMembers[Calls::kOver], T_OBJECT, offset_of(Calls::kOver), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_methods, methods},
+    {Py_tp_members, attributes},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+    {0, nullptr},
+};
+PyType_Spec spec = {"actcore._native.Calls", sizeof(Calls), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+
+PyTypeObject* type = nullptr;
 
 }  // namespace
+
+bool is_calls(PyObject* object) { return PyObject_TypeCheck(object, type); }
 
 void bind_calls(py::module_& module) {
   module.def(
       "bind_calls", [](const py::dict& given) { known = std::make_unique<Known>(given); }, py::arg("given"),
-      "Names the classes and functions that tracked knows.");
-  module.add_object("tracked", PyCFunction_New(&tracking, nullptr));
+      "Names the classes and functions that Calls knows.");
+  module.def(
+      "bind_checkpoints", [](const py::dict& given) { known_of = std::make_unique<KnownOfCheckpoints>(given); },
+      py::arg("given"), "Names what Calls knows of Checkpoints.");
+  type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  module.add_object("Calls", reinterpret_cast<PyObject*>(type));
 }
 
 }  // namespace actcore

@@ -4,6 +4,7 @@
 
 #include "bindings/calls.h"
 #include "bindings/replay.h"
+#include "bindings/replay_hooks.h"
 #include "bindings/solvers.h"
 #include "bindings/tape.h"
 #include "codec/philox.h"
@@ -39,6 +40,7 @@ PYBIND11_MODULE(_native, m) {
       "The four 32-bit words of one block of the noise sequence (seed, stream).");
 
   actcore::bind_calls(m);
+  actcore::bind_hooks(m);
   actcore::bind_replay(m);
   actcore::bind_solvers(m);
   actcore::bind_tape(m);

@@ -9,6 +9,9 @@
 
 namespace actcore {
 
+// Entries of a map of storages, from which on it looks for storages that are gone.
+constexpr Py_ssize_t kRoom = 1024;
+
 // An owned reference.
 class Ref {
  public:

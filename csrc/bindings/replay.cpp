@@ -3,39 +3,14 @@
 // than one codec's call, goes the full way, in Python. integrations/saved/replay.py says what the objects are.
 #include "bindings/replay.h"
 
+#include "bindings/calls.h"
+#include "bindings/frames.h"
 #include "bindings/replay_stores.h"
 
 namespace py = pybind11;
 
 namespace actcore {
 namespace {
-
-// The module whose forward a frame of nn.Module._call_impl runs.
-Ref module_of(PyFrameObject* frame) {
-#if PY_VERSION_HEX >= 0x030C0000
-  Ref module(PyFrame_GetVarString(frame, "self"));
-#else
-  Ref names(PyFrame_GetLocals(frame));
-  Ref module = names ? Ref::to(PyDict_GetItemString(names.get(), "self")) : Ref();
-#endif
-  if (!module) PyErr_Clear();
-  return module;
-}
-
-// Whether the module whose forward is the innermost that runs is the one that the reference is of.
-bool is_called_by(PyObject* reference) {
-  if (!PyWeakref_CheckRef(reference)) return false;
-  for (Ref frame = Ref::to(reinterpret_cast<PyObject*>(PyEval_GetFrame())); frame;) {
-    auto* here = reinterpret_cast<PyFrameObject*>(frame.get());
-    Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(here)));
-    if (code.get() == known->calling) {
-      Ref module = module_of(here);
-      return module && object_of(reference).get() == module.get();
-    }
-    frame = Ref(reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
-  }
-  return false;
-}
 
 // Whether the tensor is to the call what the site says.
 bool plays_role(PyObject* site, PyObject* call, PyObject* tensor, PyObject* storage, PyObject* address) {
@@ -72,7 +47,6 @@ bool fits(PyObject* site, PyObject* tensor) {
   const Names& names = known->names;
   return has(tensor, names.dtype, known->site_dtype.of(site)) &&
          is_same(attribute(tensor, names.shape), known->site_shape.of(site)) &&
-         has(tensor, names.layout, known->strided) &&
          is_same(called(tensor, names.stride), known->site_strides.of(site)) &&
          is_same(attribute(tensor, names.requires_grad), known->site_requires_grad.of(site)) &&
          is_same(attribute(tensor, names.device), known->site_device.of(site));
@@ -92,8 +66,11 @@ Ref owner_of(Session* self, PyObject* call, PyObject* tensor, PyObject* storage,
   return Ref(PyObject_Vectorcall(at(self, Session::kOwner), given, 3, nullptr));
 }
 
-// Whether the call is given the argument by which the forward before has decided.
+// Whether the call is given the argument by which the forward before has decided, and whether what else was decided by
+// its arguments would be decided so again.
 bool is_given(PyObject* site, PyObject* call) {
+  PyObject* still = known->site_still.of(site);
+  if (still != Py_None && !is_same(Ref(PyObject_CallOneArg(still, call)), Py_True)) return false;
   PyObject* given = known->site_given.of(site);
   if (given == Py_None) return true;
   const Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GET_ITEM(given, 0));
@@ -107,20 +84,22 @@ bool is_given(PyObject* site, PyObject* call) {
   return is_same(Ref::to(found == nullptr ? Py_None : found), PyTuple_GET_ITEM(given, 2));
 }
 
-// Stores a tensor as the forward before has; None if it is another, or has to go the full way.
-PyObject* pack(PyObject* object, PyObject* tensor) {
+}  // namespace
+
+PyObject* replayed(PyObject* object, PyObject* tensor) {
   auto* self = reinterpret_cast<Session*>(object);
   Ref site = Ref::to(at(self, Session::kExpected));
   if (site.get() == Py_None || !is_real(tensor)) Py_RETURN_NONE;
-  Ref call = attribute(at(self, Session::kTracker), known->names.call);
-  if (!call) return nullptr;
+  Ref call = Ref::to(reinterpret_cast<Calls*>(at(self, Session::kTracker))->members[Calls::kCall]);
+  if (!call) Py_RETURN_NONE;
   if (!Py_IS_TYPE(call.get(), known->call)) Py_RETURN_NONE;
   if (known->call_function.of(call.get()) != known->site_function.of(site.get())) Py_RETURN_NONE;
   if (!fits(site.get(), tensor) || !is_given(site.get(), call.get())) Py_RETURN_NONE;
   PyObject* module = known->call_module.of(call.get());
   if (module == Py_None) {
-    Ref found = is_called_by(known->site_caller.of(site.get())) ? Ref::to(known->site_module.of(site.get()))
-                                                                : Ref(PyObject_CallNoArgs(at(self, Session::kModule)));
+    Ref caller = Ref::to(known->site_caller.of(site.get()));
+    const bool same = PyWeakref_CheckRef(caller.get()) && is_innermost(object_of(caller.get()).get(), known->calling);
+    Ref found = same ? Ref::to(known->site_module.of(site.get())) : Ref(PyObject_CallNoArgs(at(self, Session::kModule)));
     if (!found) return nullptr;
     known->call_module.set(call.get(), std::move(found));
     module = known->call_module.of(call.get());
@@ -145,9 +124,11 @@ PyObject* pack(PyObject* object, PyObject* tensor) {
       if (!is_same(Ref::to(value == nullptr ? Py_None : value), known->site_value.of(site.get()))) Py_RETURN_NONE;
     }
   }
-  Ref capturing(PyObject_CallNoArgs(at(self, Session::kCapturing)));
-  if (!capturing) return nullptr;
-  if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
+  if (known->site_on_host.of(site.get()) != Py_True) {
+    Ref capturing(PyObject_CallNoArgs(at(self, Session::kCapturing)));
+    if (!capturing) return nullptr;
+    if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
+  }
   // It is the same.
   if (PyDict_SetItem(at(self, Session::kOccurrences), place, known->site_following.of(site.get())) < 0) return nullptr;
   PyObject* next = known->site_next.of(site.get());
@@ -162,6 +143,8 @@ PyObject* pack(PyObject* object, PyObject* tensor) {
   PyObject* given[] = {tensor, storage.get(), known->site_recipe.of(site.get()), call.get(), site.get()};
   return PyObject_Vectorcall(at(self, Session::kStore), given, 5, nullptr);
 }
+
+namespace {
 
 // The site of a tensor that went the full way: the one after it is expected to be the one that came then.
 PyObject* note(PyObject* object, PyObject* site) {
@@ -195,6 +178,10 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     }
     self->objects[i] = Py_NewRef(given);
   }
+  if (!is_calls(at(self, Session::kTracker))) {
+    PyErr_SetString(PyExc_TypeError, "tracker must be a CallTracker");
+    return nullptr;
+  }
   PyObject* step = PyDict_GetItemString(kwargs, "step");
   self->step = step == nullptr ? 0 : PyLong_AsUnsignedLongLong(step);
   return PyErr_Occurred() ? nullptr : made.release();
@@ -220,15 +207,11 @@ void deallocate(PyObject* object) {
 }
 
 PyMethodDef methods[] = {
-    {"pack", pack, METH_O, "Stores a tensor as the forward before has; None if it is another one."},
+    {"pack", replayed, METH_O, "Stores a tensor as the forward before has; None if it is another one."},
     {"note", note, METH_O,
      "Notes the site of a tensor that went the full way; whether it is the first of the forward."},
     {nullptr, nullptr, 0, nullptr},
 };
-PyObject* unpack(PyObject*, PyObject* packed) { return unpacked(packed); }
-
-PyMethodDef unpacking = {"unpack", unpack, METH_O, "The tensor in whose place autograd holds this."};
-
 PyType_Slot slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(create)},         {Py_tp_methods, methods},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},  {Py_tp_clear, reinterpret_cast<void*>(clear)},
@@ -241,9 +224,8 @@ PyType_Spec spec = {"actcore._native.Replay", sizeof(Session), 0, Py_TPFLAGS_DEF
 void bind_replay(py::module_& module) {
   module.def(
       "bind_replay", [](const py::dict& given) { known = std::make_unique<Known>(given); }, py::arg("given"),
-      "Names the classes and functions that Replay and unpack know.");
+      "Names the classes and functions that Replay and the hooks know.");
   module.add_object("Replay", PyType_FromSpec(&spec));
-  module.add_object("unpack", PyCFunction_New(&unpacking, nullptr));
 }
 
 }  // namespace actcore

@@ -17,11 +17,15 @@ Known::Known(const py::dict& given) {
   call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept");
   group_affine = type("GroupAffine"), standardized = type("Standardized"), bit_mask = type("BitMask"),
   positive = type("Positive");
-  PyTypeObject *record = type("Record"), *region = type("Region"), *exact = type("Exact"), *entry = type("Entry");
+  exact_type = type("Exact");
+  narrow = type("Narrow"), widen = object("widen");
+  PyTypeObject *record = type("Record"), *region = type("Region"), *exact = exact_type, *entry = type("Entry");
   compressed = type("Compressed");
-  strided = object("strided"), below = object("below_autograd");
+  below = object("below_autograd");
   decompress = object("decompress"), destandardize = object("destandardize"), order = object("order"),
   spread = object("spread"), before = object("BEFORE"), calling = object("calling");
+  compiles = object("compiles"), dispatch_mode = object("dispatch_mode"), proxy = object("PROXY");
+  torch_functions = object("torch_functions");
   call_function = {call, "function"}, call_module = {call, "module"};
   call_arguments = {call, "arguments"}, call_recomputes = {call, "recomputes"};
   call_args = {call, "_args"}, call_kwargs = {call, "_kwargs"}, site_given = {site, "given"};
@@ -34,6 +38,8 @@ Known::Known(const py::dict& given) {
   site_encoder = {site, "encoder"}, site_parts = {site, "parts"};
   site_arguments = {site, "arguments"}, site_fields = {site, "fields"}, site_noise = {site, "noise"};
   site_flat = {site, "flat"}, site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
+  site_on_host = {site, "on_host"}, site_still = {site, "still"}, site_whole = {site, "whole"};
+  site_checked = {site, "checked"};
   record_original = {record, "original_bytes"}, record_stored = {record, "stored_bytes"};
   region_start = {region, "start"}, region_version = {region, "version"}, region_value = {region, "value"};
   region_sign = {region, "sign"}, region_sign_record = {region, "sign_record"};
@@ -47,7 +53,7 @@ Known::Known(const py::dict& given) {
   kept_tensor = {kept, "tensor"}, kept_version = {kept, "version"};
   entry_regions = {entry, "regions"}, entry_counted = {entry, "counted"};
   lent_region = {type("LastRestored"), "region"};
-  region_lazy = {region, "lazy"};
+  region_lazy = {region, "lazy"}, region_layout = {region, "layout"};
   entry_type = entry;
   for (PyTypeObject* copied : {record, region, view, exact, entry, kept})
     if (!has_slots_alone(copied))

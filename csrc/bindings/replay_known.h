@@ -13,12 +13,13 @@ namespace actcore {
 // Interned, so that a lookup compares pointers.
 struct Names {
   static PyObject* of(const char* name) { return PyUnicode_InternFromString(name); }
-  PyObject* call = of("call");
   PyObject* shape = of("shape");
   PyObject* stride = of("stride");
   PyObject* dtype = of("dtype");
   PyObject* device = of("device");
   PyObject* layout = of("layout");
+  PyObject* item = of("item");
+  PyObject* is_cpu = of("is_cpu");
   PyObject* requires_grad = of("requires_grad");
   PyObject* is_leaf = of("is_leaf");
   PyObject* untyped_storage = of("untyped_storage");
@@ -38,6 +39,8 @@ struct Names {
   PyObject* bits = of("bits");
   PyObject* group_size = of("group_size");
   PyObject* groups = of("groups");
+  PyObject* low = of("low");
+  PyObject* high = of("high");
   PyObject* __enter__ = of("__enter__");
   PyObject* __exit__ = of("__exit__");
   PyObject* unpack = of("unpack");
@@ -50,16 +53,17 @@ struct Names {
 struct Known {
   explicit Known(const pybind11::dict& given);
 
-  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive,
-      *compressed, *entry_type;
-  PyObject *strided, *below, *decompress, *destandardize, *order, *spread, *before, *calling;
+  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive, *narrow,
+      *compressed, *entry_type, *exact_type;
+  PyObject *below, *decompress, *destandardize, *order, *spread, *widen, *before, *calling, *compiles, *dispatch_mode,
+      *proxy, *torch_functions;
   Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;
   Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
   Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
   Field site_record, site_region, site_held, site_encoder, site_arguments, site_parts, site_fields, site_noise,
-      site_flat, site_caller, site_sharing, site_given;
+      site_flat, site_caller, site_sharing, site_given, site_on_host, site_still, site_whole, site_checked;
   Field region_lazy, record_original, record_stored, region_start, region_version, region_value, region_sign,
-      region_sign_record, region_kept, region_lent;
+      region_sign_record, region_kept, region_lent, region_layout;
   Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout,
       view_offset, view_sign;
   Field view_waits, lent_region, exact_kept, exact_region, kept_tensor, kept_version, entry_regions, entry_counted;
@@ -67,9 +71,6 @@ struct Known {
 };
 
 extern std::unique_ptr<Known> known;
-
-// Entries of a map of storages, from which on it looks for storages that are gone.
-constexpr Py_ssize_t kRoom = 1024;
 
 // What the fast path of one session goes by.
 struct Session {

@@ -1,24 +1,17 @@
-// How a saved tensor comes back that is one codec's call away, and that nobody else is to be lent.
+// How a saved tensor comes back that is kept, or one codec's call away.
 #include "bindings/replay_stores.h"
 
 namespace actcore {
 namespace {
 
-// Whether a view reads a stored form that this made, and nobody else is to be lent what comes of it.
-bool is_alone(PyObject* view, PyObject* region, PyObject* stored) {
-  PyObject* last = known->region_last.of(region);
-  if (!Py_IS_TYPE(stored, known->compressed) || known->region_kept.of(region) != Py_None ||
-      known->lent_region.of(last) != Py_None || !has(stored, known->names.layout, known->view_layout.of(view)))
-    return false;
-  if (known->view_sign.of(view) == Py_True) return true;
-  return known->view_waits.of(view) == Py_True && known->region_lent.of(region) == Py_None &&
-         PyLong_AsLong(known->region_waiting.of(region)) == 1;
-}
-
 // Whether a stored form is of a codec that is known here.
 bool is_known(PyObject* codec) {
   return Py_IS_TYPE(codec, known->group_affine) || Py_IS_TYPE(codec, known->standardized) ||
-         Py_IS_TYPE(codec, known->bit_mask) || Py_IS_TYPE(codec, known->positive);
+         Py_IS_TYPE(codec, known->bit_mask) || Py_IS_TYPE(codec, known->positive) || Py_IS_TYPE(codec, known->narrow);
+}
+
+Ref pair_of(Ref first, Ref second) {
+  return first && second ? Ref(PyTuple_Pack(2, first.get(), second.get())) : Ref();
 }
 
 // The elements of a stored form, one after the other.
@@ -55,39 +48,132 @@ Ref elements_of(PyObject* stored, PyObject* codec, PyObject* region) {
                          group.get()};
     return Ref(PyObject_Vectorcall(known->destandardize, given, 8, nullptr));
   }
-  const bool mask = Py_IS_TYPE(codec, known->bit_mask);
-  Ref values = mask ? attribute(codec, names.values) : Ref(Py_BuildValue("(ii)", 0, 1));
+  const bool mask = Py_IS_TYPE(codec, known->bit_mask), narrow = Py_IS_TYPE(codec, known->narrow);
+  Ref values = narrow ? pair_of(attribute(codec, names.low), attribute(codec, names.high))
+               : mask ? attribute(codec, names.values)
+                      : Ref(Py_BuildValue("(ii)", 0, 1));
   Ref dtype = attribute(stored, names.dtype);
   Below below;
   if (!values || !dtype || !below) return Ref();
   PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0), numel, dtype.get(), PyTuple_GET_ITEM(values.get(), 0),
                        PyTuple_GET_ITEM(values.get(), 1)};
-  return Ref(PyObject_Vectorcall(known->spread, given, 5, nullptr));
+  return Ref(PyObject_Vectorcall(narrow ? known->widen : known->spread, given, 5, nullptr));
+}
+
+// A tensor that is kept as it is; one that was changed since is left to Kept.unpack, which says so.
+PyObject* kept_tensor(PyObject* kept) {
+  PyObject* tensor = known->kept_tensor.of(kept);
+  if (!is_same(attribute(tensor, known->names._version), known->kept_version.of(kept)))
+    return PyObject_CallMethodNoArgs(kept, known->names.unpack);
+  return Py_NewRef(tensor);
+}
+
+// Elements, one after the other, as a tensor of a layout.
+Ref laid_out(Ref flat, PyObject* layout) {
+  PyObject *shape = PyTuple_GET_ITEM(layout, 0), *strides = PyTuple_GET_ITEM(layout, 1);
+  if (PyTuple_GET_SIZE(strides) == 1 && PyLong_AsLong(PyTuple_GET_ITEM(strides, 0)) == 1) return flat;
+  PyObject* given[] = {flat.get(), shape, strides};
+  return Ref(PyObject_VectorcallMethod(known->names.as_strided, given, 3, nullptr));
+}
+
+// The elements of a stored form; null with an error.
+Ref restored(PyObject* stored, PyObject* codec, PyObject* layout, PyObject* region) {
+  Ref flat = elements_of(stored, codec, region);
+  return flat ? laid_out(std::move(flat), layout) : std::move(flat);
+}
+
+// Lets what another region lends go, as LastRestored.becomes does; null for no region. False: an error.
+bool becomes(PyObject* last, PyObject* region) {
+  Ref weak = Ref::to(known->lent_region.of(last));
+  if (weak.get() != Py_None) {
+    Ref before = object_of(weak.get());
+    if (before && before.get() != region) known->region_lent.set(before.get(), Ref::to(Py_None));
+  }
+  Ref now = region == nullptr ? Ref::to(Py_None) : Ref(PyWeakref_NewRef(region, nullptr));
+  if (!now) return false;
+  known->lent_region.set(last, std::move(now));
+  return true;
+}
+
+// Whether what a region lends is of this form, and as it was.
+bool is_lent(PyObject* lent, PyObject* stored) {
+  return PyTuple_Check(lent) && PyTuple_GET_ITEM(lent, 0) == stored && PyTuple_GET_ITEM(lent, 1) == Py_None &&
+         is_same(attribute(PyTuple_GET_ITEM(lent, 2), known->names._version), PyTuple_GET_ITEM(lent, 3));
+}
+
+// The elements of a region on the CPU, which are lent to the views that are to come, as Region.elements does.
+Ref lent_elements(PyObject* region, PyObject* stored, PyObject* codec, PyObject* layout, bool awaited) {
+  PyObject* last = known->region_last.of(region);
+  Ref lent = Ref::to(known->region_lent.of(region)), elements;
+  if (is_lent(lent.get(), stored)) {
+    elements = Ref::to(PyTuple_GET_ITEM(lent.get(), 2));
+  } else {
+    lent = Ref();
+    known->region_lent.set(region, Ref::to(Py_None));
+    if (!becomes(last, nullptr)) return Ref();  // before there is another tensor
+    elements = restored(stored, codec, layout, region);
+    Ref version = elements ? attribute(elements.get(), known->names._version) : Ref();
+    if (!version) return Ref();
+    if (awaited) lent = Ref(PyTuple_Pack(4, stored, Py_None, elements.get(), version.get()));
+    if (awaited && !lent) return Ref();
+  }
+  known->region_lent.set(region, awaited ? std::move(lent) : Ref::to(Py_None));
+  return becomes(last, awaited ? region : nullptr) ? std::move(elements) : Ref();
+}
+
+// A view of a region's elements, as View.view_of makes it.
+Ref view_of(PyObject* view, PyObject* region, Ref elements, PyObject* layout) {
+  PyObject *own = known->view_layout.of(view), *offset = known->view_offset.of(view);
+  PyObject* start = known->region_start.of(region);
+  const bool here = is_same(Ref::to(offset), start);
+  if (here && is_same(Ref::to(own), layout)) return elements;
+  Ref before = called(elements.get(), known->names.storage_offset), from(PyNumber_Subtract(offset, start));
+  Ref place(before && from ? PyNumber_Add(before.get(), from.get()) : nullptr);
+  if (!place) return Ref();
+  PyObject* given[] = {elements.get(), PyTuple_GET_ITEM(own, 0), PyTuple_GET_ITEM(own, 1), place.get()};
+  return Ref(PyObject_VectorcallMethod(known->names.as_strided, given, 4, nullptr));
+}
+
+// Restores a view of a region; None where it is left to View.unpack, null with an error.
+Ref viewed(PyObject* view) {
+  const bool sign = known->view_sign.of(view) == Py_True;
+  Ref region = Ref::to(known->view_region.of(view));
+  PyObject* last = known->region_last.of(region.get());
+  Ref stored = Ref::to((sign ? known->region_sign : known->region_value).of(region.get()));
+  if (!Py_IS_TYPE(stored.get(), known->compressed) || known->region_kept.of(region.get()) != Py_None ||
+      known->region_dense.of(region.get()) != Py_True)
+    return Ref::to(Py_None);
+  Ref codec = attribute(stored.get(), known->names.codec), layout = attribute(stored.get(), known->names.layout);
+  if (!codec || !layout) return Ref();
+  const bool alone = known->region_lent.of(region.get()) == Py_None && known->lent_region.of(last) == Py_None;
+  if (!is_known(codec.get()) || (sign && !alone)) return Ref::to(Py_None);
+  const bool waits = known->view_waits.of(view) == Py_True;
+  const long others = PyLong_AsLong(known->region_waiting.of(region.get())) - waits;
+  const bool lends = !sign && !(alone && others <= 0);
+  if (lends) {
+    Ref payload = attribute(stored.get(), known->names.payload);
+    if (!payload) return Ref();
+    if (!has(PyTuple_GET_ITEM(payload.get(), 0), known->names.is_cpu, Py_True)) return Ref::to(Py_None);
+  }
+  if (waits) {  // before the operator, which lets other threads run
+    known->view_waits.set(view, Ref::to(Py_False));
+    known->region_waiting.set(region.get(), Ref(PyLong_FromLong(others)));
+  }
+  Ref elements = lends ? lent_elements(region.get(), stored.get(), codec.get(), layout.get(), others > 0)
+                       : restored(stored.get(), codec.get(), layout.get(), region.get());
+  return elements ? view_of(view, region.get(), std::move(elements), layout.get()) : std::move(elements);
 }
 
 }  // namespace
 
 PyObject* unpacked(PyObject* packed) {
-  const Names& names = known->names;
-  if (!Py_IS_TYPE(packed, known->view)) return PyObject_CallMethodNoArgs(packed, names.unpack);
-  const bool sign = known->view_sign.of(packed) == Py_True;
-  Ref region = Ref::to(known->view_region.of(packed));
-  Ref stored = Ref::to((sign ? known->region_sign : known->region_value).of(region.get()));
-  if (!is_alone(packed, region.get(), stored.get())) return PyObject_CallMethodNoArgs(packed, names.unpack);
-  Ref codec = attribute(stored.get(), names.codec);
-  if (!codec) return nullptr;
-  if (!is_known(codec.get())) return PyObject_CallMethodNoArgs(packed, names.unpack);
-  if (!sign) {  // before the operator, which lets other threads run
-    known->view_waits.set(packed, Ref::to(Py_False));
-    known->region_waiting.set(region.get(), Ref(PyLong_FromLong(0)));
+  if (Py_IS_TYPE(packed, known->kept)) return kept_tensor(packed);
+  if (Py_IS_TYPE(packed, known->exact_type)) return kept_tensor(known->exact_kept.of(packed));
+  if (Py_IS_TYPE(packed, known->view)) {
+    Ref found = viewed(packed);
+    if (found.get() != Py_None) return found.release();
   }
-  Ref flat = elements_of(stored.get(), codec.get(), region.get());
-  if (!flat) return nullptr;
-  PyObject* layout = known->view_layout.of(packed);
-  PyObject *shape = PyTuple_GET_ITEM(layout, 0), *strides = PyTuple_GET_ITEM(layout, 1);
-  if (PyTuple_GET_SIZE(strides) == 1 && PyLong_AsLong(PyTuple_GET_ITEM(strides, 0)) == 1) return flat.release();
-  PyObject* given[] = {flat.get(), shape, strides};
-  return PyObject_VectorcallMethod(names.as_strided, given, 3, nullptr);
+  return PyObject_CallMethodNoArgs(packed, known->names.unpack);
 }
 
 }  // namespace actcore

@@ -1,6 +1,8 @@
 // How a saved tensor is stored that is the one that the forward before saved at this place: by one codec's call, or none.
 #include "bindings/replay_stores.h"
 
+#include "bindings/calls.h"
+
 namespace actcore {
 
 // Detached, since the tensor may be the result of the very node that will hold this.
@@ -50,15 +52,23 @@ Ref payload_of(Ref returned, PyObject* parts) {
                                                    : Ref(PyTuple_GetSlice(returned.get(), 0, count));
 }
 
-// The stored form of a tensor: an actcore.Compressed.
+// None, of a tensor whose stored form did not follow from its site, which no other is compared with any more.
+Ref outdated(PyObject* site) {
+  known->site_function.set(site, Ref::to(Py_Ellipsis));
+  return Ref::to(Py_None);
+}
+
+// The stored form of a tensor: an actcore.Compressed. None where it has an element that the form does not take.
 Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
   Ref elements = Ref::to(tensor);
   Ref flat = Ref::to(known->site_flat.of(site));
   if (flat.get() != Py_None) {  // as it lies in memory
     Ref alias = called(tensor, known->names.detach);
     if (!alias) return Ref();
-    PyObject* given[] = {alias.get(), PyTuple_GET_ITEM(flat.get(), 0), PyTuple_GET_ITEM(flat.get(), 1)};
-    elements = Ref(PyObject_VectorcallMethod(known->names.as_strided, given, 3, nullptr));
+    const Py_ssize_t parts = PyTuple_GET_SIZE(flat.get());  // shape, strides and, of what is more, where it begins
+    PyObject* given[4] = {alias.get()};
+    for (Py_ssize_t i = 0; i < parts && i < 3; ++i) given[1 + i] = PyTuple_GET_ITEM(flat.get(), i);
+    elements = Ref(PyObject_VectorcallMethod(known->names.as_strided, given, static_cast<size_t>(1 + parts), nullptr));
     if (!elements) return Ref();
   }
   Ref encoder = Ref::to(known->site_encoder.of(site)), arguments = Ref::to(known->site_arguments.of(site)), stream;
@@ -75,37 +85,51 @@ Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
     if (!stream) return Ref();
     given[1 + kStream] = stream.get();
   }
-  Ref payload;
+  Ref returned;
   {
     Below below;
     if (!below) return Ref();
-    payload = payload_of(Ref(PyObject_Vectorcall(encoder.get(), given, static_cast<size_t>(1 + count), nullptr)),
-                         known->site_parts.of(site));
+    returned = Ref(PyObject_Vectorcall(encoder.get(), given, static_cast<size_t>(1 + count), nullptr));
   }
+  if (!returned) return Ref();
+  if (known->site_checked.of(site) == Py_True) {  // the operator's last result says whether there is such an element
+    PyObject* flag = PyTuple_Check(returned.get()) && PyTuple_GET_SIZE(returned.get()) != 0
+                         ? PyTuple_GET_ITEM(returned.get(), PyTuple_GET_SIZE(returned.get()) - 1)
+                         : Py_None;
+    Ref misfit = called(flag, known->names.item);
+    if (!misfit) return Ref();
+    if (PyObject_IsTrue(misfit.get()) != 0) return outdated(site);
+  }
+  Ref payload = payload_of(std::move(returned), known->site_parts.of(site));
   if (!payload) return Ref();
   Ref fields(PyDict_Copy(known->site_fields.of(site)));
   if (!fields || PyDict_SetItem(fields.get(), known->names.payload, payload.get()) < 0) return Ref();
   return with_fields(known->compressed, std::move(fields));
 }
 
-// A region of a tensor like the one that the forward before had, which holds nothing yet.
+// A region of a tensor like the one that the forward before had, which holds nothing yet. That of more than the tensor
+// begins where it did.
 Ref region_of(Session* self, PyObject* site, PyObject* tensor) {
   Ref region = copy_of(known->site_region.of(site));
-  Ref start = called(tensor, known->names.storage_offset);
   Ref version = attribute(tensor, known->names._version);
-  if (!region || !start || !version) return Ref();
-  known->region_start.set(region.get(), std::move(start));
+  if (!region || !version) return Ref();
+  if (known->site_whole.of(site) == Py_None) {
+    Ref start = called(tensor, known->names.storage_offset);
+    if (!start) return Ref();
+    known->region_start.set(region.get(), std::move(start));
+  }
   known->region_version.set(region.get(), std::move(version));
   known->region_last.set(region.get(), Ref::to(at(self, Session::kLent)));
   return region;
 }
 
-// What autograd holds in the place of a tensor that is a whole region.
+// What autograd holds in the place of a tensor that is a whole region, or the part of one that it was before.
 Ref view_of(PyObject* site, PyObject* region) {
   Ref view = copy_of(known->site_held.of(site));
   if (!view) return view;
   untrack(view.get());
-  known->view_offset.set(view.get(), Ref::to(known->region_start.of(region)));
+  if (known->site_whole.of(site) == Py_None)
+    known->view_offset.set(view.get(), Ref::to(known->region_start.of(region)));
   known->view_region.set(view.get(), Ref::to(region));
   if (known->view_waits.of(view.get()) == Py_True) {
     const long waiting = PyLong_AsLong(known->region_waiting.of(region));
@@ -161,7 +185,7 @@ Ref stored(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, P
     held = exact_of(site, tensor, region.get());
   } else {
     Ref value = compressed(self, site, tensor);
-    if (!value) return Ref();
+    if (!value || value.get() == Py_None) return value;
     (form == kSign ? known->region_sign : known->region_value).set(region.get(), std::move(value));
     (form == kSign ? known->region_sign_record : known->region_record).set(region.get(), Ref::to(record.get()));
     held = view_of(site, region.get());
@@ -180,6 +204,7 @@ Ref formed(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, P
   Ref held = Ref::to(known->site_held.of(site));
   if (form == kHeld) {
     Ref value = compressed(self, site, tensor);
+    if (value.get() == Py_None) return value;
     Ref like(value ? PyObject_GenericGetDict(held.get(), nullptr) : nullptr);
     Ref fields(like ? PyDict_Copy(like.get()) : nullptr);
     if (!fields || PyDict_SetItem(fields.get(), known->names.compressed, value.get()) < 0) return Ref();
@@ -196,12 +221,17 @@ Ref formed(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, P
 // How a tensor is stored whose memory was saved before, as Site.sharing has it.
 enum Sharing { kAlone, kOfKept, kOfValue, kBesideSign, kBesideKept };
 
-// Whether a tensor is all of a region, as the one that the forward before saved was.
+// Whether a tensor is all of a region, or a part of more, as the one that the forward before saved was.
 bool is_whole(PyObject* site, PyObject* tensor, PyObject* region) {
   PyObject* like = known->site_region.of(site);
+  PyObject* start = known->region_start.of(region);
+  if (known->site_whole.of(site) != Py_None) {
+    if (!is_same(Ref::to(start), known->region_start.of(like))) return false;
+    start = known->view_offset.of(known->site_held.of(site));
+  }
   return is_same(Ref::to(known->region_numel.of(region)), known->region_numel.of(like)) &&
          known->region_dense.of(region) == Py_True && known->region_dtype.of(region) == known->region_dtype.of(like) &&
-         is_same(called(tensor, known->names.storage_offset), known->region_start.of(region)) &&
+         is_same(called(tensor, known->names.storage_offset), start) &&
          is_same(attribute(tensor, known->names._version), known->region_version.of(region));
 }
 
@@ -244,13 +274,35 @@ Ref shared(Session* self, PyObject* site, PyObject* tensor, PyObject* regions, P
   } else {
     if (sharing == kBesideSign) {
       Ref value = compressed(self, site, tensor);
-      if (!value) return Ref();
+      if (!value || value.get() == Py_None) return value;
       known->region_value.set(region, std::move(value));
       known->region_record.set(region, Ref::to(record.get()));
     }
     held = view_of(site, region);
   }
   return held && noted(self, std::move(record)) ? std::move(held) : Ref();
+}
+
+// Whether query, key and value of the attention that saves a tensor lie in its memory as they did in the forward
+// before, where one product has made all three.
+bool lie_as_before(Session* self, PyObject* site, PyObject* address) {
+  PyObject* whole = known->site_whole.of(site);
+  if (whole == Py_None) return true;
+  PyObject* call = reinterpret_cast<Calls*>(at(self, Session::kTracker))->members[Calls::kCall];
+  PyObject* arguments = known->call_arguments.of(call);
+  if (!PyList_CheckExact(arguments) || PyList_GET_SIZE(arguments) < PyTuple_GET_SIZE(whole)) return false;
+  const Names& names = known->names;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(whole); ++i) {
+    PyObject* part = PyList_GET_ITEM(arguments, i);
+    Ref storage;
+    if (!is_real(part) || !is_same(address_of(part, &storage), address) ||
+        !has(part, names.dtype, known->site_dtype.of(site)) ||
+        !is_same(attribute(part, names.shape), known->site_shape.of(site)) ||
+        !is_same(called(part, names.stride), known->site_strides.of(site)) ||
+        !is_same(called(part, names.storage_offset), PyTuple_GET_ITEM(whole, i)))
+      return false;
+  }
+  return true;
 }
 
 // Whether the memory holds the elements as they are read.
@@ -260,9 +312,7 @@ bool is_plain(PyObject* tensor) {
          is_same(called(tensor, names._is_zerotensor), Py_False);
 }
 
-}  // namespace
-
-Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
+Ref stored_as_before(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
   if (known->site_form.of(site) == Py_None || !is_plain(tensor)) return Ref::to(Py_None);
   const auto form = static_cast<Form>(PyLong_AsLong(known->site_form.of(site)));
   const auto sharing = static_cast<Sharing>(PyLong_AsLong(known->site_sharing.of(site)));
@@ -286,6 +336,13 @@ Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* stora
   Ref region = region_found(site, tensor, regions.get(), sharing);
   if (!region) return Ref::to(Py_None);
   return shared(self, site, tensor, regions.get(), region.get(), sharing);
+}
+
+}  // namespace
+
+Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
+  if (!lie_as_before(self, site, address)) return outdated(site);
+  return stored_as_before(self, site, tensor, storage, address);
 }
 
 }  // namespace actcore

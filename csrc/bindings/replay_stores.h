@@ -7,6 +7,8 @@ namespace actcore {
 Ref kept_of(PyObject* tensor);
 // Stores a tensor of the site's description; None where the session has to, null with an error.
 Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address);
+// Stores a tensor as the forward before has; None if it is another, or has to go the full way; null with an error.
+PyObject* replayed(PyObject* replay, PyObject* tensor);
 // The tensor in whose place autograd holds this; null with an error.
 PyObject* unpacked(PyObject* packed);
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from integrations.saved.calls import CallTracker
+from integrations.saved.checkpoints import Checkpoints
 
 
 def watched(tracker):
@@ -50,7 +51,10 @@ def test_after_a_failure_no_call_is_running(fails):
         raise KeyError("meant")
 
     tracker = CallTracker()
-    if fails != "call":
+    if fails == "look":
+        tracker.checkpoints = Checkpoints(None, None, tracker.born)
+        tracker.checkpoints._waiting.append(failing)  # so that there is something to look at
+    elif fails != "call":
         setattr(tracker, fails, failing)
     with pytest.raises(RuntimeError if fails == "call" else KeyError), tracker:
         torch.ones(2) @ torch.ones(3)

@@ -1,20 +1,28 @@
 """The part of ``integrations``' runtime that is C. ``integrations.saved.calls``, ``integrations.saved.replay`` and
 ``integrations.checkpoint.execution.tape`` say what it does, and what with.
 
-``bind_calls`` names that; ``tracked`` runs a torch function of a forward, and notes what is known of its tensors.
+``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
+known of its tensors.
 
 ``bind_replay`` names that; ``Replay`` compares a saved tensor with what the forward before saved, and stores it as that
-was; ``unpack`` restores it.
+was. ``Pack`` is the pack hook of a session, and ``unpack`` the other; ``packing`` and ``unpacking`` make those that
+torch.compile inlines. ``enter`` says which session is a thread's innermost, ``watch`` who unpacks in its place.
 
 ``bind_tape`` names that; ``followed`` runs an operator of a forward that follows a plan, and numbers what it makes.
 """
 
 from __future__ import annotations
 
+from actcore._native import Calls as Calls
+from actcore._native import Pack as Pack
 from actcore._native import Replay as Replay
 from actcore._native import bind_calls as bind_calls
+from actcore._native import bind_checkpoints as bind_checkpoints
 from actcore._native import bind_replay as bind_replay
 from actcore._native import bind_tape as bind_tape
+from actcore._native import enter as enter
 from actcore._native import followed as followed
-from actcore._native import tracked as tracked
+from actcore._native import packing as packing
 from actcore._native import unpack as unpack
+from actcore._native import unpacking as unpacking
+from actcore._native import watch as watch

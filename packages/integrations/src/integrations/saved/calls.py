@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from actcore.replay import bind_calls, tracked
+from actcore.replay import Calls, bind_calls
 from integrations.saved import attention
 from integrations.saved.arguments import ASSUMED, Arguments, variant
 from integrations.saved.history import RESET_HOOKS, has_history
 from integrations.saved.rules import operator_name
 from integrations.saved.tensors import LEAVES, storage_of, storages_of, tensors_in
 from integrations.storages import StorageSet
+
+if TYPE_CHECKING:
+    from integrations.saved.checkpoints import Checkpoints
 
 
 class Call:
@@ -123,7 +126,7 @@ _SPECIAL: Mapping[Any, str] = MappingProxyType(
 """Functions for which more is to be done than to watch, or less."""
 
 
-class CallTracker(TorchFunctionMode):
+class CallTracker(Calls, TorchFunctionMode):
     """Sees every torch function that a forward calls. What it does of each is in C (``csrc/bindings/calls.cpp``).
 
     Attributes:
@@ -135,8 +138,9 @@ class CallTracker(TorchFunctionMode):
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         remaking: how backward makes again what an attention kernel makes, for whom else it is; ``None`` for nobody.
         watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
-        look: runs before each call; ``None`` where nobody asks.
-        over: is given each call that is over, with the tensors that it returned; ``None`` where nobody asks.
+        checkpoints: look on before each call, where there may be something to see; ``None`` where nobody asks.
+        over: is given each call that is over, with the tensors that it returned, where there are checkpoints only if
+            these may care; ``None`` where nobody asks.
     """
 
     def __init__(self) -> None:
@@ -148,7 +152,7 @@ class CallTracker(TorchFunctionMode):
         self.born = StorageSet()
         self.exposed = StorageSet()
         self.watcher: Callable[[list[Tensor]], None] | None = None
-        self.look: Callable[[], None] | None = None
+        self.checkpoints: Checkpoints | None = None
         self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
 
     @property
@@ -170,7 +174,7 @@ class CallTracker(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         given = kwargs if type(kwargs) is dict else dict(kwargs or {})
         run = None if special is None else lambda call: self._run(special, call, func, types, args, given)
-        return tracked(self, func, args, given, run)
+        return self.tracked(func, args, given, run)
 
     def _run(
         self,
@@ -228,4 +232,13 @@ def opened(composite: Any) -> FunctionType:
     return opened
 
 
-bind_calls({"Call": Call, "Tensor": Tensor, "Parameter": nn.Parameter, "LEAVES": LEAVES, "tensors_in": tensors_in})
+bind_calls(
+    {
+        "Call": Call,
+        "Tensor": Tensor,
+        "Parameter": nn.Parameter,
+        "StorageSet": StorageSet,
+        "LEAVES": LEAVES,
+        "tensors_in": tensors_in,
+    }
+)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 
+from actcore.replay import bind_checkpoints
 from integrations.saved.calls import Call
 from integrations.saved.checkpoint_frames import checkpoint_of
 from integrations.saved.deciding import DECIDES, Deciding, HeldInput, Scripts
@@ -69,6 +70,11 @@ class Checkpoints:
         around: makes a block for what is stored when a checkpoint is over, which is no operator of the forward.
     """
 
+    __slots__ = (
+        "_born", "_decided", "_deciding", "_entered", "_inputs", "_inside", "_met", "_own", "_packer", "_reentrant",
+        "_scripts", "_unseen_decided", "_unseen_is_over", "_waiting", "around",
+    )  # fmt: skip
+
     def __init__(self, packer: Packer, own: Callable[[Tensor], Any], born: StorageSet) -> None:
         self._packer, self._own, self._born = packer, own, born
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -84,7 +90,10 @@ class Checkpoints:
         self._entered: Any = None  # the checkpoint that saves its positional inputs
 
     def look(self) -> None:
-        """Meets the checkpoint inside of which the caller is, and settles those that are over."""
+        """Meets the checkpoint inside of which the caller is, and settles those that are over.
+
+        ``CallTracker`` calls it, and ``over``, where they may have something to do (``csrc/bindings/calls.cpp``).
+        """
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
         self._inside = inside = hooks is not None and hooks[0] is not self._own
         if inside:
@@ -214,6 +223,15 @@ class Checkpoints:
                     checkpoint.saved_args = args
         for (owner, name), function in zip(owners, functions, strict=True):
             setattr(owner, name, Again(function, exact))
+
+
+bind_checkpoints(
+    {
+        "Checkpoints": Checkpoints,
+        "top_hooks": torch._C._autograd._top_saved_tensors_default_hooks,
+        "is_grad_enabled": torch.is_grad_enabled,
+    }
+)
 
 
 def _role(tensor: Tensor) -> str:

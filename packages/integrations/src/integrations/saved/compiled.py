@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.nn import Parameter
 
 from actcore import Kept, uncompiled
+from actcore import replay as native
 from integrations.levels import Level
 from integrations.saved.compiled_regions import Entry, entries, entry_of
 from integrations.saved.compiled_runs import record_in_region
-from integrations.saved.watch import unpack
 
 if TYPE_CHECKING:
     from integrations.saved.session import Session
@@ -40,17 +39,18 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     """A pair of saved-tensor hooks that hands what eager code saves to ``session``, and that compiled regions inline.
 
     The pair is the same one for a level, since a region is compiled anew for another. Where nothing imported
-    ``torch._dynamo``, the hooks are the host's own. Many libraries import it without compiling anything, and from then
-    on a saved tensor costs two more calls of Python (see ``_inlineable``).
+    ``torch._dynamo``, the hooks are the session's own.
     """
     if "torch._dynamo" not in sys.modules:
-        yield session.pack, unpack
+        yield session.packing, native.unpack
         return
     _ask_for_all()
     outer, _here.session = getattr(_here, "session", None), session
+    packing = native.enter(session.packing)
     try:
         yield _pair(level)
     finally:
+        native.enter(packing)
         _here.session = outer
 
 
@@ -84,7 +84,7 @@ def _end(given: Any) -> None:
 
 @cache
 def _pair(level: Level) -> tuple[GraphModule, GraphModule]:
-    return _inlineable(lambda packed: _pack(packed, level), _packing), _inlineable(_unpack, _unpacking)
+    return _inlineable(lambda packed: _pack(packed, level), native.packing), _inlineable(_unpack, native.unpacking)
 
 
 def may_be_replayed() -> bool:
@@ -96,7 +96,7 @@ class _Inlineable(GraphModule):
     """One of our hooks."""
 
 
-def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any, Any], Any]]) -> GraphModule:
+def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any], Any]]) -> GraphModule:
     """A graph of one call, which torch traces for each tensor. It is none of torch's own functions, which keeps its
     caches from taking one level's code for another's.
 
@@ -110,34 +110,6 @@ def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[
     module = _Inlineable({}, graph)
     type(module).__call__ = eager(uncompiled(function))  # type: ignore[method-assign]  # each GraphModule has a class of its own
     return module
-
-
-# Dynamo's, where the frames that the caller calls are compiled, or only run as they were compiled.
-_compiles: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
-
-
-def _packing(hook: Callable[[Tensor], Any]) -> Callable[[Any, Tensor], Any]:
-    """``_pack``, without asking at length whether something is compiled where it is clear that nothing is."""
-
-    def pack(module: Any, tensor: Tensor) -> Any:
-        real = type(tensor) is Tensor or type(tensor) is Parameter
-        if real and _compiles() is None and torch._C._get_dispatch_mode(_PROXY) is None:
-            session: Session | None = getattr(_here, "session", None)
-            if session is not None:
-                return session.pack(tensor)
-        return hook(tensor)
-
-    return pack
-
-
-def _unpacking(hook: Callable[[Any], Tensor]) -> Callable[[Any, Any], Tensor]:
-    """``_unpack``, in the same way."""
-
-    def unpacked(module: Any, packed: Any) -> Tensor:
-        return hook(packed) if _compiles() is not None or isinstance(packed, (tuple, list)) else unpack(packed)
-
-    return unpacked
 
 
 def _pack(tensor: Tensor, level: Level) -> Any:
@@ -157,7 +129,7 @@ def _pack(tensor: Tensor, level: Level) -> Any:
 
 def _unpack(packed: Any) -> Tensor:
     if not isinstance(packed, (tuple, list)):
-        return unpack(packed)
+        return native.unpack(packed)
     if len(packed) == 1:
         return packed[0]  # type: ignore[no-any-return]
     key, *rest = packed

@@ -15,7 +15,7 @@ from integrations.saved.history import node_of
 from integrations.saved.rebuild import Built, Place, build
 from integrations.saved.regions import Exact
 from integrations.saved.tensors import storages_of
-from integrations.saved.watch import unpack
+from actcore.replay import unpack
 from integrations.storages import StorageSet
 
 

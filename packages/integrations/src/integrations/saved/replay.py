@@ -16,14 +16,16 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from actcore import BitMask, Compressed, GroupAffine, Kept, Positive, in_cuda_graph
+from actcore import BitMask, Compressed, GroupAffine, Kept, Narrow, Positive, in_cuda_graph
 from actcore.noise import step_key
 from actcore.replay import Replay, bind_replay
+from integrations.saved.arguments import index_codec
 from integrations.saved.calls import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
 from integrations.saved.modules import CALL, innermost
@@ -99,22 +101,25 @@ class Sites:
         """A tensor went the full way: the next one is expected to be the one that came after this."""
         session = self._session
         entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
-        if entry is not None and self._is_repeatable(tensor, site, call, packed):
-            site.learn(session.records[-1], packed, entry, session.level.seed)
+        if entry is not None and call is not None and self._is_repeatable(tensor, site, call, packed):
+            site.learn(tensor, call, session.records[-1], packed, entry, session.level.seed)
         site.recipe.site = site
         if self._replay.note(site):
             session.recipes.first = site
 
-    def _is_repeatable(self, tensor: Tensor, site: Site, call: Call | None, packed: Packed) -> bool:
+    def _is_repeatable(self, tensor: Tensor, site: Site, call: Call, packed: Packed) -> bool:
         """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
         from other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
         taken = site.recipe.taken
-        if call is None or taken is None or taken.codec is None or any(lazy_of(tensor)):
+        if taken is None or any(lazy_of(tensor)):
             return False
-        # These two have their form from the function alone, whose arguments are looked at for others.
-        by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
-        if taken.asks_call and not by_function and not (taken.normalised and site.given is not None):
-            return False
+        if taken.indices and taken.slope_bits is None and taken.form is None:
+            site.still = partial(_has_indices, index_codec(call.name, call.given))
+        elif taken.asks_call:
+            # These two have their form from the function alone, whose arguments are looked at for others.
+            by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
+            if not by_function and not (taken.normalised and site.given is not None):
+                return False
         fates = self._session.fates
         return fates is None or fates.of(tensor, site).again is None
 
@@ -122,6 +127,8 @@ class Sites:
         """Packs the first tensor."""
         self._replay = self._begun()
         self.pack = self._replay.pack
+        if self._session.aside is None:
+            self._session.packing.replay = self._replay
         return self.pack(tensor)
 
     def _begun(self) -> Any:
@@ -149,6 +156,11 @@ class Sites:
         )
 
 
+def _has_indices(codec: Narrow | None, call: Call) -> bool:
+    """Whether the arguments of a call tell this of the indices that it saves."""
+    return index_codec(call.name, call.given) == codec
+
+
 def _nothing(tensor: Tensor) -> None:
     """Packs nothing."""
 
@@ -163,6 +175,7 @@ BOUND = {
     "GroupAffine": GroupAffine,
     "Standardized": Standardized,
     "BitMask": BitMask,
+    "Narrow": Narrow,
     "Positive": Positive,
     "Record": Record,
     "Region": Region,
@@ -170,13 +183,17 @@ BOUND = {
     "Entry": Entry,
     "LastRestored": LastRestored,
     "Compressed": Compressed,
-    "strided": torch.strided,
     "BEFORE": BEFORE,
     "calling": CALL,
+    "compiles": getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True),
+    "dispatch_mode": torch._C._get_dispatch_mode,
+    "PROXY": torch._C._TorchDispatchModeKey.PROXY,
+    "torch_functions": torch._C._len_torch_function_stack,
     "below_autograd": torch._C._AutoDispatchBelowAutograd,
     "decompress": torch.ops.actcore.group_affine_decompress.default,
     "destandardize": DECOMPRESS,
     "order": order_of,
+    "widen": torch.ops.actcore.narrow_decompress.default,
     "spread": torch.ops.actcore.bit_mask_decompress.default,
 }
 """What of Python the part in C knows, by the names that it has there."""

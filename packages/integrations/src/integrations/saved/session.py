@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actcore import Codec, GroupAffine, Kept, SavedTensor, replayable, stream_of
+from actcore.replay import Pack
 from actcore.stored import listening
 from integrations.levels import Level
 from integrations.saved import checkpoints
@@ -65,6 +66,7 @@ class Session:
             nobody would.
         occurrences: how many tensors this forward has saved so far, by place.
         checkpoints: that the forward enters, while the session is entered; else ``None``.
+        packing: the pack hook, in C, while the session is entered.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Session:
         self.tracker.watcher = None if observer is None else self._watch
 
     def __enter__(self) -> Self:
+        self.packing = Pack(self.pack, self._pack_other)
         with ExitStack() as contexts:
             self._hook, unpack = contexts.enter_context(hooks_of(self, self.level))
             contexts.enter_context(self.tracker)
@@ -121,8 +124,7 @@ class Session:
             self._contexts = contexts.pop_all()
         if self.level.bits is not None:
             self.tracker.pack = self._hook
-        self.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
-        self.tracker.look = self.checkpoints.look
+        self.checkpoints = self.tracker.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
         if self.level.rounds_checkpoints:
             self.tracker.over = self.checkpoints.over
         self._outer, _innermost.session = getattr(_innermost, "session", None), self
@@ -141,7 +143,9 @@ class Session:
             finally:
                 _innermost.session, self._hook, self.checkpoints = self._outer, None, None
                 self._sites.end()
-                self.tracker.pack = self.tracker.watcher = self.tracker.look = self.tracker.over = None
+                self.packing.replay = None
+                del self.packing  # which leads back to the session
+                self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
             complete = error is None
@@ -176,13 +180,18 @@ class Session:
     # ---- packing ----
 
     def pack(self, tensor: Tensor) -> Packed:
-        """The pack hook."""
+        """The pack hook. ``packing`` comes here with what it does not do itself."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
         with torch._C.DisableTorchFunction():
             if self.aside is None:
                 return self._sites.pack(tensor) or self._pack_fully(tensor)
             with self.aside(tensor):
                 return self._sites.pack(tensor) or self._pack_fully(tensor)
+
+    def _pack_other(self, tensor: Tensor) -> Packed:
+        """The same of a tensor of which ``packing`` knows that it is not as it was in the forward before."""
+        with torch._C.DisableTorchFunction():
+            return self._pack_fully(tensor)
 
     def _pack_fully(self, tensor: Tensor) -> Packed:
         """Stores a tensor that is not as it was in the forward before."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from actcore import BitMask, Compressed, GroupAffine, Positive
+from actcore import BitMask, Compressed, GroupAffine, Layout, Narrow, Positive
 from actcore.codec import as_int64
 from actcore.noise import identity_of
 from integrations.saved.arguments import ASSUMED
 from integrations.saved.calls import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
 from integrations.saved.norms import Standardized, given_to
+from integrations.saved.projection import beginnings
 from integrations.saved.recipes import Place, Recipe
 from integrations.saved.records import Record
 from integrations.saved.regions import Exact, Region, View
@@ -27,6 +29,7 @@ from integrations.saved.storage import Entry
 COMPRESS = torch.ops.actcore.group_affine_compress.default
 COMPRESS_CLAMPED = torch.ops.actcore.group_affine_clamped_compress.default
 MASK = torch.ops.actcore.bit_mask_compress.default
+NARROW = torch.ops.actcore.narrow_compress.default
 SIGNS = torch.ops.actcore.positive_mask.default
 """Operators by which what is stored is encoded."""
 
@@ -41,14 +44,18 @@ what is kept. In the order of ``Sharing`` in ``csrc/bindings/replay_stores.cpp``
 
 class Site:
     """A saved tensor of a forward, and what it has to be for the same to be done with it again. Threads may share it:
-    once it is found, nothing of it changes but ``next``.
+    once it is found, nothing of it changes but ``next``; and ``function``, to what no call has, where the stored form
+    turned out not to follow from the site.
 
     Attributes:
         recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
         function: that saves it; ``None`` where nobody saw a call, or where its rule depends on its arguments.
         given: the argument that its stored form follows from, as ``norms.given_to`` has it; ``None`` for none.
+        still: whether what else was decided by the arguments of the call would be decided so by those of another;
+            ``None`` where nothing was.
         place, module, role, occurrence: where it is saved, and how many were saved there before.
         following: the number of the next one there.
+        on_host: whether its device is the CPU.
         caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
         owner: who keeps it alive anyway; empty if only autograd does.
         value: the plan's number of the memory that it is in; ``None``, or ``UNPLANNED`` of a tape, for none.
@@ -61,15 +68,17 @@ class Site:
         arguments: that it is given after the tensor. With noise they begin with bits, elements of a group, whether to
             round at random, seed and stream.
         parts: of its results that are the payload.
+        checked: whether the last of its results says that an element is none that the form takes.
         fields: of the stored form, but for the payload.
         noise: the part of the stream that is the same in each forward; ``None`` for none.
-        flat: shape and strides as which it is encoded, where it is not contiguous.
+        flat: shape and strides as which it is encoded, and where these begin, where it is not contiguous.
+        whole: where query, key and value of attention begin, if all three are stored as one; else ``None``.
     """
 
     __slots__ = (
-        "arguments", "caller", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function",
-        "given", "held", "module", "next", "noise", "occurrence", "owner", "parts", "place", "recipe", "record",
-        "region", "requires_grad", "role", "shape", "sharing", "strides", "value",
+        "arguments", "caller", "checked", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function",
+        "given", "held", "module", "next", "noise", "occurrence", "on_host", "owner", "parts", "place", "recipe",
+        "record", "region", "requires_grad", "role", "shape", "sharing", "still", "strides", "value", "whole",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
@@ -79,6 +88,7 @@ class Site:
         self.function, self.owner, self.given = _compared(call), owner, _given(call)
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
+        self.on_host = saved.device.type == "cpu"
         self.caller: weakref.ref[nn.Module] | None = None
         self.value: int | None = None
         self.next: Site | None = None
@@ -90,19 +100,25 @@ class Site:
         self.encoder: Any = None
         self.arguments: tuple[Any, ...] = ()
         self.parts = 0
+        self.checked = False
         self.fields: dict[str, object] | None = None
-        self.flat: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.flat: tuple[Any, ...] | None = None
+        self.still: Callable[[Call], bool] | None = None
+        self.whole: tuple[int, int, int] | None = None
         self.noise: int | None = None
 
     def is_of(self, call: Call | None, owner: str, value: int | None) -> bool:
         """Whether a tensor of the same recipe is as this one."""
         called = self.function is _compared(call) and self.given == _given(call)
-        return called and self.owner == owner and self.value == value
+        if not (called and self.owner == owner and self.value == value):
+            return False
+        return self.still is None or (call is not None and self.still(call))
 
-    def learn(self, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
+    def learn(self, tensor: Tensor, call: Call, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
         """Notes how the tensor was stored, if that is one codec's call or none.
 
         Args:
+            tensor, call: it, and what saves it.
             record: of it.
             packed: what autograd holds in its place.
             entry: what is known of its memory now.
@@ -116,16 +132,21 @@ class Site:
                 self.record, self.region = copy.copy(record), _template(region)
                 self.form = KEPT
         elif type(packed) is View and len(entry.alive()) == 1 and not record.host:
-            self._learn_view(record, packed, seed)
+            self._learn_view(tensor, call, record, packed, seed)
         elif type(packed) is Placeholder:
             self.record, self.held, self.form = copy.copy(record), packed, SHAPE
         elif type(packed) is Clamped and self._encodes(packed.compressed, seed, (packed.low, packed.high)):
             self.record, self.held, self.form = copy.copy(record), replace(packed, compressed=None), HELD  # type: ignore[arg-type]
 
-    def _learn_view(self, record: Record, packed: View, seed: int) -> None:
+    def _learn_view(self, tensor: Tensor, call: Call, record: Record, packed: View, seed: int) -> None:
         region, layout = packed.region, self.recipe.extent.layout
-        if not region.dense or region.numel != self.recipe.extent.numel or packed.offset != region.start:
+        if not region.dense:
             return
+        if region.numel != self.recipe.extent.numel or packed.offset != region.start:
+            whole = beginnings(tensor, call) if call.recomputes and not self.recipe.extent.dense else None
+            if whole is None or region.start != 0 or region.layout != Layout((region.numel,), (1,)):
+                return
+            self.whole = whole
         form, value = VALUE, region.value
         if region.kept is not None:
             self.sharing = OF_KEPT
@@ -142,7 +163,10 @@ class Site:
         self.record, self.region = copy.copy(record), _template(region)
         self.held = held = copy.copy(packed)
         held.region = None  # type: ignore[assignment]
-        self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
+        if self.whole is not None:
+            self.flat = (*region.layout, 0)
+        else:
+            self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
         self.form = form
 
     def _encodes(self, stored: Compressed | None, seed: int, bounds: tuple[float, ...] = ()) -> bool:
@@ -169,8 +193,11 @@ class Site:
             self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.recipe.identity)
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += (codec.count, *order)
-        elif type(codec) is BitMask and self.dtype is torch.bool and codec.values == (0, 1):  # which a bool fits
-            self.encoder, self.arguments, self.parts = MASK, (0.0, 1.0), 1
+        elif type(codec) is BitMask and (self.dtype is not torch.bool or codec.values == (0, 1)) and self.on_host:
+            self.encoder, self.arguments, self.parts = MASK, tuple(map(float, codec.values)), 1
+            self.checked = self.dtype is not torch.bool  # which fits
+        elif type(codec) is Narrow and self.dtype is torch.int64 and self.on_host:
+            self.encoder, self.arguments, self.parts, self.checked = NARROW, (codec.low, codec.high), 1, True
         elif type(codec) is Positive:
             self.encoder, self.arguments, self.parts = SIGNS, (), 1
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from integrations.saved.calls import Call
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
 from integrations.saved.forms import SLOPE, Form, Packed, Slope, form_of, window_indices
 from integrations.saved.policy import Decision
+from integrations.saved.projection import projection
 from integrations.saved.recipes import Extent
 from integrations.saved.records import RECOMPUTED, Record
 from integrations.saved.regions import Stream
@@ -61,7 +61,7 @@ class Storing:
                 return self.storages.keep(tensor, extent, record), None
             seed, whole = self.level.seed, None
             if call is not None and call.recomputes and not extent.dense and type(codec) is GroupAffine:
-                whole, codec = _projection(tensor, call, codec)
+                whole, codec = projection(tensor, call, codec)
             return self.storages.store(tensor, extent, codec, record, seed=seed, stream=stream, whole=whole), codec
         except (TypeError, ValueError) as refusal:  # a dtype; a mask that has a third value, an index out of range
             if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
@@ -129,29 +129,6 @@ class StoredLater:
         level = replace(self._level, offload=False) if self._level.offload else self._level
         record = Record(self._saved, RECOMPUTED, self._decision.why)
         return Storing(level, storages).store(tensor, self._decision, self._extent, record, self._call, self._stream)[0]
-
-
-def _projection(tensor: Tensor, call: Call, codec: GroupAffine) -> tuple[Tensor | None, GroupAffine]:
-    """What one product has made for query, key and value of the attention that saves the tensor, where it is their
-    memory and nothing else is in that, row after row; and the codec, whose groups end with the rows of each. ``None``,
-    and the codec as it is, where it is not so."""
-    parts = call.arguments[:3]
-    storage = tensor.untyped_storage()
-    numel = sum(part.numel() for part in parts)
-    shared = all(part.untyped_storage()._cdata == storage._cdata and part.dtype == tensor.dtype for part in parts)
-    alike = all(part.shape == parts[0].shape and part.stride() == parts[0].stride() for part in parts)
-    if len(parts) < 3 or not shared or not alike or numel * tensor.itemsize != storage.nbytes():
-        return None, codec
-    first, second, third = sorted(int(part.storage_offset()) for part in parts)
-    row = second - first
-    inside = [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if step < row]
-    filled = first == 0 and third - second == row > 0 and math.prod(size for size, _ in inside) == row
-    if not filled or sum((size - 1) * step for size, step in inside) != row - 1:
-        return None, codec
-    size = next((size for size in range(codec.group_size, 31, -32) if row % size == 0), None)
-    if size is None:
-        return None, codec
-    return tensor.detach().as_strided((numel,), (1,), 0), replace(codec, group_size=size)
 
 
 def _without_tensors(call: Call) -> Call:

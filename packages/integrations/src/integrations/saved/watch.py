@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -14,9 +13,6 @@ from actcore import replay as native
 from integrations.saved.forms import Packed
 
 Unpack = Callable[[Packed], Tensor]
-
-_here = threading.local()
-_unpack = native.unpack  # what its own ``unpack`` does, shorter
 
 
 class Observer(Protocol):
@@ -41,16 +37,8 @@ class Observer(Protocol):
 @contextmanager
 def watched_unpacks(unpack: Unpack) -> Iterator[None]:
     """What is unpacked in this thread goes through ``unpack`` for the length of the block."""
-    outer = getattr(_here, "unpack", None)
-    _here.unpack = unpack
+    outer = native.watch(unpack)
     try:
         yield
     finally:
-        _here.unpack = outer
-
-
-def unpack(packed: Packed) -> Tensor:
-    """The unpack hook: usually nobody but the tensor itself is asked."""
-    watcher: Unpack | None = getattr(_here, "unpack", None)
-    found: Tensor = _unpack(packed) if watcher is None else watcher(packed)
-    return found
+        native.watch(outer)
