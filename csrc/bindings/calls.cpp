@@ -245,17 +245,23 @@ Ref run(Calls* self, PyObject* call, PyObject* runner, PyObject* outputs) {
   return result;
 }
 
+// Whether there are the sets that all goes by; otherwise there is an error.
+bool has_sets(Calls* self) {
+  for (const Calls::Member set : {Calls::kForeign, Calls::kBorn})
+    if (known == nullptr || self->members[set] == nullptr || !PyObject_TypeCheck(self->members[set], known->storages)) {
+      PyErr_Format(PyExc_TypeError, "%s must be a StorageSet", kCallsMembers[set]);
+      return false;
+    }
+  return true;
+}
+
 PyObject* tracked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
-  if (count != 4 || !PyTuple_Check(given[1]) || !PyDict_Check(given[2]) || known == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "tracked takes a function, its args and kwargs, and who runs it or None");
+  auto* self = reinterpret_cast<Calls*>(object);
+  if (count != 4 || !PyTuple_Check(given[1]) || !PyDict_Check(given[2]) || !has_sets(self)) {
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_TypeError, "tracked takes a function, its args and kwargs, and who runs it or None");
     return nullptr;
   }
-  auto* self = reinterpret_cast<Calls*>(object);
-  for (const Calls::Member set : {Calls::kForeign, Calls::kBorn})
-    if (self->members[set] == nullptr || !PyObject_TypeCheck(self->members[set], known->storages)) {
-      PyErr_Format(PyExc_TypeError, "%s must be a StorageSet", kCallsMembers[set]);
-      return nullptr;
-    }
   if (Ref checkpoints = Ref::to(checkpoints_of(self)); checkpoints && !look(checkpoints.get())) return nullptr;
   Ref outputs(PyList_New(0)), call = call_of(given[0], given[1], given[2]);
   if (!call || !outputs) return nullptr;
@@ -269,6 +275,22 @@ PyObject* tracked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
     if (history < 0 || (history == 0 && !bear(self, output, call.get()))) return nullptr;
   }
   return result.release();
+}
+
+// Runs a function that tells something of a tensor's shape or kind, and makes no tensor.
+PyObject* asked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  auto* self = reinterpret_cast<Calls*>(object);
+  if (count != 3 || !PyTuple_Check(given[1]) || !PyDict_Check(given[2]) || !has_sets(self)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "asked takes a function, its args and kwargs");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[1]); ++i) {
+    PyObject* argument = PyTuple_GET_ITEM(given[1], i);
+    if (!Py_IS_TYPE(argument, known->tensor)) continue;
+    const int history = has_history(argument);
+    if (history < 0 || (history == 0 && !meet_one(self, argument))) return nullptr;
+  }
+  return PyObject_Call(given[0], given[1], PyDict_GET_SIZE(given[2]) ? given[2] : nullptr);
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
@@ -293,6 +315,8 @@ void deallocate(PyObject* object) {
 PyMethodDef methods[] = {
     {"tracked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tracked)), METH_FASTCALL,
      "Runs a torch function, and notes what is known of its tensors: (function, args, kwargs, who runs it or None)."},
+    {"asked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(asked)), METH_FASTCALL,
+     "The same of a function that makes no tensor, saves none and decides nothing: (function, args, kwargs)."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -18,7 +18,7 @@ Known::Known(const py::dict& given) {
   group_affine = type("GroupAffine"), standardized = type("Standardized"), bit_mask = type("BitMask"),
   positive = type("Positive");
   exact_type = type("Exact");
-  narrow = type("Narrow"), widen = object("widen");
+  clamped = type("Clamped"), narrow = type("Narrow"), widen = object("widen");
   PyTypeObject *record = type("Record"), *region = type("Region"), *exact = exact_type, *entry = type("Entry");
   compressed = type("Compressed");
   below = object("below_autograd");

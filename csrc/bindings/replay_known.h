@@ -53,7 +53,7 @@ struct Names {
 struct Known {
   explicit Known(const pybind11::dict& given);
 
-  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive, *narrow,
+  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive, *narrow, *clamped,
       *compressed, *entry_type, *exact_type;
   PyObject *below, *decompress, *destandardize, *order, *spread, *widen, *before, *calling, *compiles, *dispatch_mode,
       *proxy, *torch_functions;

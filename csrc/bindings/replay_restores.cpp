@@ -15,11 +15,10 @@ Ref pair_of(Ref first, Ref second) {
 }
 
 // The elements of a stored form, one after the other.
-Ref elements_of(PyObject* stored, PyObject* codec, PyObject* region) {
+Ref elements_of(PyObject* stored, PyObject* codec, PyObject* numel) {
   const Names& names = known->names;
   Ref payload = attribute(stored, names.payload);
   if (!payload) return Ref();
-  PyObject* numel = known->region_numel.of(region);
   if (Py_IS_TYPE(codec, known->group_affine)) {
     Ref bits = attribute(codec, names.bits), group = attribute(codec, names.group_size);
     Below below;
@@ -77,8 +76,8 @@ Ref laid_out(Ref flat, PyObject* layout) {
 }
 
 // The elements of a stored form; null with an error.
-Ref restored(PyObject* stored, PyObject* codec, PyObject* layout, PyObject* region) {
-  Ref flat = elements_of(stored, codec, region);
+Ref restored(PyObject* stored, PyObject* codec, PyObject* layout, PyObject* numel) {
+  Ref flat = elements_of(stored, codec, numel);
   return flat ? laid_out(std::move(flat), layout) : std::move(flat);
 }
 
@@ -111,7 +110,7 @@ Ref lent_elements(PyObject* region, PyObject* stored, PyObject* codec, PyObject*
     lent = Ref();
     known->region_lent.set(region, Ref::to(Py_None));
     if (!becomes(last, nullptr)) return Ref();  // before there is another tensor
-    elements = restored(stored, codec, layout, region);
+    elements = restored(stored, codec, layout, known->region_numel.of(region));
     Ref version = elements ? attribute(elements.get(), known->names._version) : Ref();
     if (!version) return Ref();
     if (awaited) lent = Ref(PyTuple_Pack(4, stored, Py_None, elements.get(), version.get()));
@@ -160,8 +159,31 @@ Ref viewed(PyObject* view) {
     known->region_waiting.set(region.get(), Ref(PyLong_FromLong(others)));
   }
   Ref elements = lends ? lent_elements(region.get(), stored.get(), codec.get(), layout.get(), others > 0)
-                       : restored(stored.get(), codec.get(), layout.get(), region.get());
+                       : restored(stored.get(), codec.get(), layout.get(), known->region_numel.of(region.get()));
   return elements ? view_of(view, region.get(), std::move(elements), layout.get()) : std::move(elements);
+}
+
+// The elements of a layout without gaps, in the order of its dimensions; null, without an error, of another.
+Ref numel_of(PyObject* layout) {
+  PyObject *shape = PyTuple_GET_ITEM(layout, 0), *strides = PyTuple_GET_ITEM(layout, 1);
+  long long numel = 1;
+  for (Py_ssize_t d = PyTuple_GET_SIZE(shape); d-- > 0;) {
+    const long long size = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d));
+    if (size != 1 && PyLong_AsLongLong(PyTuple_GET_ITEM(strides, d)) != numel) return Ref();
+    numel *= size;
+  }
+  return numel == 0 ? Ref() : Ref(PyLong_FromLongLong(numel));
+}
+
+// Restores clamped values, as Held.unpack does; None where it is left to that, null with an error.
+Ref unclamped(PyObject* held) {
+  Ref stored = attribute(held, known->names.compressed);
+  if (!stored || !Py_IS_TYPE(stored.get(), known->compressed)) return stored ? Ref::to(Py_None) : Ref();
+  Ref codec = attribute(stored.get(), known->names.codec), layout = attribute(stored.get(), known->names.layout);
+  if (!codec || !layout) return Ref();
+  Ref numel = numel_of(layout.get());
+  if (!numel || !Py_IS_TYPE(codec.get(), known->group_affine)) return PyErr_Occurred() ? Ref() : Ref::to(Py_None);
+  return restored(stored.get(), codec.get(), layout.get(), numel.get());
 }
 
 }  // namespace
@@ -169,8 +191,9 @@ Ref viewed(PyObject* view) {
 PyObject* unpacked(PyObject* packed) {
   if (Py_IS_TYPE(packed, known->kept)) return kept_tensor(packed);
   if (Py_IS_TYPE(packed, known->exact_type)) return kept_tensor(known->exact_kept.of(packed));
-  if (Py_IS_TYPE(packed, known->view)) {
-    Ref found = viewed(packed);
+  const bool view = Py_IS_TYPE(packed, known->view);
+  if (view || Py_IS_TYPE(packed, known->clamped)) {
+    Ref found = view ? viewed(packed) : unclamped(packed);
     if (found.get() != Py_None) return found.release();
   }
   return PyObject_CallMethodNoArgs(packed, known->names.unpack);

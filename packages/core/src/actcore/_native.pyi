@@ -51,6 +51,7 @@ class Calls:
         run: Callable[[Any], object] | None,
         /,
     ) -> Any: ...
+    def asked(self, function: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> Any: ...
 
 class Pack:
     replay: Replay | None

@@ -37,7 +37,8 @@ class ModulePaths:
                 if path is None and not missing:
                     missing = True  # a module that is new, or none of the model's: look once
                     model = self._model.alive
-                    if model is not None:  # it may be gone when backward computes a segment again
+                    # It may be gone when backward computes a segment again.
+                    if model is not None and _has(model, module):
                         self._paths.update((found, name) for name, found in model.named_modules())
                     path = self._paths.get(module)
                 if path is not None:
@@ -48,6 +49,20 @@ class ModulePaths:
     def path_of(self, module: nn.Module) -> str | None:
         """A module's path; ``None`` for one that is not known to be the model's."""
         return self._paths.get(module)
+
+
+def _has(model: nn.Module, module: nn.Module) -> bool:
+    """Whether a module is part of a model: without the names of all, which take longer than a forward may have, for a
+    loss that is made anew in each."""
+    waiting, seen = [model], {model}
+    while waiting:
+        for child in waiting.pop()._modules.values():
+            if child is module:
+                return True
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return model is module
 
 
 def innermost() -> nn.Module | None:

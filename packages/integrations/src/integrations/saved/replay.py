@@ -113,7 +113,7 @@ class Sites:
         taken = site.recipe.taken
         if taken is None or any(lazy_of(tensor)):
             return False
-        if taken.indices and taken.slope_bits is None and taken.form is None:
+        if taken.indices and taken.slope_bits is None and taken.form is None and site.still is None:
             site.still = partial(_has_indices, index_codec(call.name, call.given))
         elif taken.asks_call:
             # These two have their form from the function alone, whose arguments are looked at for others.
@@ -177,6 +177,7 @@ BOUND = {
     "BitMask": BitMask,
     "Narrow": Narrow,
     "Positive": Positive,
+    "Clamped": Clamped,
     "Record": Record,
     "Region": Region,
     "Exact": Exact,

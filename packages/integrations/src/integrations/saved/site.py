@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class Site:
 
     Attributes:
         recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
-        function: that saves it; ``None`` where nobody saw a call, or where its rule depends on its arguments.
+        function: that saves it; ``None`` where nobody saw a call.
         given: the argument that its stored form follows from, as ``norms.given_to`` has it; ``None`` for none.
         still: whether what else was decided by the arguments of the call would be decided so by those of another;
             ``None`` where nothing was.
@@ -85,7 +86,7 @@ class Site:
         saved = recipe.saved
         self.recipe, self.place, self.occurrence, self.following = recipe, place, occurrence, occurrence + 1
         self.module, _, self.role = place
-        self.function, self.owner, self.given = _compared(call), owner, _given(call)
+        self.function, self.owner, self.given = _function_of(call), owner, _given(call)
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
         self.on_host = saved.device.type == "cpu"
@@ -103,13 +104,15 @@ class Site:
         self.checked = False
         self.fields: dict[str, object] | None = None
         self.flat: tuple[Any, ...] | None = None
-        self.still: Callable[[Call], bool] | None = None
+        # A rule that depends on the arguments is told by the operator's name.
+        variant = call is not None and call.name in ASSUMED
+        self.still: Callable[[Call], bool] | None = partial(_is_by, place[1]) if variant else None
         self.whole: tuple[int, int, int] | None = None
         self.noise: int | None = None
 
     def is_of(self, call: Call | None, owner: str, value: int | None) -> bool:
         """Whether a tensor of the same recipe is as this one."""
-        called = self.function is _compared(call) and self.given == _given(call)
+        called = self.function is _function_of(call) and self.given == _given(call)
         if not (called and self.owner == owner and self.value == value):
             return False
         return self.still is None or (call is not None and self.still(call))
@@ -209,9 +212,13 @@ class Site:
         return True
 
 
-def _compared(call: Call | None) -> Any:
-    """The function by which a call is known again."""
-    return None if call is None or call.name in ASSUMED else call.function
+def _function_of(call: Call | None) -> Any:
+    return None if call is None else call.function
+
+
+def _is_by(operator: str, call: Call) -> bool:
+    """Whether a call is one of this operator, with the same arguments that its rule does not hold for."""
+    return call.operator == operator
 
 
 def _given(call: Call | None) -> tuple[int, str, Any] | None:
