@@ -207,8 +207,7 @@ PyObject* checkpoints_of(Calls* self) {
 bool look(PyObject* checkpoints) {
   Ref hooks(PyObject_CallOneArg(known_of->top_hooks, Py_False));
   if (!hooks) return false;
-  const bool inside =
-      PyTuple_Check(hooks.get()) && PyTuple_GET_ITEM(hooks.get(), 0) != known_of->own.of(checkpoints);
+  const bool inside = PyTuple_Check(hooks.get()) && PyTuple_GET_ITEM(hooks.get(), 0) != known_of->own.of(checkpoints);
   PyObject* waiting = known_of->waiting.of(checkpoints);
   const bool waits = !PyList_Check(waiting) || PyList_GET_SIZE(waiting) != 0;
   if (!inside && !waits && known_of->inside.of(checkpoints) == Py_False) return true;

@@ -99,7 +99,8 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
   if (module == Py_None) {
     Ref caller = Ref::to(known->site_caller.of(site.get()));
     const bool same = PyWeakref_CheckRef(caller.get()) && is_innermost(object_of(caller.get()).get(), known->calling);
-    Ref found = same ? Ref::to(known->site_module.of(site.get())) : Ref(PyObject_CallNoArgs(at(self, Session::kModule)));
+    Ref found =
+        same ? Ref::to(known->site_module.of(site.get())) : Ref(PyObject_CallNoArgs(at(self, Session::kModule)));
     if (!found) return nullptr;
     known->call_module.set(call.get(), std::move(found));
     module = known->call_module.of(call.get());

@@ -101,8 +101,7 @@ PyType_Slot pack_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_pack)},
     {0, nullptr},
 };
-PyType_Spec pack_spec = {"actcore._native.Pack", sizeof(Pack), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-                         pack_slots};
+PyType_Spec pack_spec = {"actcore._native.Pack", sizeof(Pack), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, pack_slots};
 
 // ---- hooks that torch.compile inlines ----
 
@@ -149,11 +148,16 @@ void bind_hooks(py::module_& module) {
   module.add_object("Pack", reinterpret_cast<PyObject*>(pack_type));
   module.add_object("unpack", PyCFunction_New(&plain_unpacking, nullptr));
   module.def(
-      "packing", [](const py::object& fallback) { return py::reinterpret_steal<py::object>(PyCFunction_New(&packing, fallback.ptr())); },
+      "packing",
+      [](const py::object& fallback) {
+        return py::reinterpret_steal<py::object>(PyCFunction_New(&packing, fallback.ptr()));
+      },
       py::arg("fallback"), "A hook that packs for the innermost session of its thread, where nothing is compiled.");
   module.def(
       "unpacking",
-      [](const py::object& fallback) { return py::reinterpret_steal<py::object>(PyCFunction_New(&unpacking, fallback.ptr())); },
+      [](const py::object& fallback) {
+        return py::reinterpret_steal<py::object>(PyCFunction_New(&unpacking, fallback.ptr()));
+      },
       py::arg("fallback"), "A hook that unpacks, where nothing is compiled.");
   module.def(
       "enter",

@@ -53,8 +53,8 @@ struct Names {
 struct Known {
   explicit Known(const pybind11::dict& given);
 
-  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive, *narrow, *clamped,
-      *compressed, *entry_type, *exact_type;
+  PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive,
+      *narrow, *clamped, *compressed, *entry_type, *exact_type;
   PyObject *below, *decompress, *destandardize, *order, *spread, *widen, *before, *calling, *compiles, *dispatch_mode,
       *proxy, *torch_functions;
   Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;

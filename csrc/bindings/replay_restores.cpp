@@ -10,9 +10,7 @@ bool is_known(PyObject* codec) {
          Py_IS_TYPE(codec, known->bit_mask) || Py_IS_TYPE(codec, known->positive) || Py_IS_TYPE(codec, known->narrow);
 }
 
-Ref pair_of(Ref first, Ref second) {
-  return first && second ? Ref(PyTuple_Pack(2, first.get(), second.get())) : Ref();
-}
+Ref pair_of(Ref first, Ref second) { return first && second ? Ref(PyTuple_Pack(2, first.get(), second.get())) : Ref(); }
 
 // The elements of a stored form, one after the other.
 Ref elements_of(PyObject* stored, PyObject* codec, PyObject* numel) {

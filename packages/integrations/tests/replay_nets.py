@@ -229,8 +229,42 @@ class Hooking(Net):
         return F.gelu(self.second(x))
 
 
+class Thinning(Net):
+    """Dropout at another rate, whose masks have another value."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        return F.dropout(x, 0.5 if step % 3 else 0.1)
+
+
+class Indexing(Net):
+    """Indices of the same shape into tables of other sizes, which take another number of bits."""
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        count = 200 if step % 3 else 700
+        table = torch.cat([x] * (count // len(x) + 1))[:count]
+        where = (torch.arange(256) * (1 + step)) % 200
+        return x + table.index_select(0, where).view(-1, *x.shape).mean(0)
+
+
+class Projecting(Net):
+    """Query, key and value of one product: in another order, with a part in other memory, and from a larger product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.three, self.more = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+
+    def between(self, x: Tensor, step: int) -> Tensor:
+        made = self.more(x) if step % 5 == 4 else self.three(x)
+        parts = list(made.view(1, len(x), -1, 2, WIDTH // 2).permute(2, 0, 3, 1, 4).unbind(0)[:3])
+        if step % 5 in (1, 2):
+            parts = parts[step % 5 :] + parts[: step % 5]
+        if step % 5 == 3:
+            parts[1] = parts[1] * 2
+        return F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(x.shape)
+
+
 NETS = [
     Net, Alternating, Branching, Repeating, Swapping, Crossing, Narrowing, Detaching, InPlace,
     Overwriting, Exposing, Sliding, Cutting, Powers, Casting, Dropping, Signing, Masking,
-    Approximating, Normalising, Checkpointing, Hooking,
+    Approximating, Normalising, Checkpointing, Hooking, Thinning, Indexing, Projecting,
 ]  # fmt: skip

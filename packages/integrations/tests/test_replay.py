@@ -17,7 +17,7 @@ import integrations
 from integrations.saved import replay
 from integrations.saved import session as sessions
 
-from .replay_nets import NETS, WIDTH, Alternating, Net, Repeating, Swapping
+from .replay_nets import NETS, WIDTH, Alternating, Net, Repeating, Swapping, Thinning
 
 Step = Callable[[nn.Module, int], Tensor]
 
@@ -90,27 +90,79 @@ class Normed(nn.Module):
         return self.group(self.batch(images)).view(x.shape)  # type: ignore[no-any-return]
 
 
-def test_a_second_forward_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nothing above would be asked of what is done again."""
-    layers = nn.LayerNorm, lambda size: nn.Linear(size, size), lambda _: nn.ReLU(), lambda _: nn.GELU(), Leaking, Normed
-    model = nn.Sequential(*(layer(WIDTH) for _ in range(3) for layer in layers))
-    integrations.compress_model(model, "L1", min_bytes=0)
+class Attending(nn.Module):
+    """Attention of what one product makes, with indices, an exponent that a rule follows from, and a mask of numbers."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.three = nn.Linear(size, 3 * size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.three(x).view(1, len(x), 3, 2, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        y = nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape)
+        y = nn.functional.dropout(y, 0.25) + y.index_select(0, torch.arange(len(y)))
+        return y * y.pow(2).mean(-1, keepdim=True)
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by each saved tensor that is decided, or stored, by Python."""
     monkeypatch.setattr(replay, "FORCED_OFF", False)
-    decided: list[str] = []
+    found: list[str] = []
     anew, store = sessions.Session._pack_anew, sessions.Session.store
     monkeypatch.setattr(
         sessions.Session,
         "_pack_anew",
-        lambda self, tensor, *rest: (decided.append("anew"), anew(self, tensor, *rest))[1],
+        lambda self, tensor, *rest: (found.append("anew"), anew(self, tensor, *rest))[1],
     )
     monkeypatch.setattr(
-        sessions.Session, "store", lambda self, tensor, *rest: (decided.append("stored"), store(self, tensor, *rest))[1]
+        sessions.Session, "store", lambda self, tensor, *rest: (found.append("stored"), store(self, tensor, *rest))[1]
     )
+    return found
+
+
+def test_a_second_forward_decides_nothing(decided: list[str]) -> None:
+    """Else nothing above would be asked of what is done again."""
+    layers = (
+        *(nn.LayerNorm, lambda size: nn.Linear(size, size), lambda _: nn.ReLU(), lambda _: nn.GELU()),
+        *(Leaking, Normed, Attending),
+    )
+    model = nn.Sequential(*(layer(WIDTH) for _ in range(3) for layer in layers))
+    integrations.compress_model(model, "L1", min_bytes=0)
     model(_input(0)).sum().backward()
     assert decided
     decided.clear()
     model(_input(1)).sum().backward()
     assert decided == []
+
+
+def test_what_has_changed_for_good_is_decided_once(decided: list[str]) -> None:
+    """Also where only the stored form tells, as that of a mask that has another value: the next forward decides anew."""
+    model = Thinning()
+    model.norm = nn.Identity()  # type: ignore[assignment]
+    integrations.compress_model(model, "L1", min_bytes=0)
+    for number in (0, 3, 1, 2, 4):  # the rates are 0.1, 0.1, 0.5, 0.5, 0.5
+        decided.clear()
+        model(_input(number), number).sum().backward()
+        assert bool(decided) == (number in (0, 1, 2)), number
+
+
+@pytest.mark.parametrize("skips", ["the backward", "one reader", "none"])
+def test_what_several_read_is_restored_once(skips: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In C as in Python: nobody is lent what others changed or what is not awaited, and nothing stays."""
+
+    def step(model: nn.Module, number: int) -> Tensor:
+        if skips == "the backward":
+            _plain(model, number)
+        if skips == "one reader":
+            model.second.requires_grad_(number % 2 == 0)  # type: ignore[operator, union-attr]
+        return _plain(model, number)
+
+    class Reading(Net):
+        def between(self, x: Tensor, step: int) -> Tensor:
+            return self.first(x) * self.second(x) + self.first(x.t().contiguous().t())  # type: ignore[no-any-return]
+
+    _same(Reading(), monkeypatch, step)
 
 
 def test_after_an_exception_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:

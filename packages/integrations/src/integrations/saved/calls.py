@@ -119,7 +119,10 @@ _ATTENTION = (
 _ASKING = (
     *(getattr(Tensor, name).__get__ for name in ("device", "dtype", "layout", "ndim", "requires_grad", "shape")),
     *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_leaf", "is_nested", "is_quantized", "is_sparse")),
-    *(getattr(Tensor, name) for name in ("dim", "element_size", "get_device", "numel", "size", "storage_offset", "stride")),
+    *(
+        getattr(Tensor, name)
+        for name in ("dim", "element_size", "get_device", "numel", "size", "storage_offset", "stride")
+    ),
     *(getattr(Tensor, name) for name in ("is_complex", "is_contiguous", "is_floating_point")),
 )
 _SPECIAL: Mapping[Any, str] = MappingProxyType(

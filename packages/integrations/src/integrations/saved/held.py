@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from actcore import Kept
+from actcore.replay import unpack
 from integrations.saved.forms import Packed
 from integrations.saved.history import node_of
 from integrations.saved.rebuild import Built, Place, build
 from integrations.saved.regions import Exact
 from integrations.saved.tensors import storages_of
-from actcore.replay import unpack
 from integrations.storages import StorageSet
 
 
