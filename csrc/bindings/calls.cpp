@@ -292,6 +292,30 @@ PyObject* asked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   return PyObject_Call(given[0], given[1], PyDict_GET_SIZE(given[2]) ? given[2] : nullptr);
 }
 
+// Notes who holds a tensor's storage, as Owners does: in a dictionary by address, and in the list of what is held. False of
+// a tensor of which others must be asked.
+PyObject* hold(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 5 || !PyDict_Check(given[0]) || !PyList_Check(given[1]) || known == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "hold takes holders, what is held, a tensor, its holder, and whether that comes first");
+    return nullptr;
+  }
+  const Memory memory = Memory::of(given[2]);
+  if (!memory) {
+    if (PyErr_Occurred() && !cannot_tell()) return nullptr;
+    Py_RETURN_FALSE;
+  }
+  const int known_before = PyDict_Contains(given[0], memory.address.get());
+  if (known_before < 0) return nullptr;
+  if (known_before && given[4] != Py_True) Py_RETURN_TRUE;
+  if (PyDict_SetItem(given[0], memory.address.get(), given[3]) < 0 || PyList_Append(given[1], memory.storage.get()) < 0)
+    return nullptr;
+  Py_RETURN_TRUE;
+}
+
+PyMethodDef holding = {
+    "hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(hold)), METH_FASTCALL,
+    "Notes who holds a tensor's storage: (holders by address, what is held, tensor, holder, whether it comes first)."};
+
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   for (PyObject* held : reinterpret_cast<Calls*>(object)->members) Py_VISIT(held);
@@ -358,6 +382,7 @@ void bind_calls(py::module_& module) {
       "bind_checkpoints", [](const py::dict& given) { known_of = std::make_unique<KnownOfCheckpoints>(given); },
       py::arg("given"), "Names what Calls knows of Checkpoints.");
   type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  module.add_object("hold", PyCFunction_New(&holding, nullptr));
   module.add_object("Calls", reinterpret_cast<PyObject*>(type));
 }
 

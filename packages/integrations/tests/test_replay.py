@@ -91,7 +91,7 @@ class Normed(nn.Module):
 
 
 class Attending(nn.Module):
-    """Attention of what one product makes, with indices, an exponent that a rule follows from, and a mask of numbers."""
+    """Attention of what one product makes, indices, an exponent that a rule follows from, and a mask of numbers."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_a_second_forward_decides_nothing(decided: list[str]) -> None:
 
 
 def test_what_has_changed_for_good_is_decided_once(decided: list[str]) -> None:
-    """Also where only the stored form tells, as that of a mask that has another value: the next forward decides anew."""
+    """Also where only the stored form tells, as that of a mask with another value: the next forward decides anew."""
     model = Thinning()
     model.norm = nn.Identity()  # type: ignore[assignment]
     integrations.compress_model(model, "L1", min_bytes=0)

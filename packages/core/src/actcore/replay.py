@@ -2,7 +2,7 @@
 ``integrations.checkpoint.execution.tape`` say what it does, and what with.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
-known of its tensors.
+known of its tensors; ``hold`` notes whose a storage is.
 
 ``bind_replay`` names that; ``Replay`` compares a saved tensor with what the forward before saved, and stores it as that
 was. ``Pack`` is the pack hook of a session, and ``unpack`` the other; ``packing`` and ``unpacking`` make those that
@@ -22,6 +22,7 @@ from actcore._native import bind_replay as bind_replay
 from actcore._native import bind_tape as bind_tape
 from actcore._native import enter as enter
 from actcore._native import followed as followed
+from actcore._native import hold as hold
 from actcore._native import packing as packing
 from actcore._native import unpack as unpack
 from actcore._native import unpacking as unpacking

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from actcore.replay import hold
 from integrations.saved.calls import Call
 from integrations.saved.history import has_history, node_of
 from integrations.saved.tensors import storage_of, storages_of
@@ -54,6 +55,8 @@ class Owners:
                     modules.append(child)
 
     def _add(self, tensor: Tensor, holder: str) -> None:
+        if hold(self.holders, self._held, tensor, holder, holder == PARAMETER):
+            return
         for storage in storages_of(tensor):
             address = storage._cdata
             if address not in self.holders or holder == PARAMETER:

@@ -77,9 +77,9 @@ class Site:
     """
 
     __slots__ = (
-        "arguments", "caller", "checked", "device", "dtype", "encoder", "fields", "flat", "following", "form", "function",
-        "given", "held", "module", "next", "noise", "occurrence", "on_host", "owner", "parts", "place", "recipe",
-        "record", "region", "requires_grad", "role", "shape", "sharing", "still", "strides", "value", "whole",
+        "arguments", "caller", "checked", "device", "dtype", "encoder", "fields", "flat", "following", "form",
+        "function", "given", "held", "module", "next", "noise", "occurrence", "on_host", "owner", "parts", "place",
+        "recipe", "record", "region", "requires_grad", "role", "shape", "sharing", "still", "strides", "value", "whole",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
