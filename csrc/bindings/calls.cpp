@@ -296,7 +296,8 @@ PyObject* asked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
 // a tensor of which others must be asked.
 PyObject* hold(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (count != 5 || !PyDict_Check(given[0]) || !PyList_Check(given[1]) || known == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "hold takes holders, what is held, a tensor, its holder, and whether that comes first");
+    PyErr_SetString(PyExc_TypeError,
+                    "hold takes holders, what is held, a tensor, its holder, and whether that comes first");
     return nullptr;
   }
   const Memory memory = Memory::of(given[2]);

@@ -125,11 +125,9 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
       if (!is_same(Ref::to(value == nullptr ? Py_None : value), known->site_value.of(site.get()))) Py_RETURN_NONE;
     }
   }
-  if (known->site_on_host.of(site.get()) != Py_True) {
-    Ref capturing(PyObject_CallNoArgs(at(self, Session::kCapturing)));
-    if (!capturing) return nullptr;
-    if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
-  }
+  Ref capturing(PyObject_CallNoArgs(at(self, Session::kCapturing)));
+  if (!capturing) return nullptr;
+  if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
   // It is the same.
   if (PyDict_SetItem(at(self, Session::kOccurrences), place, known->site_following.of(site.get())) < 0) return nullptr;
   PyObject* next = known->site_next.of(site.get());

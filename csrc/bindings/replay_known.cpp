@@ -38,7 +38,7 @@ Known::Known(const py::dict& given) {
   site_encoder = {site, "encoder"}, site_parts = {site, "parts"};
   site_arguments = {site, "arguments"}, site_fields = {site, "fields"}, site_noise = {site, "noise"};
   site_flat = {site, "flat"}, site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
-  site_on_host = {site, "on_host"}, site_still = {site, "still"}, site_whole = {site, "whole"};
+  site_still = {site, "still"}, site_whole = {site, "whole"};
   site_checked = {site, "checked"};
   record_original = {record, "original_bytes"}, record_stored = {record, "stored_bytes"};
   region_start = {region, "start"}, region_version = {region, "version"}, region_value = {region, "value"};

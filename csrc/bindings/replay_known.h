@@ -61,7 +61,7 @@ struct Known {
   Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
   Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
   Field site_record, site_region, site_held, site_encoder, site_arguments, site_parts, site_fields, site_noise,
-      site_flat, site_caller, site_sharing, site_given, site_on_host, site_still, site_whole, site_checked;
+      site_flat, site_caller, site_sharing, site_given, site_still, site_whole, site_checked;
   Field region_lazy, record_original, record_stored, region_start, region_version, region_value, region_sign,
       region_sign_record, region_kept, region_lent, region_layout;
   Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout,

@@ -46,7 +46,7 @@ def replayable(stream: int, like: Tensor) -> int | Tensor:
     Raises:
         RuntimeError: nothing was stored on the device before the capture, so that the counter is not there yet.
     """
-    if not like.is_cpu and in_cuda_graph():
+    if in_cuda_graph():
         counted: Tensor = torch.ops.actcore.next_stream(like.detach(), _CAPTURED)
         return counted
     is_new = like.is_cuda and (_CAPTURED, like.device) not in _counters

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from actcore import BitMask, Compressed, GroupAffine, Layout, Narrow, Positive
 from actcore.codec import as_int64
 from actcore.noise import identity_of
-from integrations.saved.arguments import ASSUMED
+from integrations.saved.arguments import ASSUMED, departures
 from integrations.saved.calls import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
 from integrations.saved.norms import Standardized, given_to
@@ -56,7 +56,6 @@ class Site:
             ``None`` where nothing was.
         place, module, role, occurrence: where it is saved, and how many were saved there before.
         following: the number of the next one there.
-        on_host: whether its device is the CPU.
         caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
         owner: who keeps it alive anyway; empty if only autograd does.
         value: the plan's number of the memory that it is in; ``None``, or ``UNPLANNED`` of a tape, for none.
@@ -78,7 +77,7 @@ class Site:
 
     __slots__ = (
         "arguments", "caller", "checked", "device", "dtype", "encoder", "fields", "flat", "following", "form",
-        "function", "given", "held", "module", "next", "noise", "occurrence", "on_host", "owner", "parts", "place",
+        "function", "given", "held", "module", "next", "noise", "occurrence", "owner", "parts", "place",
         "recipe", "record", "region", "requires_grad", "role", "shape", "sharing", "still", "strides", "value", "whole",
     )  # fmt: skip
 
@@ -89,7 +88,6 @@ class Site:
         self.function, self.owner, self.given = _function_of(call), owner, _given(call)
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
-        self.on_host = saved.device.type == "cpu"
         self.caller: weakref.ref[nn.Module] | None = None
         self.value: int | None = None
         self.next: Site | None = None
@@ -104,9 +102,9 @@ class Site:
         self.checked = False
         self.fields: dict[str, object] | None = None
         self.flat: tuple[Any, ...] | None = None
-        # A rule that depends on the arguments is told by the operator's name.
-        variant = call is not None and call.name in ASSUMED
-        self.still: Callable[[Call], bool] | None = partial(_is_by, place[1]) if variant else None
+        self.still: Callable[[Call], bool] | None = None
+        if call is not None and call.name in ASSUMED:
+            self.still = partial(_departs, departures(call.name, call.given))
         self.whole: tuple[int, int, int] | None = None
         self.noise: int | None = None
 
@@ -181,25 +179,25 @@ class Site:
             bounds: that its elements were clamped to.
         """
         codec, extent = None if stored is None else stored.codec, self.recipe.extent
+        on_cpu = self.device.type == "cpu"
         if type(codec) is GroupAffine:
-            if bounds and (not extent.layout.contiguous or self.device.type != "cpu"):
+            if bounds and not (extent.layout.contiguous and on_cpu):
                 return False
             self.encoder, self.parts = COMPRESS_CLAMPED if bounds else COMPRESS, 2
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += bounds
             self.noise = identity_of(self.recipe.identity)
         elif type(codec) is Standardized:
-            on_cpu = self.device.type == "cpu"
             order = order_for(codec, codec.groups, extent.layout, self.dtype) if on_cpu else None
             if order is None:  # made by other operators
                 return False
             self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.recipe.identity)
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += (codec.count, *order)
-        elif type(codec) is BitMask and (self.dtype is not torch.bool or codec.values == (0, 1)) and self.on_host:
+        elif type(codec) is BitMask and (codec.values == (0, 1) if self.dtype is torch.bool else on_cpu):
             self.encoder, self.arguments, self.parts = MASK, tuple(map(float, codec.values)), 1
             self.checked = self.dtype is not torch.bool  # which fits
-        elif type(codec) is Narrow and self.dtype is torch.int64 and self.on_host:
+        elif type(codec) is Narrow and self.dtype is torch.int64 and on_cpu:
             self.encoder, self.arguments, self.parts, self.checked = NARROW, (codec.low, codec.high), 1, True
         elif type(codec) is Positive:
             self.encoder, self.arguments, self.parts = SIGNS, (), 1
@@ -216,9 +214,10 @@ def _function_of(call: Call | None) -> Any:
     return None if call is None else call.function
 
 
-def _is_by(operator: str, call: Call) -> bool:
-    """Whether a call is one of this operator, with the same arguments that its rule does not hold for."""
-    return call.operator == operator
+def _departs(so: str, call: Call) -> bool:
+    """Whether the arguments of a call depart so from those that its operator's rule is for: the rule follows from that, and
+    what a record says of it."""
+    return departures(call.name, call.given) == so
 
 
 def _given(call: Call | None) -> tuple[int, str, Any] | None:

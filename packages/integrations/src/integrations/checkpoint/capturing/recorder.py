@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actcore import SavedTensor
 from integrations.checkpoint.capturing.backward import Backward
 from integrations.checkpoint.capturing.contents import Contents
+from integrations.checkpoint.capturing.fake_strides import as_on_device
 from integrations.checkpoint.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations.checkpoint.dispatch import indices
 from integrations.checkpoint.dispatch.decisions import decides, may_be_rounded, reads_elements
@@ -128,7 +129,7 @@ class Recorder(TorchDispatchMode):
 
     def _run(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._fake and self._backward is None:
-            return indices.call(func, traits, args, kwargs)
+            return as_on_device(func, args, indices.call(func, traits, args, kwargs))
         return func(*args, **kwargs)
 
     # ---- forward ----
