@@ -215,8 +215,8 @@ def _function_of(call: Call | None) -> Any:
 
 
 def _departs(so: str, call: Call) -> bool:
-    """Whether the arguments of a call depart so from those that its operator's rule is for: the rule follows from that, and
-    what a record says of it."""
+    """Whether the arguments of a call depart so from those that its operator's rule is for. The rule follows from that,
+    and what a record says of it."""
     return departures(call.name, call.given) == so
 
 

@@ -1,4 +1,4 @@
-"""Strides that torch's kernels for fake tensors give otherwise than a device's: what copies an operator makes follows."""
+"""Strides that torch's kernels for fake tensors give otherwise than a device's. Copies follow from them."""
 
 from __future__ import annotations
 
