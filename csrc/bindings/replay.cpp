@@ -12,6 +12,8 @@ namespace py = pybind11;
 namespace actcore {
 namespace {
 
+PyTypeObject* replay_type = nullptr;
+
 // Whether the tensor is to the call what the site says.
 bool plays_role(PyObject* site, PyObject* call, PyObject* tensor, PyObject* storage, PyObject* address) {
   PyObject* role = known->site_role.of(site);
@@ -85,6 +87,18 @@ bool is_given(PyObject* site, PyObject* call) {
 }
 
 }  // namespace
+
+bool is_replayable(PyObject* object) {
+  if (!Py_IS_TYPE(object, replay_type)) return false;
+  PyObject* tracker = at(reinterpret_cast<Session*>(object), Session::kTracker);
+  PyObject* call = reinterpret_cast<Calls*>(tracker)->members[Calls::kCall];
+  if (call == nullptr || !Py_IS_TYPE(call, known->call)) return true;
+  PyObject* arguments = known->call_arguments.of(call);
+  if (!PyList_CheckExact(arguments)) return false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i)
+    if (!is_real(PyList_GET_ITEM(arguments, i))) return false;
+  return true;
+}
 
 PyObject* replayed(PyObject* object, PyObject* tensor) {
   auto* self = reinterpret_cast<Session*>(object);
@@ -224,7 +238,8 @@ void bind_replay(py::module_& module) {
   module.def(
       "bind_replay", [](const py::dict& given) { known = std::make_unique<Known>(given); }, py::arg("given"),
       "Names the classes and functions that Replay and the hooks know.");
-  module.add_object("Replay", PyType_FromSpec(&spec));
+  replay_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  module.add_object("Replay", reinterpret_cast<PyObject*>(replay_type));
 }
 
 }  // namespace actcore

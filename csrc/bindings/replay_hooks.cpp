@@ -34,7 +34,7 @@ bool is_unseen() {
 PyObject* pack(PyObject* object, PyObject* tensor) {
   Ref held = Ref::to(object);
   auto* self = reinterpret_cast<Pack*>(object);
-  if (self->replay == nullptr || self->replay == Py_None || !is_real(tensor) || !is_unseen())
+  if (self->replay == nullptr || !is_replayable(self->replay) || !is_real(tensor) || !is_unseen())
     return PyObject_CallOneArg(self->whole, tensor);
   Ref replay = Ref::to(self->replay);
   Ref packed(replayed(replay.get(), tensor));
@@ -123,7 +123,8 @@ PyObject* packed_eagerly(PyObject* fallback, PyObject* tensor) {
 }
 
 PyObject* unpack(PyObject*, PyObject* packed) {
-  return watcher != nullptr ? PyObject_CallOneArg(watcher, packed) : unpacked(packed);
+  Ref asked = Ref::to(watcher);
+  return asked ? PyObject_CallOneArg(asked.get(), packed) : unpacked(packed);
 }
 
 PyObject* unpacked_eagerly(PyObject* fallback, PyObject* packed) {

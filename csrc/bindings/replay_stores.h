@@ -9,6 +9,9 @@ Ref kept_of(PyObject* tensor);
 Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address);
 // Stores a tensor as the forward before has; None if it is another, or has to go the full way; null with an error.
 PyObject* replayed(PyObject* replay, PyObject* tensor);
+// Whether an object is a Replay, and the call that runs has no tensors of other classes, which would see what is asked of
+// them.
+bool is_replayable(PyObject* object);
 // The tensor in whose place autograd holds this; null with an error.
 PyObject* unpacked(PyObject* packed);
 

@@ -6,7 +6,9 @@ The models of ``replay_nets`` differ from one forward to the next in something t
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import integrations
+from actcore import replay as native
 from integrations.saved import replay
 from integrations.saved import session as sessions
 
@@ -163,6 +166,58 @@ def test_what_several_read_is_restored_once(skips: str, monkeypatch: pytest.Monk
             return self.first(x) * self.second(x) + self.first(x.t().contiguous().t())  # type: ignore[no-any-return]
 
     _same(Reading(), monkeypatch, step)
+
+
+class _Wrapped(Tensor):
+    """Counts what is asked of it."""
+
+    seen = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        _Wrapped.seen += 1
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_another_class_of_tensors_sees_nothing_of_it(decided: list[str]) -> None:
+    model = Net()
+    wrapped = torch.rand(8, WIDTH).as_subclass(_Wrapped)
+    model.between = lambda x, step: torch.mul(x, wrapped).as_subclass(Tensor)  # type: ignore[method-assign, assignment]
+    integrations.compress_model(model, "L1", min_bytes=0)
+    asked = []
+    for number in range(4):
+        before = _Wrapped.seen
+        model(_input(number), number).sum().backward()
+        asked.append(_Wrapped.seen - before)
+    assert len(set(asked)) == 1, asked
+
+
+def test_a_session_that_cannot_be_entered_is_let_go() -> None:
+    model = nn.Linear(WIDTH, WIDTH)
+    integrations.compress_model(model, "L1", min_bytes=0)
+    left: list[weakref.ref[sessions.Session]] = []
+    enter = sessions.Session.__enter__
+
+    def noting(self: sessions.Session) -> sessions.Session:
+        left.append(weakref.ref(self))
+        return enter(self)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch, torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+            patch.setattr(sessions.Session, "__enter__", noting)
+            with pytest.raises(RuntimeError, match="not here"):
+                model(_input(0))
+        assert [reference() for reference in left] == [None]
+    finally:
+        gc.enable()
+
+
+def test_a_hook_takes_no_other_replay() -> None:
+    hook = native.Pack(lambda tensor: "whole", lambda tensor: "anew")
+    hook.replay = object()  # type: ignore[assignment]
+    assert hook(torch.ones(2)) == "whole"
 
 
 def test_after_an_exception_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:

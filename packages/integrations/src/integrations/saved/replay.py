@@ -111,10 +111,13 @@ class Sites:
         """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
         from other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
         taken = site.recipe.taken
-        if taken is None or any(lazy_of(tensor)):
-            return False
+        if taken is None or any(lazy_of(tensor)) or (taken.codec is None and type(packed) is not View):
+            return False  # a mask that is kept has an element that others need not have
         if taken.indices and taken.slope_bits is None and taken.form is None and site.still is None:
-            site.still = partial(_has_indices, index_codec(call.name, call.given))
+            codec = index_codec(call.name, call.given)
+            if codec is not None and type(packed) is not View:
+                return False
+            site.still = partial(_has_indices, codec)
         elif taken.asks_call:
             # These two have their form from the function alone, whose arguments are looked at for others.
             by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None

@@ -113,6 +113,7 @@ class Session:
     def __enter__(self) -> Self:
         self.packing = Pack(self.pack, self._pack_other)
         with ExitStack() as contexts:
+            contexts.callback(self._let_go)
             self._hook, unpack = contexts.enter_context(hooks_of(self, self.level))
             contexts.enter_context(self.tracker)
             contexts.enter_context(listening(self.announced))
@@ -143,8 +144,6 @@ class Session:
             finally:
                 _innermost.session, self._hook, self.checkpoints = self._outer, None, None
                 self._sites.end()
-                self.packing.replay = None
-                del self.packing  # which leads back to the session
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
@@ -156,6 +155,11 @@ class Session:
             _explain(error)
         if self._observer is not None and complete:
             self._observer.forward_is_over()
+
+    def _let_go(self) -> None:
+        """Of the hook, which leads back to the session."""
+        self.packing.replay = None
+        del self.packing
 
     def _watch(self, tensors: Iterable[Tensor]) -> None:
         assert self._observer is not None
