@@ -45,7 +45,7 @@ what is kept. In the order of ``Sharing`` in ``csrc/bindings/replay_stores.cpp``
 
 class Site:
     """A saved tensor of a forward, and what it has to be for the same to be done with it again. Threads may share it:
-    once it is found, nothing of it changes but ``next``; and ``function``, to what no call has, where the stored form
+    once it is noted, nothing of it changes but ``next``; and ``function``, to what no call has, where the stored form
     turned out not to follow from the site.
 
     Attributes:
