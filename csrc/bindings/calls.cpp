@@ -76,16 +76,6 @@ bool add_tensors(PyObject* list, PyObject* value) {
   return found && PyList_SetSlice(list, PyList_GET_SIZE(list), PyList_GET_SIZE(list), found.get()) == 0;
 }
 
-// Whether an error is one that torch raises of a tensor that cannot tell; another one stays.
-bool cannot_tell() {
-  for (PyObject* kind : {PyExc_RuntimeError, PyExc_ValueError})  // and NotImplementedError, which is the former
-    if (PyErr_ExceptionMatches(kind)) {
-      PyErr_Clear();
-      return true;
-    }
-  return false;
-}
-
 // Whether an operator that autograd recorded made the tensor; true of a view that autograd cannot follow. -1: an error.
 int has_history(PyObject* tensor) {
   Ref leaf(PyObject_GetAttr(tensor, known->name_is_leaf));
@@ -277,10 +267,10 @@ PyObject* tracked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
 }
 
 // Runs a function that tells something of a tensor's shape or kind, and makes no tensor.
-PyObject* asked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+PyObject* described(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   auto* self = reinterpret_cast<Calls*>(object);
   if (count != 3 || !PyTuple_Check(given[1]) || !PyDict_Check(given[2]) || !has_sets(self)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "asked takes a function, its args and kwargs");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "described takes a function, its args and kwargs");
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[1]); ++i) {
@@ -339,7 +329,7 @@ void deallocate(PyObject* object) {
 PyMethodDef methods[] = {
     {"tracked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tracked)), METH_FASTCALL,
      "Runs a torch function, and notes what is known of its tensors: (function, args, kwargs, who runs it or None)."},
-    {"asked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(asked)), METH_FASTCALL,
+    {"described", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(described)), METH_FASTCALL,
      "The same of a function that makes no tensor, saves none and decides nothing: (function, args, kwargs)."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/calls.h"
+#include "bindings/kernels.h"
 #include "bindings/replay.h"
 #include "bindings/replay_hooks.h"
 #include "bindings/solvers.h"
@@ -41,6 +42,7 @@ PYBIND11_MODULE(_native, m) {
 
   actcore::bind_calls(m);
   actcore::bind_hooks(m);
+  actcore::bind_kernels(m);
   actcore::bind_replay(m);
   actcore::bind_solvers(m);
   actcore::bind_tape(m);

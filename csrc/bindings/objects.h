@@ -63,6 +63,16 @@ class Field {
   Py_ssize_t offset_ = 0;
 };
 
+// Whether an error is one that torch raises of a tensor that cannot tell; another one stays.
+inline bool cannot_tell() {
+  for (PyObject* kind : {PyExc_RuntimeError, PyExc_ValueError})  // and NotImplementedError, which is the former
+    if (PyErr_ExceptionMatches(kind)) {
+      PyErr_Clear();
+      return true;
+    }
+  return false;
+}
+
 inline Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
 
 // What a method without arguments returns.

@@ -14,6 +14,15 @@ namespace {
 
 PyTypeObject* replay_type = nullptr;
 
+// The same of what code in Python says, whose errors stay set, but for those that say that it cannot tell.
+bool is_told(Ref found, PyObject* expected) {
+  if (!found) {
+    cannot_tell();
+    return false;
+  }
+  return is_same(std::move(found), expected);
+}
+
 // Whether the tensor is to the call what the site says.
 bool plays_role(PyObject* site, PyObject* call, PyObject* tensor, PyObject* storage, PyObject* address) {
   PyObject* role = known->site_role.of(site);
@@ -36,7 +45,7 @@ bool plays_role(PyObject* site, PyObject* call, PyObject* tensor, PyObject* stor
   }
   if (!told) {
     PyObject* given[] = {call, tensor, storage};
-    return is_same(Ref(PyObject_VectorcallMethod(known->names.role, given, 3, nullptr)), role);
+    return is_told(Ref(PyObject_VectorcallMethod(known->names.role, given, 3, nullptr)), role);
   }
   if (position >= 0) return PyUnicode_CompareWithASCIIString(role, position == 0 ? "input" : "other") == 0;
   Ref leaf = attribute(tensor, known->names.is_leaf);
@@ -55,24 +64,24 @@ bool fits(PyObject* site, PyObject* tensor) {
 }
 
 // Who keeps the tensor alive besides autograd: a text, empty for nobody; null with an error.
-Ref owner_of(Session* self, PyObject* call, PyObject* tensor, PyObject* storage, PyObject* address) {
-  PyObject* holder = PyDict_GetItemWithError(at(self, Session::kHolders), address);
+Ref owner_of(Replay* self, PyObject* call, PyObject* tensor, PyObject* storage, PyObject* address) {
+  PyObject* holder = PyDict_GetItemWithError(at(self, Replay::kHolders), address);
   if (holder != nullptr) return Ref::to(holder);
-  if (PyDict_Contains(at(self, Session::kForeign), address) == 1) return Ref::to(known->before);
+  if (PyDict_Contains(at(self, Replay::kForeign), address) == 1) return Ref::to(known->before);
   Ref base = attribute(tensor, known->names._base);
   if (!base) PyErr_Clear();
   PyObject* root = base && base.get() != Py_None ? base.get() : tensor;
-  if (Py_IS_TYPE(root, known->tensor) && has(root, known->names.dtype, at(self, Session::kDtype)))
+  if (Py_IS_TYPE(root, known->tensor) && has(root, known->names.dtype, at(self, Replay::kDtype)))
     return Ref(PyUnicode_InternFromString(""));
   PyObject* given[] = {tensor, storage, call};
-  return Ref(PyObject_Vectorcall(at(self, Session::kOwner), given, 3, nullptr));
+  return Ref(PyObject_Vectorcall(at(self, Replay::kOwner), given, 3, nullptr));
 }
 
 // Whether the call is given the argument by which the forward before has decided, and whether what else was decided by
 // its arguments would be decided so again.
 bool is_given(PyObject* site, PyObject* call) {
   PyObject* still = known->site_still.of(site);
-  if (still != Py_None && !is_same(Ref(PyObject_CallOneArg(still, call)), Py_True)) return false;
+  if (still != Py_None && !is_told(Ref(PyObject_CallOneArg(still, call)), Py_True)) return false;
   PyObject* given = known->site_given.of(site);
   if (given == Py_None) return true;
   const Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GET_ITEM(given, 0));
@@ -86,11 +95,14 @@ bool is_given(PyObject* site, PyObject* call) {
   return is_same(Ref::to(found == nullptr ? Py_None : found), PyTuple_GET_ITEM(given, 2));
 }
 
+// What a tensor gets that is another one: the full way, or an error.
+PyObject* left_to_python() { return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None); }
+
 }  // namespace
 
 bool is_replayable(PyObject* object) {
   if (!Py_IS_TYPE(object, replay_type)) return false;
-  PyObject* tracker = at(reinterpret_cast<Session*>(object), Session::kTracker);
+  PyObject* tracker = at(reinterpret_cast<Replay*>(object), Replay::kTracker);
   PyObject* call = reinterpret_cast<Calls*>(tracker)->members[Calls::kCall];
   if (call == nullptr || !Py_IS_TYPE(call, known->call)) return true;
   PyObject* arguments = known->call_arguments.of(call);
@@ -101,20 +113,19 @@ bool is_replayable(PyObject* object) {
 }
 
 PyObject* replayed(PyObject* object, PyObject* tensor) {
-  auto* self = reinterpret_cast<Session*>(object);
-  Ref site = Ref::to(at(self, Session::kExpected));
+  auto* self = reinterpret_cast<Replay*>(object);
+  Ref site = Ref::to(at(self, Replay::kExpected));
   if (site.get() == Py_None || !is_real(tensor)) Py_RETURN_NONE;
-  Ref call = Ref::to(reinterpret_cast<Calls*>(at(self, Session::kTracker))->members[Calls::kCall]);
+  Ref call = Ref::to(reinterpret_cast<Calls*>(at(self, Replay::kTracker))->members[Calls::kCall]);
   if (!call) Py_RETURN_NONE;
   if (!Py_IS_TYPE(call.get(), known->call)) Py_RETURN_NONE;
   if (known->call_function.of(call.get()) != known->site_function.of(site.get())) Py_RETURN_NONE;
-  if (!fits(site.get(), tensor) || !is_given(site.get(), call.get())) Py_RETURN_NONE;
+  if (!fits(site.get(), tensor) || !is_given(site.get(), call.get())) return left_to_python();
   PyObject* module = known->call_module.of(call.get());
   if (module == Py_None) {
     Ref caller = Ref::to(known->site_caller.of(site.get()));
     const bool same = PyWeakref_CheckRef(caller.get()) && is_innermost(object_of(caller.get()).get(), known->calling);
-    Ref found =
-        same ? Ref::to(known->site_module.of(site.get())) : Ref(PyObject_CallNoArgs(at(self, Session::kModule)));
+    Ref found = same ? Ref::to(known->site_module.of(site.get())) : Ref(PyObject_CallNoArgs(at(self, Replay::kModule)));
     if (!found) return nullptr;
     known->call_module.set(call.get(), std::move(found));
     module = known->call_module.of(call.get());
@@ -122,55 +133,55 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
   if (!is_same(Ref::to(module), known->site_module.of(site.get()))) Py_RETURN_NONE;
   Ref storage;
   Ref address = address_of(tensor, &storage);
-  if (!address || !plays_role(site.get(), call.get(), tensor, storage.get(), address.get())) Py_RETURN_NONE;
+  if (!address || !plays_role(site.get(), call.get(), tensor, storage.get(), address.get())) return left_to_python();
   PyObject* place = known->site_place.of(site.get());
-  PyObject* before = PyDict_GetItemWithError(at(self, Session::kOccurrences), place);
+  PyObject* before = PyDict_GetItemWithError(at(self, Replay::kOccurrences), place);
   PyObject* occurrence = known->site_occurrence.of(site.get());
   if (before == nullptr ? PyLong_AsLong(occurrence) != 0 : !is_same(Ref::to(before), occurrence)) Py_RETURN_NONE;
   Ref owner = owner_of(self, call.get(), tensor, storage.get(), address.get());
   if (!owner) return nullptr;
   if (!is_same(Ref::to(owner.get()), known->site_owner.of(site.get()))) Py_RETURN_NONE;
   const bool owned = PyUnicode_GetLength(owner.get()) != 0;
-  if (PyDict_GET_SIZE(at(self, Session::kDue)) != 0) Py_RETURN_NONE;
+  if (PyDict_GET_SIZE(at(self, Replay::kDue)) != 0) Py_RETURN_NONE;
   if (!owned) {
-    if (PyDict_Contains(at(self, Session::kExposed), address.get()) != 0) Py_RETURN_NONE;
-    if (at(self, Session::kValues) != Py_None) {
-      PyObject* value = PyDict_GetItemWithError(at(self, Session::kValues), address.get());
+    if (PyDict_Contains(at(self, Replay::kExposed), address.get()) != 0) Py_RETURN_NONE;
+    if (at(self, Replay::kValues) != Py_None) {
+      PyObject* value = PyDict_GetItemWithError(at(self, Replay::kValues), address.get());
       if (!is_same(Ref::to(value == nullptr ? Py_None : value), known->site_value.of(site.get()))) Py_RETURN_NONE;
     }
   }
-  Ref capturing(PyObject_CallNoArgs(at(self, Session::kCapturing)));
+  Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
   if (!capturing) return nullptr;
   if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
   // It is the same.
-  if (PyDict_SetItem(at(self, Session::kOccurrences), place, known->site_following.of(site.get())) < 0) return nullptr;
+  if (PyDict_SetItem(at(self, Replay::kOccurrences), place, known->site_following.of(site.get())) < 0) return nullptr;
   PyObject* next = known->site_next.of(site.get());
-  Py_SETREF(self->objects[Session::kExpected], Py_NewRef(next));
-  Py_SETREF(self->objects[Session::kLast], Py_NewRef(site.get()));
+  Py_SETREF(self->objects[Replay::kExpected], Py_NewRef(next));
+  Py_SETREF(self->objects[Replay::kLast], Py_NewRef(site.get()));
   if (owned) {
-    if (PyList_Append(at(self, Session::kRecords), known->site_record.of(site.get())) < 0) return nullptr;
+    if (PyList_Append(at(self, Replay::kRecords), known->site_record.of(site.get())) < 0) return nullptr;
     return kept_of(tensor).release();
   }
   Ref held = stored_here(self, site.get(), tensor, storage.get(), address.get());
   if (held.get() != Py_None) return held.release();
   PyObject* given[] = {tensor, storage.get(), known->site_recipe.of(site.get()), call.get(), site.get()};
-  return PyObject_Vectorcall(at(self, Session::kStore), given, 5, nullptr);
+  return PyObject_Vectorcall(at(self, Replay::kStore), given, 5, nullptr);
 }
 
 namespace {
 
 // The site of a tensor that went the full way: the one after it is expected to be the one that came then.
 PyObject* note(PyObject* object, PyObject* site) {
-  auto* self = reinterpret_cast<Session*>(object);
+  auto* self = reinterpret_cast<Replay*>(object);
   if (!Py_IS_TYPE(site, known->site)) {
     PyErr_Format(PyExc_TypeError, "site must be a Site, got %R", site);
     return nullptr;
   }
-  PyObject* last = at(self, Session::kLast);
+  PyObject* last = at(self, Replay::kLast);
   const bool first = last == Py_None;
   if (!first) known->site_next.set(last, Ref::to(site));
-  Py_SETREF(self->objects[Session::kLast], Py_NewRef(site));
-  Py_SETREF(self->objects[Session::kExpected], Py_NewRef(known->site_next.of(site)));
+  Py_SETREF(self->objects[Replay::kLast], Py_NewRef(site));
+  Py_SETREF(self->objects[Replay::kExpected], Py_NewRef(known->site_next.of(site)));
   return PyBool_FromLong(first);
 }
 
@@ -181,17 +192,17 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
-  auto* self = reinterpret_cast<Session*>(made.get());
-  for (int i = 0; i < Session::kObjects; ++i) {
-    PyObject* given = i < Session::kGiven ? PyDict_GetItemString(kwargs, kNames[i]) : Py_None;
-    if (i == Session::kExpected) given = PyDict_GetItemString(kwargs, "first");
+  auto* self = reinterpret_cast<Replay*>(made.get());
+  for (int i = 0; i < Replay::kObjects; ++i) {
+    PyObject* given = i < Replay::kGiven ? PyDict_GetItemString(kwargs, kNames[i]) : Py_None;
+    if (i == Replay::kExpected) given = PyDict_GetItemString(kwargs, "first");
     if (given == nullptr) {
-      PyErr_Format(PyExc_TypeError, "Replay must be given %s", i < Session::kGiven ? kNames[i] : "first");
+      PyErr_Format(PyExc_TypeError, "Replay must be given %s", i < Replay::kGiven ? kNames[i] : "first");
       return nullptr;
     }
     self->objects[i] = Py_NewRef(given);
   }
-  if (!is_calls(at(self, Session::kTracker))) {
+  if (!is_calls(at(self, Replay::kTracker))) {
     PyErr_SetString(PyExc_TypeError, "tracker must be a CallTracker");
     return nullptr;
   }
@@ -202,12 +213,12 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
-  for (PyObject* held : reinterpret_cast<Session*>(object)->objects) Py_VISIT(held);
+  for (PyObject* held : reinterpret_cast<Replay*>(object)->objects) Py_VISIT(held);
   return 0;
 }
 
 int clear(PyObject* object) {
-  for (PyObject*& held : reinterpret_cast<Session*>(object)->objects) Py_CLEAR(held);
+  for (PyObject*& held : reinterpret_cast<Replay*>(object)->objects) Py_CLEAR(held);
   return 0;
 }
 
@@ -230,7 +241,7 @@ PyType_Slot slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},  {Py_tp_clear, reinterpret_cast<void*>(clear)},
     {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)}, {0, nullptr},
 };
-PyType_Spec spec = {"actcore._native.Replay", sizeof(Session), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+PyType_Spec spec = {"actcore._native.Replay", sizeof(Replay), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
 }  // namespace
 

@@ -18,12 +18,17 @@ Known::Known(const py::dict& given) {
   group_affine = type("GroupAffine"), standardized = type("Standardized"), bit_mask = type("BitMask"),
   positive = type("Positive");
   exact_type = type("Exact");
-  clamped = type("Clamped"), narrow = type("Narrow"), widen = object("widen");
+  clamped = type("Clamped"), narrow = type("Narrow");
   PyTypeObject *record = type("Record"), *region = type("Region"), *exact = exact_type, *entry = type("Entry");
   compressed = type("Compressed");
   below = object("below_autograd");
-  decompress = object("decompress"), destandardize = object("destandardize"), order = object("order"),
-  spread = object("spread"), before = object("BEFORE"), calling = object("calling");
+  auto operation = [&](const char* name) {
+    const py::tuple pair = given[name];
+    return Operator{Py_NewRef(py::object(pair[0]).ptr()), Py_NewRef(py::object(pair[1]).ptr())};
+  };
+  decompress = operation("decompress"), destandardize = operation("destandardize");
+  spread = operation("spread"), widen = operation("widen");
+  modes = object("modes"), order = object("order"), before = object("BEFORE"), calling = object("calling");
   compiles = object("compiles"), dispatch_mode = object("dispatch_mode"), proxy = object("PROXY");
   torch_functions = object("torch_functions");
   call_function = {call, "function"}, call_module = {call, "module"};
@@ -35,7 +40,7 @@ Known::Known(const py::dict& given) {
   site_dtype = {site, "dtype"}, site_device = {site, "device"}, site_requires_grad = {site, "requires_grad"};
   site_owner = {site, "owner"}, site_value = {site, "value"}, site_next = {site, "next"}, site_form = {site, "form"};
   site_record = {site, "record"}, site_region = {site, "region"}, site_held = {site, "held"};
-  site_encoder = {site, "encoder"}, site_parts = {site, "parts"};
+  site_encoder = {site, "encoder"}, site_kernel = {site, "kernel"}, site_parts = {site, "parts"};
   site_arguments = {site, "arguments"}, site_fields = {site, "fields"}, site_noise = {site, "noise"};
   site_flat = {site, "flat"}, site_caller = {site, "caller"}, site_sharing = {site, "sharing"};
   site_still = {site, "still"}, site_whole = {site, "whole"};
@@ -61,6 +66,12 @@ Known::Known(const py::dict& given) {
 }
 
 bool is_real(PyObject* tensor) { return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter); }
+
+PyObject* Operator::of(PyObject* tensor) const {
+  const bool direct = kernel != Py_None && has(tensor, known->names.is_cpu, Py_True) &&
+                      PyLong_AsLong(Ref(PyObject_CallNoArgs(known->modes)).get()) == 0;
+  return direct ? kernel : by_torch;
+}
 
 bool is_same(Ref found, PyObject* expected) {
   if (!found || expected == nullptr) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "bindings/kernels.h"
 #include "bindings/objects.h"
 
 namespace actcore {
@@ -49,19 +50,27 @@ struct Names {
   PyObject* compressed = of("compressed");
 };
 
+// An operator, and the kernel that does the same on the CPU; None where there is none.
+struct Operator {
+  PyObject *by_torch = nullptr, *kernel = Py_None;
+
+  // What to call with a tensor, as a mode of torch would see it if there is one.
+  PyObject* of(PyObject* tensor) const;
+};
+
 // The classes and functions of Python that the fast path knows.
 struct Known {
   explicit Known(const pybind11::dict& given);
 
   PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive,
       *narrow, *clamped, *compressed, *entry_type, *exact_type;
-  PyObject *below, *decompress, *destandardize, *order, *spread, *widen, *before, *calling, *compiles, *dispatch_mode,
-      *proxy, *torch_functions;
+  PyObject *below, *modes, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions;
+  Operator decompress, destandardize, spread, widen;
   Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;
   Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
   Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
   Field site_record, site_region, site_held, site_encoder, site_arguments, site_parts, site_fields, site_noise,
-      site_flat, site_caller, site_sharing, site_given, site_still, site_whole, site_checked;
+      site_kernel, site_flat, site_caller, site_sharing, site_given, site_still, site_whole, site_checked;
   Field region_lazy, record_original, record_stored, region_start, region_version, region_value, region_sign,
       region_sign_record, region_kept, region_lent, region_layout;
   Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout,
@@ -73,7 +82,7 @@ struct Known {
 extern std::unique_ptr<Known> known;
 
 // What the fast path of one session goes by.
-struct Session {
+struct Replay {
   enum Object {
     kTracker,
     kOccurrences,
@@ -91,6 +100,7 @@ struct Session {
     kOwner,
     kCapturing,
     kPut,
+    kAgain,
     kGiven,
     kExpected = kGiven,
     kLast,
@@ -101,12 +111,12 @@ struct Session {
   uint64_t step;
 };
 
-constexpr const char* kNames[Session::kGiven] = {
-    "tracker", "occurrences", "holders", "foreign", "exposed", "due",   "records",   "entries",
-    "lent",    "dtype",       "values",  "store",   "module",  "owner", "capturing", "put",
+constexpr const char* kNames[Replay::kGiven] = {
+    "tracker", "occurrences", "holders", "foreign", "exposed", "due",       "records", "entries", "lent",
+    "dtype",   "values",      "store",   "module",  "owner",   "capturing", "put",     "again",
 };
 
-inline PyObject* at(Session* self, Session::Object which) { return self->objects[which]; }
+inline PyObject* at(Replay* self, Replay::Object which) { return self->objects[which]; }
 
 // Whether a tensor is torch's own, with elements of its own.
 bool is_real(PyObject* tensor);
@@ -115,10 +125,11 @@ bool is_same(Ref found, PyObject* expected);
 // The address of a tensor's storage, as a number of Python; null where it has none to ask for.
 Ref address_of(PyObject* tensor, Ref* storage);
 
-// A block in which torch's own kernels are called, below autograd.
+// A block in which a function is called below autograd, which a kernel is by itself.
 class Below {
  public:
-  Below() : guard_(PyObject_CallNoArgs(known->below)) {
+  explicit Below(PyObject* function) : needed_(!is_kernel(function)) {
+    if (needed_) guard_ = Ref(PyObject_CallNoArgs(known->below));
     if (guard_) entered_ = static_cast<bool>(called(guard_.get(), known->names.__enter__));
   }
   ~Below() {
@@ -129,10 +140,11 @@ class Below {
     Ref left(PyObject_VectorcallMethod(known->names.__exit__, arguments, 4, nullptr));
     PyErr_Restore(type, value, trace);
   }
-  // Whether the block was entered; otherwise there is an error.
-  explicit operator bool() const { return entered_; }
+  // Whether the block was entered, if that is needed; otherwise there is an error.
+  explicit operator bool() const { return entered_ || !needed_; }
 
  private:
+  const bool needed_;
   Ref guard_;
   bool entered_ = false;
 };

@@ -17,13 +17,14 @@ Ref elements_of(PyObject* stored, PyObject* codec, PyObject* numel) {
   const Names& names = known->names;
   Ref payload = attribute(stored, names.payload);
   if (!payload) return Ref();
+  PyObject* first = PyTuple_GET_ITEM(payload.get(), 0);
   if (Py_IS_TYPE(codec, known->group_affine)) {
     Ref bits = attribute(codec, names.bits), group = attribute(codec, names.group_size);
-    Below below;
+    PyObject* function = known->decompress.of(first);
+    Below below(function);
     if (!bits || !group || !below) return Ref();
-    PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0), PyTuple_GET_ITEM(payload.get(), 1), numel, bits.get(),
-                         group.get()};
-    return Ref(PyObject_Vectorcall(known->decompress, given, 5, nullptr));
+    PyObject* given[] = {first, PyTuple_GET_ITEM(payload.get(), 1), numel, bits.get(), group.get()};
+    return Ref(PyObject_Vectorcall(function, given, 5, nullptr));
   }
   if (Py_IS_TYPE(codec, known->standardized)) {
     Ref bits = attribute(codec, names.bits), group = attribute(codec, names.group_size);
@@ -33,9 +34,10 @@ Ref elements_of(PyObject* stored, PyObject* codec, PyObject* numel) {
     Ref order(PyObject_Vectorcall(known->order, asked, 3, nullptr));
     if (order && !PyTuple_Check(order.get())) PyErr_SetString(PyExc_RuntimeError, "a stored form has another layout");
     if (PyErr_Occurred()) return Ref();
-    Below below;
+    PyObject* function = known->destandardize.of(first);
+    Below below(function);
     if (!below) return Ref();
-    PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0),
+    PyObject* given[] = {first,
                          PyTuple_GET_ITEM(payload.get(), 1),
                          PyTuple_GET_ITEM(payload.get(), 2),
                          numel,
@@ -43,18 +45,18 @@ Ref elements_of(PyObject* stored, PyObject* codec, PyObject* numel) {
                          PyTuple_GET_ITEM(order.get(), 1),
                          bits.get(),
                          group.get()};
-    return Ref(PyObject_Vectorcall(known->destandardize, given, 8, nullptr));
+    return Ref(PyObject_Vectorcall(function, given, 8, nullptr));
   }
   const bool mask = Py_IS_TYPE(codec, known->bit_mask), narrow = Py_IS_TYPE(codec, known->narrow);
   Ref values = narrow ? pair_of(attribute(codec, names.low), attribute(codec, names.high))
                : mask ? attribute(codec, names.values)
                       : Ref(Py_BuildValue("(ii)", 0, 1));
   Ref dtype = attribute(stored, names.dtype);
-  Below below;
+  PyObject* function = (narrow ? known->widen : known->spread).of(first);
+  Below below(function);
   if (!values || !dtype || !below) return Ref();
-  PyObject* given[] = {PyTuple_GET_ITEM(payload.get(), 0), numel, dtype.get(), PyTuple_GET_ITEM(values.get(), 0),
-                       PyTuple_GET_ITEM(values.get(), 1)};
-  return Ref(PyObject_Vectorcall(narrow ? known->widen : known->spread, given, 5, nullptr));
+  PyObject* given[] = {first, numel, dtype.get(), PyTuple_GET_ITEM(values.get(), 0), PyTuple_GET_ITEM(values.get(), 1)};
+  return Ref(PyObject_Vectorcall(function, given, 5, nullptr));
 }
 
 // A tensor that is kept as it is; one that was changed since is left to Kept.unpack, which says so.

@@ -29,7 +29,7 @@ uint64_t mixed(uint64_t value) {
 }
 
 // As what a tensor is stored, as Site.form has it.
-enum Form { kKept, kValue, kSign, kHeld, kShape };
+enum Form { kKept, kValue, kSign, kHeld, kShape, kRecomputed };
 
 constexpr Py_ssize_t kStream = 4;  // among the arguments of an operator that draws noise
 constexpr Py_ssize_t kMost = 8;    // of an operator's arguments
@@ -59,7 +59,7 @@ Ref outdated(PyObject* site) {
 }
 
 // The stored form of a tensor: an actcore.Compressed. None where it has an element that the form does not take.
-Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
+Ref compressed(Replay* self, PyObject* site, PyObject* tensor) {
   Ref elements = Ref::to(tensor);
   Ref flat = Ref::to(known->site_flat.of(site));
   if (flat.get() != Py_None) {  // as it lies in memory
@@ -71,7 +71,8 @@ Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
     elements = Ref(PyObject_VectorcallMethod(known->names.as_strided, given, static_cast<size_t>(1 + parts), nullptr));
     if (!elements) return Ref();
   }
-  Ref encoder = Ref::to(known->site_encoder.of(site)), arguments = Ref::to(known->site_arguments.of(site)), stream;
+  Ref encoder = Ref::to(Operator{known->site_encoder.of(site), known->site_kernel.of(site)}.of(tensor)),
+      arguments = Ref::to(known->site_arguments.of(site)), stream;
   const Py_ssize_t count = PyTuple_GET_SIZE(arguments.get());
   PyObject* given[1 + kMost] = {elements.get()};
   if (count > kMost) {
@@ -87,7 +88,7 @@ Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
   }
   Ref returned;
   {
-    Below below;
+    Below below(encoder.get());
     if (!below) return Ref();
     returned = Ref(PyObject_Vectorcall(encoder.get(), given, static_cast<size_t>(1 + count), nullptr));
   }
@@ -109,7 +110,7 @@ Ref compressed(Session* self, PyObject* site, PyObject* tensor) {
 
 // A region of a tensor like the one that the forward before had, which holds nothing yet. That of more than the tensor
 // begins where it did.
-Ref region_of(Session* self, PyObject* site, PyObject* tensor) {
+Ref region_of(Replay* self, PyObject* site, PyObject* tensor) {
   Ref region = copy_of(known->site_region.of(site));
   Ref version = attribute(tensor, known->names._version);
   if (!region || !version) return Ref();
@@ -119,7 +120,7 @@ Ref region_of(Session* self, PyObject* site, PyObject* tensor) {
     known->region_start.set(region.get(), std::move(start));
   }
   known->region_version.set(region.get(), std::move(version));
-  known->region_last.set(region.get(), Ref::to(at(self, Session::kLent)));
+  known->region_last.set(region.get(), Ref::to(at(self, Replay::kLent)));
   return region;
 }
 
@@ -150,30 +151,30 @@ Ref exact_of(PyObject* site, PyObject* tensor, PyObject* region) {
 }
 
 // Puts a record among those of the forward.
-bool noted(Session* self, Ref record) {
+bool noted(Replay* self, Ref record) {
   untrack(record.get());
-  return PyList_Append(at(self, Session::kRecords), record.get()) == 0;
+  return PyList_Append(at(self, Replay::kRecords), record.get()) == 0;
 }
 
 // Notes what is known of a storage that nobody has saved in this forward, as StorageMap.put does.
-bool put(Session* self, PyObject* storage, PyObject* address, Ref regions) {
+bool put(Replay* self, PyObject* storage, PyObject* address, Ref regions) {
   Ref entry(regions ? known->entry_type->tp_alloc(known->entry_type, 0) : nullptr);
   if (!entry) return false;
   untrack(regions.get());
   known->entry_regions.set(entry.get(), std::move(regions));
   known->entry_counted.set(entry.get(), Ref::to(Py_True));
   untrack(entry.get());
-  PyObject* entries = at(self, Session::kEntries);
+  PyObject* entries = at(self, Replay::kEntries);
   if (PyDict_GET_SIZE(entries) < kRoom) {
     Ref counted = called(storage, known->names._weak_ref);  // the map gives it back
     return counted && PyDict_SetItem(entries, address, entry.get()) == 0;
   }
   PyObject* given[] = {storage, entry.get()};
-  return static_cast<bool>(Ref(PyObject_Vectorcall(at(self, Session::kPut), given, 2, nullptr)));
+  return static_cast<bool>(Ref(PyObject_Vectorcall(at(self, Replay::kPut), given, 2, nullptr)));
 }
 
 // Stores a tensor, of whose memory there is no region in this forward, in one of its own.
-Ref stored(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, PyObject* entry,
+Ref stored(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, PyObject* entry,
            Ref nbytes, Form form) {
   Ref record = copy_of(known->site_record.of(site));
   Ref region = region_of(self, site, tensor);
@@ -199,7 +200,7 @@ Ref stored(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, P
 }
 
 // Stores a tensor for one operator alone, whatever else is saved of its memory.
-Ref formed(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, bool known_before,
+Ref formed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, bool known_before,
            Form form) {
   Ref held = Ref::to(known->site_held.of(site));
   if (form == kHeld) {
@@ -213,6 +214,20 @@ Ref formed(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, P
   Ref record = copy_of(known->site_record.of(site));
   Ref nbytes = known_before ? Ref(PyLong_FromLong(0)) : called(storage, known->names.nbytes);
   if (!held || !record || !nbytes) return Ref();
+  known->record_original.set(record.get(), std::move(nbytes));
+  if (!known_before && !put(self, storage, address, Ref(PyList_New(0)))) return Ref();
+  return noted(self, std::move(record)) ? std::move(held) : Ref();
+}
+
+// Leaves a tensor to be made again when backward reads it. None where nobody can make it.
+Ref recomputed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address,
+               bool known_before) {
+  PyObject* again = at(self, Replay::kAgain);
+  Ref held = again == Py_None ? Ref::to(Py_None) : Ref(PyObject_CallOneArg(again, tensor));
+  if (!held || held.get() == Py_None) return held;
+  Ref record = copy_of(known->site_record.of(site));
+  Ref nbytes = known_before ? Ref(PyLong_FromLong(0)) : called(storage, known->names.nbytes);
+  if (!record || !nbytes) return Ref();
   known->record_original.set(record.get(), std::move(nbytes));
   if (!known_before && !put(self, storage, address, Ref(PyList_New(0)))) return Ref();
   return noted(self, std::move(record)) ? std::move(held) : Ref();
@@ -260,7 +275,7 @@ Ref region_found(PyObject* site, PyObject* tensor, PyObject* regions, Sharing sh
 }
 
 // Stores a tensor whose memory was saved before.
-Ref shared(Session* self, PyObject* site, PyObject* tensor, PyObject* regions, PyObject* region, Sharing sharing) {
+Ref shared(Replay* self, PyObject* site, PyObject* tensor, PyObject* regions, PyObject* region, Sharing sharing) {
   Ref record = copy_of(known->site_record.of(site));
   if (!record) return Ref();
   Ref held;
@@ -285,10 +300,10 @@ Ref shared(Session* self, PyObject* site, PyObject* tensor, PyObject* regions, P
 
 // Whether query, key and value of the attention that saves a tensor lie in its memory as they did in the forward
 // before, where one product has made all three.
-bool lie_as_before(Session* self, PyObject* site, PyObject* address) {
+bool lie_as_before(Replay* self, PyObject* site, PyObject* address) {
   PyObject* whole = known->site_whole.of(site);
   if (whole == Py_None) return true;
-  PyObject* call = reinterpret_cast<Calls*>(at(self, Session::kTracker))->members[Calls::kCall];
+  PyObject* call = reinterpret_cast<Calls*>(at(self, Replay::kTracker))->members[Calls::kCall];
   PyObject* arguments = known->call_arguments.of(call);
   if (!PyList_CheckExact(arguments) || PyList_GET_SIZE(arguments) < PyTuple_GET_SIZE(whole)) return false;
   const Names& names = known->names;
@@ -312,15 +327,16 @@ bool is_plain(PyObject* tensor) {
          is_same(called(tensor, names._is_zerotensor), Py_False);
 }
 
-Ref stored_as_before(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
+Ref stored_as_before(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
   if (known->site_form.of(site) == Py_None || !is_plain(tensor)) return Ref::to(Py_None);
   const auto form = static_cast<Form>(PyLong_AsLong(known->site_form.of(site)));
   const auto sharing = static_cast<Sharing>(PyLong_AsLong(known->site_sharing.of(site)));
-  Ref entry = Ref::to(PyDict_GetItemWithError(at(self, Session::kEntries), address));
+  Ref entry = Ref::to(PyDict_GetItemWithError(at(self, Replay::kEntries), address));
   if (!entry && PyErr_Occurred()) return Ref();
   if (entry && known->entry_counted.of(entry.get()) != Py_True) return Ref::to(Py_None);
   if (form == kHeld || form == kShape)
     return formed(self, site, tensor, storage, address, static_cast<bool>(entry), form);
+  if (form == kRecomputed) return recomputed(self, site, tensor, storage, address, static_cast<bool>(entry));
   Ref regions = entry ? Ref::to(known->entry_regions.of(entry.get())) : Ref();
   if (sharing == kAlone) {
     // Memory that was stored for one operator alone is counted already.
@@ -340,7 +356,7 @@ Ref stored_as_before(Session* self, PyObject* site, PyObject* tensor, PyObject* 
 
 }  // namespace
 
-Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
+Ref stored_here(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
   if (!lie_as_before(self, site, address)) return outdated(site);
   return stored_as_before(self, site, tensor, storage, address);
 }

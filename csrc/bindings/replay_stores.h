@@ -6,7 +6,7 @@ namespace actcore {
 // A Kept of a tensor.
 Ref kept_of(PyObject* tensor);
 // Stores a tensor of the site's description; None where the session has to, null with an error.
-Ref stored_here(Session* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address);
+Ref stored_here(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address);
 // Stores a tensor as the forward before has; None if it is another, or has to go the full way; null with an error.
 PyObject* replayed(PyObject* replay, PyObject* tensor);
 // Whether an object is a Replay, and the call that runs has no tensors of other classes, which would see what is asked of

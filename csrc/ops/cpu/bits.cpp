@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "ops/bits.h"
+#include "ops/cpu/direct.h"
 #include "ops/cpu/share.h"
 
 namespace actcore::ops {
@@ -56,6 +57,10 @@ Tensor positive_mask(const Tensor& input) {
                  [&](int64_t begin, int64_t end) { cpu::kernels().positive_mask(call.args, begin, end); });
   return call.mask;
 }
+
+ACTCORE_DIRECT(bit_mask_compress, &bit_mask_compress);
+ACTCORE_DIRECT(bit_mask_decompress, &bit_mask_decompress);
+ACTCORE_DIRECT(positive_mask, &positive_mask);
 
 }  // namespace
 }  // namespace actcore::ops

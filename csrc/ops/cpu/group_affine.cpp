@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ops/cpu/direct.h"
 #include "ops/cpu/share.h"
 #include "ops/group_affine.h"
 
@@ -132,8 +133,18 @@ Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_
   return call.output;
 }
 
+ACTCORE_DIRECT(group_affine_compress, &group_affine_compress<int64_t>);
+ACTCORE_DIRECT(group_affine_clamped_compress, &group_affine_clamped_compress);
+ACTCORE_DIRECT(group_affine_standardized_compress, &group_affine_standardized_compress);
+ACTCORE_DIRECT(group_affine_standardized_decompress, &group_affine_standardized_decompress);
+ACTCORE_DIRECT(group_affine_decompress, &group_affine_decompress);
+
 }  // namespace
 }  // namespace actcore::ops
+
+extern "C" __attribute__((visibility("default"))) const actcore::ops::Direct* actcore_cpu_kernels() {
+  return actcore::ops::directs;
+}
 
 STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
   using namespace actcore::ops;

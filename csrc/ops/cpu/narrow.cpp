@@ -4,6 +4,7 @@
 #include <atomic>
 #include <tuple>
 
+#include "ops/cpu/direct.h"
 #include "ops/cpu/share.h"
 
 namespace actcore::ops {
@@ -25,6 +26,9 @@ Tensor narrow_decompress(const Tensor& packed, int64_t numel, ScalarType dtype, 
   share_elements(numel, [&](int64_t begin, int64_t end) { cpu::kernels().narrow_decompress(call.args, begin, end); });
   return call.output;
 }
+
+ACTCORE_DIRECT(narrow_compress, &narrow_compress);
+ACTCORE_DIRECT(narrow_decompress, &narrow_decompress);
 
 }  // namespace
 }  // namespace actcore::ops

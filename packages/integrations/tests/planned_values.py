@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import integrations
-from integrations.bounds import Bounds
 from integrations.checkpoint import Plan
-from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.planning.choice import Choice, mask_of
-from integrations.checkpoint.planning.menus import Menus
+from integrations.planning.bounds import Bounds
+from integrations.planning.choice import Choice, mask_of
+from integrations.planning.menus import Menus
 from integrations.saved.calls import CallTracker
+from integrations.step.capturing.capture import capture
 from integrations.stores import Store
 
 

@@ -23,7 +23,7 @@ from integrations import bounded as bounded_plans
 from integrations import compress_model, compression, recomputing
 from integrations.adaptive import ranks
 from integrations.checkpoint import apply, plan
-from integrations.checkpoint.costs.rates import constant
+from integrations.step.costs.rates import constant
 
 OPTIONS = {
     "plain": {},

@@ -22,7 +22,7 @@ from two_ranks import leave
 from integrations import compress_model
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
-from integrations.checkpoint.graphs.sharding import units_of
+from integrations.step.graphs.sharding import units_of
 
 
 class Block(nn.Module):

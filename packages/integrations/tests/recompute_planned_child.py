@@ -12,12 +12,12 @@ from itertools import compress, count
 from pathlib import Path
 
 import torch
+from recompute_run import run
 from torch import nn
 
 from actcore import checkpoint_plans, simulate
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.following import run
-from integrations.checkpoint.planning.problem import training_step
+from integrations.planning.problem import training_step
 
 
 def layers():

@@ -7,8 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from integrations.checkpoint.execution.following import run
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.step.graphs.schedule import Schedule
+
+from .recompute_run import run
 
 
 class Repetitions:

@@ -6,8 +6,9 @@ import copy
 import torch
 
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.following import run
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.step.graphs.schedule import Schedule
+
+from .recompute_run import run
 
 
 def left_by(model):

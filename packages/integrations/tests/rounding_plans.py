@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from integrations.checkpoint.planning.choice import Choice
 from integrations.levels import LEVELS
+from integrations.planning.choice import Choice
 from integrations.stores import Store
 
 BASE = replace(LEVELS["L0"], min_bytes=0)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from integrations import checkpoint, compress_model
 from integrations.checkpoint import Plan
 from integrations.levels import resolve_level
-from integrations.planning import planned
+from integrations.planning.front import planned
 
 from .nets import mlp, normal
 from .recompute_reference import LiveBytes

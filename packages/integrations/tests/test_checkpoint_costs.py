@@ -9,12 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actcore import GroupAffine, Narrow, Offload, Positive, Raw
 from integrations.checkpoint import capture
-from integrations.checkpoint.costs import calibrating
-from integrations.checkpoint.costs.calibrating import calibrated
-from integrations.checkpoint.costs.calls import Calls
-from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
-from integrations.checkpoint.costs.modelled import Kind, by, modelled, work_of
-from integrations.checkpoint.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, Line, Rates, constant
+from integrations.step.costs import calibrating
+from integrations.step.costs.calibrating import calibrated
+from integrations.step.costs.calls import Calls
+from integrations.step.costs.codecs import restore_seconds, store_seconds
+from integrations.step.costs.modelled import Kind, by, modelled, work_of
+from integrations.step.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, Line, Rates, constant
 
 from .nets import mlp, normal
 

@@ -14,11 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import integrations
 from integrations import checkpoint
-from integrations.bounds import Bounds
-from integrations.checkpoint.costs.rates import constant
 from integrations.levels import LEVELS
-from integrations.planning.planner import planned
+from integrations.planning.bounds import Bounds
+from integrations.planning.front import planned
 from integrations.saved.aten_rules import Backward
+from integrations.step.costs.rates import constant
 
 from .compiled_peak import compiled_peak
 from .nets import assert_nothing_active, assert_same, gradients, normal, relative_error

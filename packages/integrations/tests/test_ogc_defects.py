@@ -10,7 +10,7 @@ from torch import nn
 
 from actcore import checkpoint_plans, checkpoint_segments
 from integrations.checkpoint import apply, capture, optimal_grad_checkpointing, plan, plan_of
-from integrations.checkpoint.planning.problem import training_step
+from integrations.planning.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import net

@@ -11,10 +11,10 @@ from torch import nn
 
 import integrations
 from integrations import bounded, checkpoint
-from integrations.bounds import WAYS, Bounds
-from integrations.checkpoint.costs.calibrating import calibrated
-from integrations.checkpoint.planning import alternatives
-from integrations.checkpoint.planning.plans import Plans
+from integrations.planning import alternatives
+from integrations.planning.bounds import WAYS, Bounds
+from integrations.planning.plans import Plans
+from integrations.step.costs.calibrating import calibrated
 from integrations.stores import Store
 
 from .nets import assert_same, gradients, normal

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
 from integrations.checkpoint import Plan
-from integrations.plan_forward import _Taped
+from integrations.runtime.following import _Taped
 from integrations.stores import Store
 
 from .nets import Net, gradients, normal

@@ -18,8 +18,8 @@ from integrations.adaptive.plan_error import measured_error
 from integrations.adaptive.sensitivities import sensitivities
 from integrations.adaptive.weights import measured_weights, noise_of, usual_weights
 from integrations.adaptive.within_error import within_error
-from integrations.bounds import Bounds
-from integrations.planning import planned
+from integrations.planning.bounds import Bounds
+from integrations.planning.front import planned
 
 from .nets import gradients, mlp, normal
 from .rounding_plans import BASE, all_stored, blocks

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
-from integrations import plan_forward
 from integrations.checkpoint import plan_of
-from integrations.checkpoint.execution.tape import Tape
 from integrations.fewbit import RandomizedLinear
+from integrations.runtime import following
+from integrations.runtime.repeating.tape import Tape
 from integrations.saved import replay
 
 from .replay_nets import NETS, WIDTH, InPlace, Net, Overwriting
@@ -37,7 +37,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
             super().__init__(*args)  # type: ignore[arg-type]
             found.append(self)
 
-    monkeypatch.setattr(plan_forward, "Tape", Counted)
+    monkeypatch.setattr(following, "Tape", Counted)
     monkeypatch.setattr(replay, "FORCED_OFF", False)  # where the environment turns it off, these would all have one
     return found
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import integrations
-from integrations.checkpoint.execution.segments import Segment
+from integrations.runtime.repeating.segments import Segment
 from integrations.saved.regions import Region
 from integrations.stores import Store
 

@@ -13,10 +13,10 @@ import integrations
 from integrations.adaptive.one_step import Unmeasured
 from integrations.adaptive.weights import KNOWN_LOSS
 from integrations.adaptive.within_error import within_error
-from integrations.bounds import Bounds
 from integrations.checkpoint import Plan
-from integrations.checkpoint.planning.search import solved_again
-from integrations.planning import planned
+from integrations.planning.bounds import Bounds
+from integrations.planning.front import planned
+from integrations.planning.search import solved_again
 
 from .nets import gradients, normal
 from .rounding_plans import BASE, blocks

@@ -11,12 +11,12 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, SavedTensor
 from integrations.adaptive.weights import usual_weights
-from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.costs.rates import constant
 from integrations.levels import LEVELS, Level
-from integrations.planning.menus import WIDTHS, menus_of
+from integrations.planning.offered import WIDTHS, menus_of
 from integrations.planning.savers import Seen
 from integrations.saved.policy import policy_of
+from integrations.step.capturing.capture import capture
+from integrations.step.costs.rates import constant
 from integrations.stores import Store
 
 from .nets import Net, gradients, normal

@@ -9,13 +9,13 @@ from torch import nn
 
 from actcore import simulate
 from integrations import checkpoint
-from integrations.bounds import Bounds
-from integrations.checkpoint.costs.rates import constant
-from integrations.checkpoint.planning.choice import Choice, mask_of
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.problem import training_step
 from integrations.levels import LEVELS
-from integrations.planning import planned
+from integrations.planning.bounds import Bounds
+from integrations.planning.choice import Choice, mask_of
+from integrations.planning.front import planned
+from integrations.planning.plan import Plan
+from integrations.planning.problem import training_step
+from integrations.step.costs.rates import constant
 from integrations.stores import Store
 
 from .graphs import Block

@@ -10,7 +10,7 @@ from torch import nn
 from actcore import simulate
 from integrations import checkpoint, compress_model
 from integrations.checkpoint import Plan
-from integrations.checkpoint.planning.problem import training_step
+from integrations.planning.problem import training_step
 
 from .nets import assert_same, normal
 from .recompute_reference import LiveBytes

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
-from integrations.checkpoint.planning import plans
+from integrations.planning import plans
 
 from .nets import assert_nothing_active, mlp, normal
 from .recompute_nets import NETS, net
@@ -242,7 +242,7 @@ def test_copies_have_a_plan_of_their_own():
         assert plan_of(other) == plan_of(model)
         restore_model(other)
         assert_as_twin(model, other, x)
-    with pytest.warns(UserWarning, match="shallow copy of the checkpointed Sequential"):
+    with pytest.warns(UserWarning, match="shallow copy of the compressed Sequential"):
         copy.copy(model)(x)
 
 

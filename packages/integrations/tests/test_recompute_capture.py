@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from integrations.checkpoint import Graph, capture
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.step.graphs.schedule import Schedule
 
 from .nets import Net, mlp, normal
 from .recompute_nets import NETS, net

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from integrations import planning
 from integrations.checkpoint import capture, plan
-from integrations.checkpoint.capturing import capture as capturing
-from integrations.checkpoint.costs import workspaces
-from integrations.checkpoint.dispatch.memory import allocated
 from integrations.levels import resolve_level
+from integrations.planning.front import planned
 from integrations.saved.tensors import tensors_in
+from integrations.step.capturing import capture as capturing
+from integrations.step.costs import workspaces
+from integrations.step.dispatch.memory import allocated
 
 from . import fake_engine
 from .recompute_nets import net
@@ -180,7 +180,7 @@ def test_scratch_is_beside_whole_blocks(monkeypatch):
 
 def test_what_a_level_stores_takes_whole_blocks_too(fake_gpu):
     model, x = on_meta(KERNELS["flash"][0])
-    made = planning.planned(model, resolve_level("L1", {}), (x,), {})
+    made = planned(model, resolve_level("L1", {}), (x,), {})
     rows = zip(made.graph.values, made.menus.options, strict=True)
     held = [(option.held, value.nbytes) for value, row in rows for option in row]
     assert held
@@ -190,6 +190,6 @@ def test_what_a_level_stores_takes_whole_blocks_too(fake_gpu):
 def test_what_goes_to_the_host_takes_nothing(fake_gpu):
     """And what backward makes again is about to be read, and stays on the device."""
     model, x = on_meta(KERNELS["flash"][0])
-    made = planning.planned(model, resolve_level("swap", {}), (x,), {})
+    made = planned(model, resolve_level("swap", {}), (x,), {})
     assert {option.held for row in made.menus.options for option in row} == {0}
     assert made.plain_peak < plan(model, x).plain_peak

@@ -16,21 +16,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import actcore
 from actcore import simulate
 from integrations import checkpoint
-from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.dispatch.decisions import Decides, decides
-from integrations.checkpoint.execution.following import run
-from integrations.checkpoint.execution.repeating import here
-from integrations.checkpoint.graphs.schedule import Schedule
-from integrations.checkpoint.planning.choice import mask_of
-from integrations.checkpoint.planning.problem import training_step
 from integrations.levels import resolve_level
-from integrations.planning import planned
+from integrations.planning.choice import mask_of
+from integrations.planning.front import planned
+from integrations.planning.problem import training_step
+from integrations.runtime.repeating.repeating import here
+from integrations.step.capturing.capture import capture
+from integrations.step.dispatch.decisions import Decides, decides
+from integrations.step.graphs.schedule import Schedule
 
 from .deciding_nets import DECISIONS, Deciding, by_function, by_operator, deciding, flipping, picked_op
 from .libraries import library_or_skip
 from .nets import gradients, normal
 from .recompute_levels import compressed, flat, report, small_resnet
 from .recompute_reference import random_kept
+from .recompute_run import run
 
 SEEDS = 8
 

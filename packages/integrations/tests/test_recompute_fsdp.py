@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from integrations.checkpoint import capture
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.step.graphs.schedule import Schedule
 
 from .recompute_nets import net
 from .two_ranks import run_two_ranks

@@ -3,7 +3,7 @@
 import pytest
 
 from integrations.checkpoint import capture
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.step.graphs.schedule import Schedule
 
 from .recompute_nets import NETS, net, random_net
 from .recompute_reference import assert_as_plain, random_kept

@@ -13,7 +13,7 @@ from torch import nn
 import integrations
 from integrations import bounded
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
-from integrations.checkpoint.planning import plans
+from integrations.planning import plans
 
 from .nets import assert_same, gradients, mlp, normal
 from .recompute_nets import net

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.following import run
-from integrations.checkpoint.execution.segments import Segment
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.runtime.repeating.segments import Segment
+from integrations.step.graphs.schedule import Schedule
 
 from .nets import mlp, normal
 from .recompute_nets import net
 from .recompute_reference import LiveBytes, counted_peak, random_kept, simulated_peak
+from .recompute_run import run
 
 
 def wide():

@@ -11,14 +11,14 @@ from torch import nn
 from actcore import simulate
 from integrations import checkpoint
 from integrations.checkpoint import Plan, capture
-from integrations.checkpoint.execution.following import run
-from integrations.checkpoint.execution.segments import Segment
-from integrations.checkpoint.graphs.schedule import Schedule
-from integrations.checkpoint.planning.problem import training_step
+from integrations.planning.problem import training_step
+from integrations.runtime.repeating.segments import Segment
+from integrations.step.graphs.schedule import Schedule
 
 from .nets import Net, normal
 from .recompute_nets import NETS, net, random_net
 from .recompute_reference import LiveBytes, assert_as_plain, counted_peak, outcome, random_kept, simulated_peak
+from .recompute_run import run
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # none of these forwards leaves its graph

@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from actcore import checkpoint_plans, simulate
 from integrations.checkpoint import capture
-from integrations.checkpoint.execution.following import run
-from integrations.checkpoint.planning.problem import training_step
+from integrations.planning.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import NETS, net
 from .recompute_reference import LiveBytes, Ones, random_kept, simulated_peak
+from .recompute_run import run
 
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0)
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from actcore import simulate
 from integrations.checkpoint import Plan, capture, plan
-from integrations.checkpoint.planning.paper import paper_segments
-from integrations.checkpoint.planning.problem import training_step
+from integrations.planning.paper import paper_segments
+from integrations.planning.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import NETS, net

@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from integrations.checkpoint import capture, plan
-from integrations.checkpoint.execution.following import run
 
 from .nets import Net, assert_nothing_active, mlp, normal
 from .recompute_nets import net
 from .recompute_reference import random_kept
+from .recompute_run import run
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
 from integrations.checkpoint import apply, capture, plan, restore_model
-from integrations.checkpoint.execution.following import run
 
 from .nets import Net, mlp, normal
 from .recompute_nets import net
+from .recompute_run import run
 from .recompute_twins import assert_like_twin, left_by
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import bounded, checkpoint, planning
-from integrations.checkpoint.planning import plans
+from integrations import bounded, checkpoint
+from integrations.planning import plans
+from integrations.planning.front import planned
 
 from .nets import assert_same, gradients, mlp, normal
 
@@ -64,7 +65,7 @@ def test_a_capture_that_fails_warns_once_and_the_forward_runs(way, monkeypatch):
         raise RuntimeError("operators that no capture knows")
 
     monkeypatch.setattr(plans, "capture", capture)
-    monkeypatch.setattr("integrations.planning.planner.capture", capture)
+    monkeypatch.setattr("integrations.planning.front.capture", capture)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = gradients(model, LARGER)
@@ -99,11 +100,11 @@ def test_shapes_without_a_gradient_do_not_stop_others(monkeypatch):
     model = integrations.compress_model(frozen(mlp()), checkpoint="optimal")
     captures = []
 
-    def planned(*args, **options):
+    def noted(*args, **options):
         captures.append(args)
-        return planning.planned(*args, **options)
+        return planned(*args, **options)
 
-    monkeypatch.setattr(bounded, "planned", planned)
+    monkeypatch.setattr(bounded, "planned", noted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for rows in range(60, 80):

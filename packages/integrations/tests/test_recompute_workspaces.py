@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from integrations.checkpoint import Graph, apply, capture, plan, plan_of
-from integrations.checkpoint.capturing import capture as capturing
-from integrations.checkpoint.costs import workspaces
-from integrations.checkpoint.costs.calls import Calls
-from integrations.checkpoint.costs.modelled import Cost, modelled
-from integrations.checkpoint.costs.repeated import Repeated
-from integrations.checkpoint.costs.workspaces import measured
-from integrations.checkpoint.planning.problem import training_step
+from integrations.planning.problem import training_step
+from integrations.step.capturing import capture as capturing
+from integrations.step.costs import workspaces
+from integrations.step.costs.calls import Calls
+from integrations.step.costs.modelled import Cost, modelled
+from integrations.step.costs.repeated import Repeated
+from integrations.step.costs.workspaces import measured
 
 from .nets import mlp, normal
 from .recompute_nets import net

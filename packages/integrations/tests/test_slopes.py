@@ -10,11 +10,8 @@ from torch import nn
 from actcore import SavedTensor
 from integrations import fewbit
 from integrations.adaptive.weights import usual_weights
-from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.costs.codecs import restore_seconds, store_seconds
-from integrations.checkpoint.costs.rates import constant
 from integrations.levels import LEVELS, Level
-from integrations.planning.menus import SLOPE_WIDTHS, menus_of
+from integrations.planning.offered import SLOPE_WIDTHS, menus_of
 from integrations.planning.parts import part_of
 from integrations.planning.savers import Saver, Seen
 from integrations.saved.arguments import Arguments
@@ -26,6 +23,9 @@ from integrations.saved.recipes import Extent, Recipes
 from integrations.saved.session import Session
 from integrations.saved.slopes import activation_of
 from integrations.saved.storing import StoredLater
+from integrations.step.capturing.capture import capture
+from integrations.step.costs.codecs import restore_seconds, store_seconds
+from integrations.step.costs.rates import constant
 from integrations.stores import Store
 
 from .nets import Net, normal

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.dispatch.operators import traits_of
-from integrations.checkpoint.execution.following import following
-from integrations.checkpoint.execution.tape import Tape
-from integrations.checkpoint.graphs.schedule import Schedule
+from integrations.runtime.repeating.tape import Tape
+from integrations.step.capturing.capture import capture
+from integrations.step.dispatch.operators import traits_of
+from integrations.step.graphs.graph import Graph
+from integrations.step.graphs.schedule import Schedule
 
 from .nets import Net, normal
 from .recompute_nets import NETS, net, random_net
+from .recompute_run import run
 
 
 def _in_python(self: Tape, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -25,12 +27,24 @@ def _in_python(self: Tape, func: Any, types: Any, args: tuple[Any, ...] = (), kw
     return func(*args, **(kwargs or {})) if traits.view else self.follow(func, traits, args, kwargs or {})
 
 
+def _tape_of(
+    graph: Graph, kept: Collection[int], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tape:
+    """The tape of a forward that keeps these values, which it may have left."""
+    forward = run(model, graph, kept)
+    forward.handle.recomputing.made = made = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        forward(*args, **kwargs)
+    tape: Tape = made[0]._tape
+    return tape
+
+
 def _followed(
     schedule: Schedule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, str, list[int]]:
     torch.manual_seed(0)
-    with following(schedule, model) as tape:
-        model(*args, **kwargs)
+    tape = _tape_of(schedule.graph, schedule.kept, model, args, kwargs)
     return tape.next, tape.astray, sorted(tape.values.values())
 
 
@@ -111,7 +125,6 @@ def test_an_operator_that_fails_is_not_followed() -> None:
     args = (normal(4, 6),)
     graph = capture(model, args)
     model.fails = True
-    with following(Schedule.of(graph, range(len(graph.values))), model) as tape:
-        model(*args)
+    tape = _tape_of(graph, range(len(graph.values)), model, args, {})
     assert tape.astray == ""
     assert tape.next == len(graph.ops)

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _HERE = Path(__file__).parent
 _CPU = _HERE / "_ops.so"
 _CUDA = _HERE / "_ops_cuda.so"
+_NUMBERS = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+"""Of dtypes, in torch's interface for C."""
 
 
 def _load() -> str:
@@ -37,6 +52,14 @@ def _load() -> str:
 
 
 cuda_missing: str = _load()
+
+
+def cpu_kernels() -> dict[str, Callable[..., Any]]:
+    """Operators by name, as functions that pass torch's dispatcher by: for torch's own tensors on the CPU, while nobody
+    looks on. None before torch 2.14, which has no way to take its objects apart."""
+    import actcore._native as _native
+
+    return dict(_native.kernels(str(_CPU), _NUMBERS))
 
 
 def missing_on(device: torch.device) -> str:

@@ -1,5 +1,5 @@
 """The part of ``integrations``' runtime that is C. ``integrations.saved.calls``, ``integrations.saved.replay`` and
-``integrations.checkpoint.execution.tape`` say what it does, and what with.
+``integrations.runtime.repeating.tape`` say what it does, and what with.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
 known of its tensors; ``hold`` notes whose a storage is.
@@ -7,12 +7,15 @@ known of its tensors; ``hold`` notes whose a storage is.
 ``bind_replay`` names that; ``Replay`` compares a saved tensor with what the forward before saved, and stores it as that
 was. ``Pack`` is the pack hook of a session, and ``unpack`` the other; ``packing`` and ``unpacking`` make those that
 torch.compile inlines. ``enter`` says which session is a thread's innermost, ``watch`` who unpacks in its place.
+``KERNELS`` are the CPU's operators without torch's dispatcher, by which ``Replay`` and
+``unpack`` call them where no mode looks on.
 
 ``bind_tape`` names that; ``followed`` runs an operator of a forward that follows a plan, and numbers what it makes.
 """
 
 from __future__ import annotations
 
+from actcore._library import cpu_kernels
 from actcore._native import Calls as Calls
 from actcore._native import Pack as Pack
 from actcore._native import Replay as Replay
@@ -27,3 +30,5 @@ from actcore._native import packing as packing
 from actcore._native import unpack as unpack
 from actcore._native import unpacking as unpacking
 from actcore._native import watch as watch
+
+KERNELS = cpu_kernels()

@@ -14,9 +14,6 @@ from torch import nn
 from integrations import blocks, fewbit, outcome, qmodules
 from integrations.adaptive.surroundings import undo_after_trial
 from integrations.blocks import BlockCompression, entered, in_block
-from integrations.bounds import Bounds
-from integrations.checkpoint.applied import CheckpointedForward
-from integrations.checkpoint.planning.budget import Budget
 from integrations.compiling import compiled_module
 from integrations.compression import Compression
 from integrations.ecosystem import require_one_checkpointing
@@ -24,6 +21,8 @@ from integrations.exchanges import Exchanges
 from integrations.forward import CompressedForward
 from integrations.keeping import require_paths
 from integrations.levels import resolve_level
+from integrations.planning.bounds import Bounds
+from integrations.planning.budget import Budget
 from integrations.qmodules import QLevel
 from integrations.recomputing import Asked, level_with, recomputing_for, require_one
 from integrations.stand_in import ForwardStandIn
@@ -120,7 +119,7 @@ def compress_model(
     bounds = Bounds.asked(memory, time, error, stores, level, options)
     exchanges = Exchanges.asked(activations, linear, layers)
     level = level_with(level, bounds)
-    handle = _new_handle(Compression, inner, level, strict, options)
+    handle = new_handle(Compression, inner, level, strict, options)
     require_paths(inner, handle.level.keep)
     asked = require_one(bounds, checkpoint)
     if asked is not None:
@@ -130,11 +129,17 @@ def compress_model(
         handle.recomputing = recomputing_for(inner, handle.level, asked)
     if exchanges:
         exchanges.apply(inner, handle.level)
-    # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
-    inner.__dict__[_HANDLE] = handle
-    await_forward(handle)
-    CompressedForward(handle, inner.forward, "forward" in inner.__dict__).put()
+    attach(handle)
     return model
+
+
+def attach(handle: Compression) -> None:
+    """Has the forwards of a handle's model run under it, from now on."""
+    model = handle.model
+    # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
+    model.__dict__[_HANDLE] = handle
+    await_forward(handle)
+    CompressedForward(handle, model.forward, "forward" in model.__dict__).put()
 
 
 def compression(model: nn.Module) -> Compression:
@@ -144,10 +149,10 @@ def compression(model: nn.Module) -> Compression:
         TypeError: ``model`` is not a module.
         ValueError: the model is not compressed.
     """
-    return _handle_in(model).for_user()
+    return handle_in(model).for_user()
 
 
-def _handle_in(model: nn.Module) -> Compression:
+def handle_in(model: nn.Module) -> Compression:
     """The handle itself, which does not keep the model. See ``compression``."""
     _require_module(model)
     model = compiled_module(model)
@@ -175,7 +180,7 @@ def restore_model(model: Model) -> Model:
     _require_module(model)
     if _HANDLE not in compiled_module(model).__dict__ and (others := _ways_back(compiled_module(model))):
         raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
-    handle = _handle_in(model)
+    handle = handle_in(model)
     inner = handle.model
     Exchanges.undo(inner)  # which may refuse: everything is as it was then
     handle.closed = True
@@ -216,7 +221,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
                 f"{name} must be left out of a block, whose forward follows no plan of what backward makes again; "
                 f"integrations.compress_model(model, {name}=...) has the model follow one"
             )
-    handle = _new_handle(BlockCompression, model, level, strict, options)
+    handle = new_handle(BlockCompression, model, level, strict, options)
     require_paths(model, handle.level.keep)
     handle.leave_step = partial(_steps.__setitem__, model)
     if not handle.active:
@@ -235,7 +240,8 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
                 _steps[model] = max(_steps.get(model, 0), handle.step)  # more, if a state was loaded
 
 
-def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]) -> Handle:
+def new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]) -> Handle:
+    """A handle of that kind, which is not attached yet. Arguments and errors are those of ``compress_model``."""
     _require_module(model)
     if not isinstance(strict, bool):
         raise TypeError(f"strict must be True or False, got {strict!r}")
@@ -244,7 +250,6 @@ def _new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, 
         raise ValueError(f"{name} is compressed already; call integrations.restore_model(model) first")
     if in_block(model):
         raise ValueError(f"{name} is in a block of integrations.compress already; leave it first")
-    ForwardStandIn.require_none(model, "compress_model(model, checkpoint=plan) does both", CheckpointedForward.what)
     handle = kind(model, level, resolve_level(level, options), strict)
     handle.step = _steps.get(model, 0)
     return handle
@@ -257,7 +262,6 @@ def _ways_back(model: nn.Module) -> str:
         for call, done in (
             ("integrations.fewbit.restore_model(model)", fewbit.is_converted(model)),
             ("integrations.qmodules.revert(model)", qmodules.is_converted(model)),
-            ("integrations.checkpoint.restore_model(model)", CheckpointedForward.of(model) is not None),
         )
         if done
     ]

@@ -15,16 +15,16 @@ from integrations.adaptive.saves import Save
 from integrations.adaptive.sensitivities import sensitivities
 from integrations.adaptive.weights import measured_weights, part_of_bound, usual_weights
 from integrations.adaptive.within_error import within_error
-from integrations.bounds import AGAIN, Bounds
-from integrations.checkpoint.capturing.loss import Loss
-from integrations.checkpoint.costs.calibrating import calibrated
-from integrations.checkpoint.costs.rates import constant
-from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.planning.menus import Menus
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.search import solved_again
 from integrations.levels import Level
-from integrations.planning import planned
+from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.front import planned
+from integrations.planning.menus import Menus
+from integrations.planning.plan import Plan
+from integrations.planning.search import solved_again
+from integrations.step.capturing.loss import Loss
+from integrations.step.costs.calibrating import calibrated
+from integrations.step.costs.rates import constant
+from integrations.step.graphs.graph import Graph
 
 
 class Weights:

@@ -17,17 +17,15 @@ from integrations.adaptive.gradient_error import GradientError, measure_error
 from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.surroundings import meet
-from integrations.checkpoint.capturing.capture import is_capturing
-from integrations.checkpoint.graphs.schedule import Schedule
 from integrations.exchanges import Exchanges
 from integrations.handles import key_for
 from integrations.in_model import InModel
 from integrations.keeping import with_kept
 from integrations.levels import Level
-from integrations.plan_forward import Following
 from integrations.recomputing import Recomputing
 from integrations.report import Report, Row
 from integrations.running import RunningSession
+from integrations.runtime.following import Following, runs_transformed
 from integrations.saved.modules import ModulePaths
 from integrations.saved.recipes import PlannedRecipes
 from integrations.saved.records import Record
@@ -35,6 +33,8 @@ from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
 from integrations.saved.timed import TimedSession
 from integrations.state import state_of, take_over
+from integrations.step.capturing.capture import is_capturing
+from integrations.step.graphs.schedule import Schedule
 from integrations.timing import measure_times
 from integrations.unused import await_forward, await_no_longer, awaits_forward
 from integrations.warn import warn
@@ -156,6 +156,8 @@ class Compression(InModel):
             return None
         meet(self)
         following = None
+        if self.recomputing is not None and self.level.off and runs_transformed():
+            return None
         if self.recomputing is not None:
             following = self.recomputing.following(self.model, self.level, args, dict(kwargs), self.plan, compiled)
             before, self._plain = self._plain, None if following is None else following.plain

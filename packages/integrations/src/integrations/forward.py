@@ -17,8 +17,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from integrations.checkpoint.compiled.forward import Compiled
-from integrations.checkpoint.planning.plan import Plan
 from integrations.compiling import (
     compiles_callees,
     left_to_python,
@@ -29,7 +27,9 @@ from integrations.compiling import (
 )
 from integrations.compression import Compression
 from integrations.handles import handle_of
+from integrations.planning.plan import Plan
 from integrations.running import RunningSession
+from integrations.runtime.compiled.forward import Compiled
 from integrations.saved.tensors import tensors_in
 from integrations.stand_in import ForwardStandIn
 from integrations.warn import warn
@@ -47,19 +47,17 @@ class CompressedForward(ForwardStandIn):
         self.handle = handle
 
     @property
-    def plan(self) -> Plan | None:
-        """The one that the last training forward followed, where ``checkpoint`` was given."""
-        recomputing = self.handle.recomputing
-        return None if recomputing is None else recomputing.plan
-
-    @property
-    def plans_later(self) -> bool:
-        """Whether there will be one."""
-        return self.handle.recomputing is not None and self.plan is None
+    def _compiled(self) -> Compiled | None:
+        """What has the compiled forward follow a plan, where that needs no session."""
+        handle = self.handle
+        return None if handle.closed or handle.recomputing is None else handle.recomputing.compiled
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
+            alone = self._compiled
+            if alone is not None:
+                return alone.trace(self.forward, args, kwargs)
             if self.handle.active and _breaks_graph(self.handle.key):
                 return _apart(self, args, kwargs)
             return self.forward(*args, **kwargs)
@@ -105,7 +103,7 @@ def _run_compiled(
 ) -> Any:
     """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
     session, run, function = without_dynamo(_open)(forward, frame, args, kwargs)
-    if session is None:
+    if session is None:  # as for a plan that needs none, which dynamo has to come by
         return run(function, args, kwargs)
     try:
         result = run(function, args, kwargs)
@@ -125,6 +123,9 @@ def _open(
     copy = forward.copy_of(frame)
     if copy is not None:
         return None, run, copy
+    if forward._compiled is not None:
+        _tell_of_codec(forward)
+        return None, forward._compiled.run, forward.forward
     session = forward.handle.session_of_forward(args, kwargs, compiled=True)
     if session is None:
         return None, run, forward.forward
@@ -132,6 +133,16 @@ def _open(
     if session.plan is not None:
         return session, _compiled_for(forward, session.plan).run, forward.forward
     return session, run, forward.forward
+
+
+def _tell_of_codec(forward: CompressedForward) -> None:
+    handle = forward.handle
+    if handle.recomputing is not None and handle.recomputing.codec is not None:
+        handle.warn_once(
+            "codec",
+            f"{type(handle.model).__name__} is compiled by torch, which keeps what its plan keeps as it is: codec "
+            "stores nothing there; leave it out, or do not compile the model",
+        )
 
 
 def _close(forward: CompressedForward, session: RunningSession, error: BaseException | None) -> None:

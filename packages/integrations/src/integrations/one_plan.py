@@ -11,12 +11,12 @@ from torch import nn
 
 from integrations.attach import compress_model
 from integrations.bounded import Weights, chosen, front_of, within
-from integrations.bounds import ERROR, WAYS, Bounds
-from integrations.checkpoint.capturing.loss import Loss, require_loss
-from integrations.checkpoint.planning.budget import Budget, bytes_of
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.planner import plannable
 from integrations.levels import LEVELS
+from integrations.planning.bounds import ERROR, WAYS, Bounds
+from integrations.planning.budget import Budget, bytes_of
+from integrations.planning.plan import Plan
+from integrations.planning.planner import plannable
+from integrations.step.capturing.loss import Loss, require_loss
 
 Model = TypeVar("Model", bound=nn.Module)
 

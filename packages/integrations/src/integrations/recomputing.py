@@ -8,23 +8,26 @@ from typing import Any
 
 from torch import nn
 
+from actcore import Codec
 from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.ranks import come_together
 from integrations.adaptive.together import Answer, of_rank_0
 from integrations.bounded import Weights, chosen, front_of, with_error_measured
-from integrations.bounds import AGAIN, Bounds
-from integrations.checkpoint.graphs.fingerprint import fingerprint
-from integrations.checkpoint.graphs.sharding import class_of
-from integrations.checkpoint.graphs.signature import Signature
-from integrations.checkpoint.planning.attempts import Attempts
-from integrations.checkpoint.planning.budget import bytes_of
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.plans import Plans
-from integrations.checkpoint.planning.serial import OfOldLevel
 from integrations.levels import LEVELS, Level
 from integrations.locking import OwnLock
-from integrations.plan_forward import Following
+from integrations.planning.attempts import Attempts
+from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.budget import bytes_of
+from integrations.planning.plan import Plan
+from integrations.planning.plans import Plans, Shapes
+from integrations.planning.serial import OfOldLevel
 from integrations.report import format_bytes
+from integrations.runtime.compiled.forward import Compiled
+from integrations.runtime.following import Following
+from integrations.saved.ways import through
+from integrations.step.graphs.fingerprint import fingerprint
+from integrations.step.graphs.sharding import class_of
+from integrations.step.graphs.signature import Signature
 
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
@@ -74,7 +77,7 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
     if isinstance(asked, Plan):
         require_of(asked, model)
         _require_at(asked, level)
-    return Recomputing(asked, level)
+    return Recomputing(model, asked, level)
 
 
 def _error_of(plan: Plan) -> str:
@@ -128,21 +131,36 @@ def require_asked(asked: object) -> None:
 class Recomputing:
     """How a model's values wait for backward where a plan says so, as it was asked for.
 
+    Args:
+        model, asked, level: as ``compress_model`` was given them.
+        shapes: whether inputs of other shapes are planned for, or refused.
+        codec: as which it stores what a plan keeps and has no store for; ``None``: as the level says.
+
     Attributes:
+        shapes, codec: as given.
+        compiled: has the forward of the model follow the plan where torch compiles it with what is around it; ``None``
+            where that takes a session, or there is no plan yet.
         asked: bounds, a plan; or, of what is made again beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
     """
 
-    def __init__(self, asked: Asked, level: Level) -> None:
+    def __init__(
+        self, model: nn.Module, asked: Asked, level: Level, shapes: Shapes = "replan", codec: Codec | None = None
+    ) -> None:
         self.asked = asked
         self.plans: Plans | None = None
+        self.shapes, self.codec = shapes, codec
+        self._keeps = None if codec is None else through(codec, level)
         self._attempts = Attempts()
         self._bits: Allotted | None = None  # for which the plans were made
         self._asks = isinstance(asked, Bounds)  # the first forward other ranks, no other does
         self._lock = OwnLock()
+        self.compiled: Compiled | None = None
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
-            self.plans = _Fronts(asked, level) if stores else Plans(asked, "replan")
+            self.plans = _Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
+            if level.off and not stores:
+                self.compiled = Compiled(model, asked)
 
     @property
     def plan(self) -> Plan | None:
@@ -186,8 +204,8 @@ class Recomputing:
         followed = self.plans.plan_for(model, args, kwargs)
         if followed is None:
             return None
-        by_value = followed.plan.menus is not None and followed.plan.level is None
-        return Following(model, self.plans, followed, None if by_value else level, compiled)
+        alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
+        return Following(model, self.plans, followed, None if alone else level, compiled, self._keeps)
 
     def _planned(
         self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
@@ -265,8 +283,8 @@ class Recomputing:
         }
 
     @staticmethod
-    def of(state: Mapping[str, Any], model: nn.Module, level: Level) -> Recomputing:
-        """The one that ``state`` is of.
+    def of(state: Mapping[str, Any], model: nn.Module, level: Level, before: Recomputing | None = None) -> Recomputing:
+        """The one that ``state`` is of. What no state holds is as it was ``before``.
 
         Raises:
             ValueError: it has another form, or a plan of another model.
@@ -287,7 +305,8 @@ class Recomputing:
             asked = plan if asked is None else asked
             if not isinstance(asked, Bounds):
                 require_asked(asked)
-        found = Recomputing(asked, level)
+        shapes, codec = ("replan", None) if before is None else (before.shapes, before.codec)
+        found = Recomputing(model, asked, level, shapes, codec)
         if plan is not None and found.plans is None:
             found.plans = _Fronts(plan, level)
         return found
@@ -310,8 +329,15 @@ def require_of(plan: Plan, model: nn.Module) -> None:
 class _Fronts(Plans):
     """Plans whose values may wait in stores, or are stored as a level says."""
 
-    def __init__(self, plan: Plan, level: Level, weights: Weights | None = None, bits: Allotted | None = None) -> None:
-        super().__init__(plan, "replan")
+    def __init__(
+        self,
+        plan: Plan,
+        level: Level,
+        weights: Weights | None = None,
+        bits: Allotted | None = None,
+        shapes: Shapes = "replan",
+    ) -> None:
+        super().__init__(plan, shapes)
         self._level, self._weights, self._bits = level, weights, bits
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:

@@ -12,9 +12,9 @@ from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.unmeasured import judge_measurement
-from integrations.checkpoint.execution.repeating import require_no_plan
-from integrations.checkpoint.planning.plan import Plan as FollowedPlan
 from integrations.outcome import judge
+from integrations.planning.plan import Plan as FollowedPlan
+from integrations.runtime.repeating.repeating import require_no_plan
 from integrations.saved.compiled import may_be_replayed
 from integrations.saved.policy import FixedBits, Policy
 from integrations.saved.recipes import Recipes
@@ -24,7 +24,7 @@ from integrations.saved.ways import Way
 
 if TYPE_CHECKING:
     from integrations.compression import Compression
-    from integrations.plan_forward import Following
+    from integrations.runtime.following import Following
 
 
 def recipes_under(handle: Compression, plan: Plan | None, way: Way | None = None, followed: object = None) -> Recipes:

@@ -7,16 +7,13 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import FrameType, MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from integrations.in_model import ModelRef
 from integrations.saved.modules import called_module
-
-if TYPE_CHECKING:
-    from integrations.checkpoint import Plan
 
 
 class ForwardStandIn(ABC):
@@ -88,36 +85,25 @@ class ForwardStandIn(ABC):
         return next((found for found in ForwardStandIn.all_of(model) if isinstance(found, cls)), None)
 
     @staticmethod
-    def require_none(model: nn.Module, way_out: str, what: str = "") -> None:
+    def require_none(model: nn.Module, way_out: str) -> None:
         """Refuses a model of which a part has a stand-in that sees to what is kept.
 
         Args:
             model: the model.
             way_out: what to do instead, in words.
-            what: of those that say this of the model; empty: all.
 
         Raises:
             ValueError: it has.
         """
         for module in model.modules():
             for found in ForwardStandIn.all_of(module):
-                if found.keeps and what in ("", found.what):
+                if found.keeps:
                     name = next(name for name, one in model.named_modules() if one is module)
                     which = f"its module {name!r}" if name else "it"
                     raise ValueError(
-                        f"{type(model).__name__} must be neither compressed nor checkpointed yet, in no part, and "
+                        f"no part of {type(model).__name__} may be compressed or follow a plan yet, and "
                         f"{which} is {found.what}: undo that first, {found.undo}; {way_out}"
                     )
-
-    @property
-    def plan(self) -> Plan | None:
-        """What backward makes again; ``None`` where nothing says so, or not yet."""
-        return None
-
-    @property
-    def plans_later(self) -> bool:
-        """Whether the first training forward is to be planned for."""
-        return False
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

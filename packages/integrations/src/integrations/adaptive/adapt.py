@@ -17,8 +17,8 @@ from integrations.adaptive.measurement import Measurement, mean_of
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.ranks import agreed
-from integrations.checkpoint.graphs.sharding import distributed
 from integrations.levels import Level
+from integrations.step.graphs.sharding import distributed
 
 MOST_PASSES = 10
 

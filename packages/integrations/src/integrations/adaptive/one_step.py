@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from integrations.checkpoint.capturing.capture import capturing, is_only_read
-from integrations.checkpoint.capturing.loss import Loss, differentiated
-from integrations.checkpoint.capturing.stand_ins import StandIns, stood_in
-from integrations.checkpoint.dispatch.casts import fresh_casts
-from integrations.checkpoint.graphs.sharding import class_of, distributed, whole_parameters
 from integrations.plain import has_elements
 from integrations.saved.tensors import tensors_in
+from integrations.step.capturing.capture import capturing, is_only_read
+from integrations.step.capturing.loss import Loss, differentiated
+from integrations.step.capturing.stand_ins import StandIns, stood_in
+from integrations.step.dispatch.casts import fresh_casts
+from integrations.step.graphs.sharding import class_of, distributed, whole_parameters
 
 _SEED = 0x5EED
 """Of the gradients that backward starts from where there is no loss."""

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from actcore import current_rank
 from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
-from integrations.checkpoint.capturing.loss import Loss
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.plans import Followed, Plans
 from integrations.levels import LEVELS
-from integrations.plan_forward import Following
+from integrations.planning.plan import Plan
+from integrations.planning.plans import Followed, Plans
 from integrations.report import format_bytes
+from integrations.runtime.following import Following
 from integrations.saved.modules import ModulePaths
 from integrations.saved.policy import FixedBits
 from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
+from integrations.step.capturing.loss import Loss
 
 
 def measured_error(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from integrations.adaptive.measurement import Measurement
-from integrations.checkpoint.graphs.sharding import distributed, is_unit
+from integrations.step.graphs.sharding import distributed, is_unit
 
 
 class RanksDisagree(RuntimeError):

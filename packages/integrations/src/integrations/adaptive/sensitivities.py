@@ -13,13 +13,13 @@ from actcore import current_rank
 from integrations.adaptive.measurement import Measurement
 from integrations.adaptive.one_step import OneStep
 from integrations.adaptive.probe import Probe
-from integrations.checkpoint.capturing.loss import Loss
 from integrations.levels import LEVELS
 from integrations.saved.modules import ModulePaths
 from integrations.saved.policy import FixedBits
 from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
+from integrations.step.capturing.loss import Loss
 
 # Stored so, the step is as good as one in which everything is kept, and takes a third of its memory.
 _STORED = replace(LEVELS["L1.1"], attention_bits=8, min_bytes=0)

@@ -9,7 +9,7 @@ import torch
 
 from integrations.adaptive.measurement import Measurement
 from integrations.adaptive.ranks import first_of
-from integrations.checkpoint.planning.plan import Plan
+from integrations.planning.plan import Plan
 
 
 @dataclass(frozen=True)

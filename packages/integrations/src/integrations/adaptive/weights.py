@@ -28,9 +28,9 @@ from types import MappingProxyType
 from integrations.adaptive.measurement import Measurement
 from integrations.adaptive.rounding import WIDTHS
 from integrations.adaptive.saves import Save, final_values, readers_of
-from integrations.checkpoint.capturing.loss import OF_LOSSES
-from integrations.checkpoint.graphs.graph import Graph
 from integrations.saved.rules import Need
+from integrations.step.capturing.loss import OF_LOSSES
+from integrations.step.graphs.graph import Graph
 
 # Of the energy of what a node passes on, the part that is as wrong as the value that it reads. Chosen so that the error
 # that is predicted where everything has 4 bits is what a step's measurement predicts, times 1 to 3 for Llama, ViT,

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from integrations.adaptive.one_step import Unmeasured
 from integrations.adaptive.weights import KNOWN_LOSS
-from integrations.checkpoint.planning.choice import Choice
-from integrations.checkpoint.planning.menus import Menus, Option
-from integrations.checkpoint.planning.noted import note_accumulating
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.search import solved_again
+from integrations.planning.choice import Choice
+from integrations.planning.menus import Menus, Option
+from integrations.planning.noted import note_accumulating
+from integrations.planning.plan import Plan
+from integrations.planning.search import solved_again
 from integrations.warn import warn
 
 Measure = Callable[[Plan], float]

@@ -13,14 +13,14 @@ knows the other; costs/; graphs/; dispatch/.
 """
 
 from integrations.checkpoint.applied import apply, plan_of, restore_model
-from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.graphs.graph import Graph
 from integrations.checkpoint.optimal import optimal_grad_checkpointing
-from integrations.checkpoint.planning.choice import Choice
-from integrations.checkpoint.planning.paper import PaperSegments, paper_segments
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.planned_segments import PlannedSegment
-from integrations.checkpoint.planning.planner import plan
+from integrations.planning.choice import Choice
+from integrations.planning.paper import PaperSegments, paper_segments
+from integrations.planning.plan import Plan
+from integrations.planning.planned_segments import PlannedSegment
+from integrations.planning.planner import plan
+from integrations.step.capturing.capture import capture
+from integrations.step.graphs.graph import Graph
 
 __all__ = [
     "Choice",

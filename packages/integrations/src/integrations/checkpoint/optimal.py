@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations.checkpoint.applied import apply
-from integrations.checkpoint.capturing.loss import Loss
 from integrations.checkpoint.parsed import ParsedForward
-from integrations.checkpoint.planning.budget import Budget
-from integrations.checkpoint.planning.planner import plan
+from integrations.planning.budget import Budget
+from integrations.planning.planner import plan
+from integrations.step.capturing.loss import Loss
 from integrations.warn import warn
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from integrations.checkpoint.dispatch.memory import is_plain, tensors_of
+from integrations.step.dispatch.memory import is_plain, tensors_of
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 # What torch says where an operator wants to know of the GPU, of which nobody can tell.

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from integrations.attach import compress_model
-from integrations.checkpoint.capturing.loss import Loss
 from integrations.forecast.run import MEAN, mean_bits, report_of
 from integrations.forecast.subject import Subject
 from integrations.levels import resolve_level
 from integrations.report import Report, Row
+from integrations.step.capturing.loss import Loss
 
 _SMALL = 2
 _NUMBER = re.compile(r"\d+")

@@ -1,8 +1,5 @@
-"""Plans of how every value of a forward waits for backward: the stores that its savers bear, and what they cost.
+"""Plans: of each value that backward reads, how it waits until then; solved under budgets, explained, saved.
 
-``checkpoint.planning`` knows graphs and options; here the rules of ``saved`` say what the options are.
+``front`` is where rules meet the search: ``savers`` and ``parts`` say what the savers of a value bear, ``offered``
+makes the menu of its stores, ``search`` solves for them, and the rest is about the plan that comes out.
 """
-
-from integrations.planning.planner import planned
-
-__all__ = ["planned"]

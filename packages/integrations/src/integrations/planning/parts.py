@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Raw
 from integrations.adaptive.weights import noise_of
-from integrations.checkpoint.dispatch.memory import allocated
 from integrations.fewbit.codebook import Codebook
 from integrations.planning.savers import Saver
 from integrations.saved.policy import Decision
 from integrations.saved.rules import Need
 from integrations.saved.slopes import codebook_of
+from integrations.step.dispatch.memory import allocated
 
 
 class Part(NamedTuple):

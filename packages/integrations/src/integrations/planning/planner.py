@@ -1,90 +1,116 @@
-"""``planned``: from a model and its inputs to the plan of how every value waits for backward."""
+"""``plan``: from a model and its inputs to what is best kept."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from integrations.adaptive.plan import Plan as Allotted
-from integrations.adaptive.weights import usual_weights
-from integrations.bounds import Bounds
-from integrations.checkpoint.capturing.capture import capture
-from integrations.checkpoint.capturing.loss import Loss
-from integrations.checkpoint.costs.modelled import by
-from integrations.checkpoint.costs.rates import Rating, constant
-from integrations.checkpoint.graphs.graph import Graph
-from integrations.checkpoint.graphs.sharding import class_of
-from integrations.checkpoint.planning.menus import Menus
-from integrations.checkpoint.planning.plan import Plan
-from integrations.checkpoint.planning.search import Captures, solved
-from integrations.levels import Level
-from integrations.planning.menus import Weights, menus_of
-from integrations.planning.savers import Seen
-
-_EXACT = Bounds(error=0.0)
+from integrations.compiling import compiled_module
+from integrations.planning.budget import Budget
+from integrations.planning.plan import UNBOUNDED, Objective, Plan
+from integrations.planning.search import Captures, solved
+from integrations.step.capturing.capture import capture
+from integrations.step.capturing.loss import Loss, require_loss
+from integrations.step.graphs.graph import Graph
+from integrations.step.graphs.sharding import class_of
 
 
-def planned(
+def plan(
     model: nn.Module,
-    level: Level,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    bounds: Bounds = _EXACT,
+    inputs: Any,
     *,
+    budget: Budget | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    objective: Objective = "peak",
     real: bool = False,
+    measure: bool = False,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
-    weights: Weights = usual_weights,
-    rating: Rating = constant,
-    bits: Allotted | None = None,
 ) -> Plan:
-    """The plan of the least peak, and the others that none beats in both peak and time.
+    """Finds out what of a model's forward to keep for backward, and what backward had better compute again.
 
-    A level leaves each value one store, its own. Without one, such as ``"L0"``, values may wait in all stores that
-    their savers bear, as they are, or be made again. Where rounding is allowed, the forward is captured twice: with
-    torch's own attention, whose plans round nothing, and with attention that is computed again from what is stored.
+    ::
+
+        plan = integrations.checkpoint.plan(model, (images,), budget="4GiB")
+        print(plan)
+        integrations.checkpoint.apply(model, plan)
+        ...train as before...
+
+    The model's forward runs once on fake tensors, which have no elements: no memory is taken, no generator moves, and
+    parameters, gradients and buffers such as BatchNorm's are not touched. The search is ``actcore.checkpoint_plans``,
+    on the bytes that backward keeps, gradients included. It is deterministic: ranks that plan for the same shapes get
+    the same.
 
     Args:
-        model: in training mode.
-        level: as which all is stored, if it is not off; else it says the sizes of groups, what is small, and what is
-            kept exactly.
-        args, kwargs: of the model's forward.
-        bounds: of which those on memory and time are left to ``Plan.within``.
-        real, loss, holds_outputs: as in ``capture``.
-        weights: of the values, for the error.
-        rating: of what operators and stores take.
-        bits: that an adaptive level gives its tensors, once it has measured them.
+        model: in the mode in which it is trained, and not wrapped: plan for the module that DistributedDataParallel is
+            given.
+        inputs: of its forward, as in training and as hooks of the model itself leave them: a tuple, a mapping by name,
+            or the only one.
+        budget: of activation peak (bytes during the step beyond those before it, without the parameters' gradients). An
+            int, bytes; a string such as ``"4GiB"``; a float in (0, 1], a fraction of the plain step's. The plan repeats
+            the least within it. ``None``: the least peak that there is.
+        kwargs: further inputs by name, where ``inputs`` is no mapping.
+        objective: ``"peak"``, or ``"paper"``: the sum of what is kept plus the largest segment, as in Feng & Huang,
+            "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021); without a budget.
+        real: capture on real tensors, in the time and memory of a plain step, for a forward that takes another way
+            where its inputs have no elements.
+        measure: call each operator that differs on this machine, for its time and for the memory that its kernel has
+            beside its arguments and results: copies in another layout, partial sums. The planned peak is then the
+            measured one within 5 %, where activations take more than a few MiB. Takes some steps' time; and as times
+            are never quite the same, ranks get the plan from one of them. Otherwise times are modelled, and kernels
+            take nothing.
+        loss: from what the model returns to what the step differentiates: one of its tensors, several, or a loss that
+            is computed of them, whose memory is then in the plan, too: ``lambda out: cross_entropy(out, y)``. ``None``:
+            the ``loss`` that the output has, as those of transformers do; or the only scalar in it, if it is alone or
+            follows from all others; or else all of it. ``print(plan)`` says which.
+        holds_outputs: whether the step holds the whole output while backward runs: so ``out = model(x)`` does, and
+            ``model(x).loss.backward()`` does not. ``None``: it does unless the output has its loss.
+
+    Raises:
+        TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
+        ValueError: the budget cannot be met (the message names the least that can), the model is not in training mode,
+            or none of its outputs requires a gradient.
+        Exception: what the model raises with these inputs.
     """
+    model = plannable(model)
+    require_loss(loss)
+    if objective not in get_args(Objective):
+        raise ValueError(f"objective must be 'peak' or 'paper', got {objective!r}")
+    if objective == "paper" and budget is not None:
+        raise ValueError(f"budget must be None with objective='paper', which has no peak, got {budget!r}")
+    if isinstance(inputs, Mapping):
+        if kwargs is not None:
+            raise ValueError("kwargs must be None where inputs is a mapping; put all into one of them")
+        inputs, kwargs = (), inputs
     started = perf_counter()
+    graph = capture(model, inputs, kwargs, real=real, measure=measure, loss=loss, holds_outputs=holds_outputs)
+    captured = perf_counter()
+    found = replace(plan_of_graph(class_of(model).__name__, graph, objective, captured - started), loss=loss)
+    return found if budget is None else found.within(budget)
 
-    def captured(recomputes: bool) -> tuple[Graph, Seen]:
-        seen = Seen(recomputes, named=bits is not None)
-        options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
-        return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
-    def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
-        graph = graph.as_rounded if rounded else graph
-        if (
-            rounded and level.off
-        ):  # at a level what attention reads is stored for it in other bits than for a repetition
-            graph = graph.with_remade(seen.remade)
-        if not bounds.recomputes:
-            graph = graph.keeping_all
-        return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)
+def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:
+    """The plan for a graph that has been captured, of keeping and making again alone."""
+    return solved(name, Captures(graph), UNBOUNDED, objective, capture_seconds)
 
-    bounds = replace(bounds, memory=None, time=None, error=(bounds.error or 0.0) if level.off else None)
-    if not level.off:
-        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)
-        captures = Captures(graph, menus, level=level)
-    else:
-        found = captured(not bounds.exact)
-        rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
-        if found[1].replaced:  # attention
-            found = captured(False)
-        graph, menus = with_menus(*found, False)
-        captures = Captures(graph, menus.exact(), rounded, rounded_menus)
-    taken = perf_counter() - started
-    return replace(solved(class_of(model).__name__, captures, bounds, capture_seconds=taken), loss=loss)
+
+def plannable(model: nn.Module) -> nn.Module:
+    """The module to plan for: the one inside, if it is compiled.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it wraps the module that is to be planned for, or is not in training mode.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = compiled_module(model)
+    if isinstance(model, (DataParallel, DistributedDataParallel)):
+        raise ValueError(f"model must be the module that {type(model).__name__} wraps: model.module")
+    if not model.training:
+        raise ValueError("model must be in training mode; call model.train() first")
+    return model

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from actcore import Raw, SavedTensor
 from integrations.adaptive.saves import Saves
-from integrations.checkpoint.capturing.recorder import Recorder
 from integrations.fewbit.codebook import Codebook
 from integrations.saved import attention
 from integrations.saved.arguments import index_codec, two_valued
@@ -23,6 +22,7 @@ from integrations.saved.masks import may_be_masked
 from integrations.saved.rules import RULES, Need
 from integrations.saved.slopes import activation_of, has_slope
 from integrations.saved.tensors import storage_of
+from integrations.step.capturing.recorder import Recorder
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ _ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention.default,
 )
 # What tells something of a tensor's shape or kind: much of what some libraries call, and nothing is saved for it.
-_ASKING = (
+_DESCRIBING = (
     *(getattr(Tensor, name).__get__ for name in ("device", "dtype", "layout", "ndim", "requires_grad", "shape")),
     *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_leaf", "is_nested", "is_quantized", "is_sparse")),
     *(
@@ -127,7 +127,7 @@ _ASKING = (
 )
 _SPECIAL: Mapping[Any, str] = MappingProxyType(
     {
-        **dict.fromkeys(_ASKING, "asking"),
+        **dict.fromkeys(_DESCRIBING, "describing"),
         **dict.fromkeys(_EXPOSING, "exposing"),
         **dict.fromkeys(_ATTENTION, "attention"),
         F.multi_head_attention_forward: "layers",
@@ -184,8 +184,8 @@ class CallTracker(Calls, TorchFunctionMode):
         if special == "resetting":  # and nothing to be looked at under a lock
             return func(*args, **(kwargs or {}))
         given = kwargs if type(kwargs) is dict else dict(kwargs or {})
-        if special == "asking" and self.watcher is None and (self.over is None or self.checkpoints is not None):
-            return self.asked(func, args, given)
+        if special == "describing" and self.watcher is None and (self.over is None or self.checkpoints is not None):
+            return self.described(func, args, given)
         run = None if special is None else lambda call: self._run(special, call, func, types, args, given)
         return self.tracked(func, args, given, run)
 

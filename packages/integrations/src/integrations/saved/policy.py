@@ -204,6 +204,29 @@ class Slopes:
         return replace(decision, slope_bits=self.bits)
 
 
+@dataclass(frozen=True, eq=False)
+class Through:
+    """A policy that stores through one codec what another one rounds, and all else as that says.
+
+    Attributes:
+        policy: the other.
+        codec: any of actcore's, or one of the user's. A ``GroupAffine`` says how to round; its bits and groups are in
+            the other's level, so that what is normalised together still shares no group with others.
+    """
+
+    policy: Policy
+    codec: Codec
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The other's decision, with this codec if it rounds."""
+        decision = self.policy.decide(saved)
+        if not isinstance(decision.codec, GroupAffine):
+            return decision
+        if isinstance(self.codec, GroupAffine):
+            return replace(decision, codec=replace(decision.codec, rounding=self.codec.rounding))
+        return replace(decision, codec=self.codec, form=None, normalised=False)
+
+
 def policy_of(store: Store, base: Level) -> Policy:
     """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
     ``Store.level``."""

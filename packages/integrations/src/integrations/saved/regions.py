@@ -16,16 +16,17 @@ import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, Positive, Raw
+from actcore import BitMask, Codec, Compressed, GroupAffine, Kept, Layout, Narrow, Offload, Positive, Raw
 from integrations.saved.norms import Standardized
 from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 
+_EXACT = (Raw, BitMask, Narrow)
 _ROOM = 1 << 16  # elements of memory up to which what is rounded comes back with its gaps
 
 Stream = int | Tensor
@@ -144,7 +145,11 @@ class Region:
             source = tensor if whole else self.source(tensor)
             if isinstance(inner(codec), GroupAffine) and self._has_gaps:
                 source = source.detach().clone()  # in the same order: what fills its gaps has a region of its own
-            compressed = codec.compress(source, seed=seed, stream=stream)
+            if isinstance(inner(codec), GroupAffine):
+                compressed = codec.compress(source, seed=seed, stream=stream)
+            else:  # which may be one of the user's, made of torch's operators
+                with torch.no_grad():
+                    compressed = codec.compress(source.detach(), seed=seed, stream=stream)
             if type(codec) is GroupAffine and compressed.codec is codec:  # as most are
                 record.codec, record.stored_bytes = _name(codec), codec.stored_bytes(self.numel, self.dtype)
                 return compressed
@@ -291,20 +296,20 @@ def _share(earlier: Record | None, record: Record) -> None:
 
 def codec_name(codec: Codec) -> str:
     """How a record calls a codec."""
-    return _name(cast(Hashable, codec))
+    if isinstance(codec, Offload):
+        return f"{codec_name(codec.inner)}, on the host"
+    return _name(codec) if isinstance(codec, Hashable) else str(codec)
 
 
 @lru_cache(maxsize=1024)
 def _name(codec: Hashable) -> str:
-    if isinstance(codec, Offload):
-        return f"{codec_name(codec.inner)}, on the host"
     return "copied" if isinstance(codec, Raw) else str(codec)
 
 
 def fineness(codec: Codec) -> tuple[int, bool, int]:
     """How much a stored value keeps: bits an element, then whether these are of it as it is normalised, then how few
-    share bounds; what is exact keeps most."""
+    share bounds; what is exact keeps most. A codec of the user's is not compared: what there is serves."""
     codec = inner(codec)
     if not isinstance(codec, GroupAffine):
-        return (64, False, 0)
+        return (64 if isinstance(codec, _EXACT) else 0, False, 0)
     return (codec.bits, isinstance(codec, Standardized), -codec.group_size)

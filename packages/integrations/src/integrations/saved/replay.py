@@ -32,9 +32,9 @@ from integrations.saved.modules import CALL, innermost
 from integrations.saved.norms import Standardized
 from integrations.saved.owners import BEFORE
 from integrations.saved.recipes import Place, Recipe
-from integrations.saved.records import Record
+from integrations.saved.records import RECOMPUTED, Record
 from integrations.saved.regions import Exact, LastRestored, Region, View, lazy_of
-from integrations.saved.site import Site
+from integrations.saved.site import Site, with_kernel
 from integrations.saved.standardizing import DECOMPRESS, order_of
 from integrations.saved.storage import Entry
 
@@ -101,15 +101,20 @@ class Sites:
         """A tensor went the full way: the next one is expected to be the one that came after this."""
         session = self._session
         entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
-        if entry is not None and call is not None and self._is_repeatable(tensor, site, call, packed):
-            site.learn(tensor, call, session.records[-1], packed, entry, session.level.seed)
+        if entry is not None and call is not None:
+            record, fate = session.records[-1], None if session.fates is None else session.fates.of(tensor, site)
+            if fate is not None and fate.again is not None:
+                if record.codec == RECOMPUTED and not fate.waits:
+                    site.learn_recomputed(record)
+            elif self._is_repeatable(tensor, site, call, packed):
+                site.learn(tensor, call, record, packed, entry, session.level.seed)
         site.recipe.site = site
         if self._replay.note(site):
             session.recipes.first = site
 
     def _is_repeatable(self, tensor: Tensor, site: Site, call: Call, packed: Packed) -> bool:
         """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
-        from other arguments of its call, from how its elements are read, or from what a plan's tape was ready for."""
+        from other arguments of its call, or from how its elements are read."""
         taken = site.recipe.taken
         if taken is None or any(lazy_of(tensor)) or (taken.codec is None and type(packed) is not View):
             return False  # a mask that is kept has an element that others need not have
@@ -123,8 +128,7 @@ class Sites:
             by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
             if not by_function and not (taken.normalised and site.given is not None):
                 return False
-        fates = self._session.fates
-        return fates is None or fates.of(tensor, site).again is None
+        return True
 
     def _begin(self, tensor: Tensor) -> Packed | None:
         """Packs the first tensor."""
@@ -154,6 +158,7 @@ class Sites:
             owner=session.owner,
             capturing=in_cuda_graph,
             put=entries.put,
+            again=None if fates is None else fates.again,
             first=session.recipes.first,
             step=step_key(session.step, session.rank),
         )
@@ -194,11 +199,12 @@ BOUND = {
     "PROXY": torch._C._TorchDispatchModeKey.PROXY,
     "torch_functions": torch._C._len_torch_function_stack,
     "below_autograd": torch._C._AutoDispatchBelowAutograd,
-    "decompress": torch.ops.actcore.group_affine_decompress.default,
-    "destandardize": DECOMPRESS,
+    "modes": torch._C._len_torch_dispatch_stack,
+    "decompress": with_kernel(torch.ops.actcore.group_affine_decompress.default),
+    "destandardize": with_kernel(DECOMPRESS),
     "order": order_of,
-    "widen": torch.ops.actcore.narrow_decompress.default,
-    "spread": torch.ops.actcore.bit_mask_decompress.default,
+    "widen": with_kernel(torch.ops.actcore.narrow_decompress.default),
+    "spread": with_kernel(torch.ops.actcore.bit_mask_decompress.default),
 }
 """What of Python the part in C knows, by the names that it has there."""
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from actcore import BitMask, Compressed, GroupAffine, Layout, Narrow, Positive
 from actcore.codec import as_int64
 from actcore.noise import identity_of
+from actcore.replay import KERNELS
 from integrations.saved.arguments import ASSUMED, departures
 from integrations.saved.calls import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
@@ -34,9 +35,16 @@ NARROW = torch.ops.actcore.narrow_compress.default
 SIGNS = torch.ops.actcore.positive_mask.default
 """Operators by which what is stored is encoded."""
 
-KEPT, VALUE, SIGN, HELD, SHAPE = range(5)
+
+def with_kernel(encoder: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, Callable[..., Any] | None]:
+    """An operator, and what does the same to a CPU's tensor without torch's dispatcher; ``None`` where nothing does."""
+    return encoder, KERNELS.get(encoder._schema.name.removeprefix("actcore::"))
+
+
+KEPT, VALUE, SIGN, HELD, SHAPE, MADE_AGAIN = range(6)
 """As what a tensor is stored: as it is; encoded, in a region that others may share; by its signs, there, too; encoded
-for one operator alone; not at all. In the order of ``Form`` in ``csrc/bindings/replay_stores.cpp``."""
+for one operator alone; not at all; not yet, since a plan makes it again. In the order of ``Form`` in
+``csrc/bindings/replay_stores.cpp``."""
 
 ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
 """What was saved of a tensor's memory before it: nothing; all of it, kept, or encoded with the same codec; its signs;
@@ -65,6 +73,7 @@ class Site:
         sharing: what was saved of its memory before, one of ``ALONE`` and so on.
         record, region, held: as they were made then, to be copied; of an owned tensor, the record itself.
         encoder: the codec's operator.
+        kernel: that does the same to a CPU's tensor without torch's dispatcher; ``None`` for none.
         arguments: that it is given after the tensor. With noise they begin with bits, elements of a group, whether to
             round at random, seed and stream.
         parts: of its results that are the payload.
@@ -77,7 +86,7 @@ class Site:
 
     __slots__ = (
         "arguments", "caller", "checked", "device", "dtype", "encoder", "fields", "flat", "following", "form",
-        "function", "given", "held", "module", "next", "noise", "occurrence", "owner", "parts", "place",
+        "function", "given", "held", "kernel", "module", "next", "noise", "occurrence", "owner", "parts", "place",
         "recipe", "record", "region", "requires_grad", "role", "shape", "sharing", "still", "strides", "value", "whole",
     )  # fmt: skip
 
@@ -97,6 +106,7 @@ class Site:
         self.region: Region | None = None
         self.held: Packed | None = None
         self.encoder: Any = None
+        self.kernel: Any = None
         self.arguments: tuple[Any, ...] = ()
         self.parts = 0
         self.checked = False
@@ -138,6 +148,10 @@ class Site:
             self.record, self.held, self.form = copy.copy(record), packed, SHAPE
         elif type(packed) is Clamped and self._encodes(packed.compressed, seed, (packed.low, packed.high)):
             self.record, self.held, self.form = copy.copy(record), replace(packed, compressed=None), HELD  # type: ignore[arg-type]
+
+    def learn_recomputed(self, record: Record) -> None:
+        """Notes that a plan makes the tensor again when backward reads it."""
+        self.record, self.form = copy.copy(record), MADE_AGAIN
 
     def _learn_view(self, tensor: Tensor, call: Call, record: Record, packed: View, seed: int) -> None:
         region, layout = packed.region, self.recipe.extent.layout
@@ -204,6 +218,7 @@ class Site:
         else:
             return False
         assert stored is not None
+        self.encoder, self.kernel = with_kernel(self.encoder)
         self.fields = {
             "codec": codec, "payload": (), "layout": extent.layout, "dtype": stored.dtype, "sound": True,
         }  # fmt: skip

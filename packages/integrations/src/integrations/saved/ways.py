@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
-from actcore import Raw, SavedTensor
+from actcore import Codec, GroupAffine, Offload, Raw, SavedTensor
 from integrations.levels import Level
 from integrations.saved.forms import Packed
-from integrations.saved.policy import Decision, ExactForms, FixedBits, Policy, policy_of
+from integrations.saved.policy import Decision, ExactForms, FixedBits, Policy, Shared, Through, policy_of
+from integrations.saved.regions import inner
 from integrations.saved.storing import StoredLater
 from integrations.stores import Store
 
 if TYPE_CHECKING:
     from integrations.saved.site import Site
+
+_BITS = 8
+"""Of the level that says what may be rounded, where a codec says how."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +60,14 @@ class Fates(Protocol):
     """What a plan says of the tensors of one forward.
 
     ``values`` are its numbers of the memories that are there, by the addresses of their storages; ``None`` where only
-    sites know them.
+    sites know them. ``again`` is that of each ``Fate`` that has one; ``None`` where none has.
     """
 
     @property
     def values(self) -> Mapping[int, int] | None: ...
+
+    @property
+    def again(self) -> Callable[[Tensor], Packed | None] | None: ...
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
         """What it says of one that is saved now, at a site if it has one."""
@@ -81,6 +88,16 @@ def way_of(store: Store, base: Level) -> Way:
     if store.exact:
         return Way(policy_of(store, base), _unrounded(level))
     return Way(policy_of(store, base), level, f"as planned: {store}")
+
+
+def through(codec: Codec, base: Level) -> Way:
+    """How what may be rounded waits as a codec stores it, on the host if that is an ``Offload``; what backward asks for
+    no more than signs and the like waits in these, exactly. ``base`` says what the codec does not."""
+    own, store = inner(codec), Store(_BITS, host=isinstance(codec, Offload))
+    level = store.level(base)
+    if isinstance(own, GroupAffine):
+        level = replace(replace(store, bits=own.bits).level(base), group_size=own.group_size)
+    return Way(Through(Shared(level), own), level, f"as planned: {codec}")
 
 
 @lru_cache(maxsize=16)

@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from integrations.attach import compress_model, compression, restore_model
-from integrations.bounds import Bounds
 from integrations.compression import Compression
 from integrations.exchanges import Exchanges
 from integrations.levels import resolve_level
+from integrations.planning.bounds import Bounds
 from integrations.recomputing import Asked, level_with, planning_for, require_one
 
 Reported = bool | str | PathLike[str] | None

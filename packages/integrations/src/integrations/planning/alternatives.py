@@ -1,0 +1,121 @@
+"""The plans beside a plan, of the same captures: within other bounds, and for the other state of the gradients.
+
+What another search has found is kept with the plan, in ``Plan.others``, for all that are made of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from integrations.planning.bounds import Bounds
+from integrations.planning.budget import Budget, bytes_of, require_error, require_ratio
+from integrations.planning.choice import Choice
+from integrations.planning.noted import note_accumulating, noted
+from integrations.planning.plan import Plan
+from integrations.planning.search import Captures, most_exact, solved
+from integrations.planning.unmet import out_of_memory, out_of_time
+from integrations.step.graphs.graph import Graph
+
+_ACCUMULATING = "accumulating"
+
+
+def within(plan: Plan, memory: Budget | None, time: float | None, error: float | None) -> Plan:
+    """See ``Plan.within``.
+
+    Raises:
+        TypeError, ValueError: as there.
+    """
+    if time is not None:
+        require_ratio(time)
+    if error is not None:
+        require_error(error)
+    found = _within(plan, memory, time, error)
+    if not plan.also:
+        return found
+    if isinstance(memory, float):  # of the largest, which this is
+        memory = _bytes_of(plan, memory)
+    return found.with_also(_within(other, memory, time, error) for other in plan.also)
+
+
+def accumulating(plan: Plan) -> Plan:
+    """See ``Plan.accumulating``."""
+    known = noted(plan)
+    if known is not None:
+        return known
+    if _ACCUMULATING not in plan.others:
+        rounded = None if plan.rounded is None else plan.rounded.accumulating
+        bounds = _unbounded(plan, plan.error)
+        plan.others[_ACCUMULATING] = _searched(plan, plan.graph.accumulating, rounded, bounds)
+    found = plan.others[_ACCUMULATING]
+    if plan.is_bounded:
+        with suppress(ValueError):  # where it cannot be had, the one of the least peak
+            found = found.within(plan.memory, plan.time)
+    note_accumulating(plan, found)  # each forward asks, and what follows it goes by the plan itself
+    return found
+
+
+def _within(plan: Plan, memory: Budget | None, time: float | None, error: float | None) -> Plan:
+    """The plan within bounds, by itself."""
+    of_error = plan if error is None else _of_error(plan, error)
+    allowed = None if memory is None else _bytes_of(of_error, memory)
+    asked = replace(of_error.bounds, memory=memory, time=time)
+    found = _chosen(of_error, asked, allowed)
+    if allowed is None or time is None or of_error.error == 0 or found.choice.variance == 0:
+        return found
+    return of_error.choosing(_most_exact(of_error, allowed, time), asked)
+
+
+def _chosen(plan: Plan, asked: Bounds, allowed: int | None) -> Plan:
+    """The plan of the front for what is asked, of which the memory allows so many bytes."""
+    fitting = [choice for choice in plan.front if allowed is None or choice.peak <= allowed]
+    if not fitting:
+        raise ValueError(out_of_memory(plan, asked))
+    if asked.time is None:
+        return plan.choosing(fitting[0] if allowed is None else fitting[-1], asked)
+    seconds = (asked.time - 1) * plan.plain_seconds
+    fitting = [choice for choice in fitting if choice.seconds <= seconds]
+    if not fitting:
+        raise ValueError(out_of_time(plan, asked))
+    return plan.choosing(fitting[0], asked)
+
+
+def _most_exact(plan: Plan, allowed: int, time: float) -> Choice:
+    """The choice of the least error in a peak and a time, which one of the front keeps to at least."""
+    try:  # what rounds nothing is of another graph
+        exact = _of_error(plan, 0.0)
+        return _chosen(exact, replace(exact.bounds, time=time), allowed).choice
+    except ValueError:
+        seconds = (time - 1) * plan.plain_seconds
+    fitting = [choice for choice in plan.front if choice.peak <= allowed and choice.seconds <= seconds]
+    best = most_exact(plan, allowed, seconds)
+    return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
+
+
+def _of_error(plan: Plan, error: float) -> Plan:
+    """The plan for another bound on the error, without one on memory or time."""
+    if error == plan.error:
+        return plan
+    if plan.compressed:
+        raise ValueError(f"error must be None at a level, which says how everything is stored, got {error!r}")
+    if error not in plan.others:
+        made = _searched(plan, plan.graph, plan.rounded, _unbounded(plan, error))
+        made.others[plan.error] = plan
+        plan.others[error] = made
+    return plan.others[error]
+
+
+def _searched(plan: Plan, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Plan:
+    """A plan of this kind for other graphs of these values."""
+    captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
+    return replace(solved(plan.model, captures, bounds, plan.objective), loss=plan.loss)
+
+
+def _unbounded(plan: Plan, error: float) -> Bounds:
+    """A plan's bounds, with this one on the error and none on memory and time."""
+    return replace(plan.bounds, memory=None, time=None, error=None if plan.compressed else error)
+
+
+def _bytes_of(plan: Plan, memory: Budget) -> int:
+    """The bytes that a bound on memory allows, under the name that it has where such plans are asked for."""
+    return bytes_of(memory, plan.uncompressed_peak, "budget" if plan.menus is None else "memory")

@@ -1,0 +1,90 @@
+"""``planned``: from a model and its inputs to the plan of how every value waits for backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from integrations.adaptive.plan import Plan as Allotted
+from integrations.adaptive.weights import usual_weights
+from integrations.levels import Level
+from integrations.planning.bounds import Bounds
+from integrations.planning.menus import Menus
+from integrations.planning.offered import Weights, menus_of
+from integrations.planning.plan import Plan
+from integrations.planning.savers import Seen
+from integrations.planning.search import Captures, solved
+from integrations.step.capturing.capture import capture
+from integrations.step.capturing.loss import Loss
+from integrations.step.costs.modelled import by
+from integrations.step.costs.rates import Rating, constant
+from integrations.step.graphs.graph import Graph
+from integrations.step.graphs.sharding import class_of
+
+_EXACT = Bounds(error=0.0)
+
+
+def planned(
+    model: nn.Module,
+    level: Level,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bounds: Bounds = _EXACT,
+    *,
+    real: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+    weights: Weights = usual_weights,
+    rating: Rating = constant,
+    bits: Allotted | None = None,
+) -> Plan:
+    """The plan of the least peak, and the others that none beats in both peak and time.
+
+    A level leaves each value one store, its own. Without one, such as ``"L0"``, values may wait in all stores that
+    their savers bear, as they are, or be made again. Where rounding is allowed, the forward is captured twice: with
+    torch's own attention, whose plans round nothing, and with attention that is computed again from what is stored.
+
+    Args:
+        model: in training mode.
+        level: as which all is stored, if it is not off; else it says the sizes of groups, what is small, and what is
+            kept exactly.
+        args, kwargs: of the model's forward.
+        bounds: of which those on memory and time are left to ``Plan.within``.
+        real, loss, holds_outputs: as in ``capture``.
+        weights: of the values, for the error.
+        rating: of what operators and stores take.
+        bits: that an adaptive level gives its tensors, once it has measured them.
+    """
+    started = perf_counter()
+
+    def captured(recomputes: bool) -> tuple[Graph, Seen]:
+        seen = Seen(recomputes, named=bits is not None)
+        options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+        return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
+
+    def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
+        graph = graph.as_rounded if rounded else graph
+        if (
+            rounded and level.off
+        ):  # at a level what attention reads is stored for it in other bits than for a repetition
+            graph = graph.with_remade(seen.remade)
+        if not bounds.recomputes:
+            graph = graph.keeping_all
+        return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)
+
+    bounds = replace(bounds, memory=None, time=None, error=(bounds.error or 0.0) if level.off else None)
+    if not level.off:
+        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)
+        captures = Captures(graph, menus, level=level)
+    else:
+        found = captured(not bounds.exact)
+        rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
+        if found[1].replaced:  # attention
+            found = captured(False)
+        graph, menus = with_menus(*found, False)
+        captures = Captures(graph, menus.exact(), rounded, rounded_menus)
+    taken = perf_counter() - started
+    return replace(solved(class_of(model).__name__, captures, bounds, capture_seconds=taken), loss=loss)

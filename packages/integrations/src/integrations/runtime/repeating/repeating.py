@@ -1,0 +1,84 @@
+"""What a thread is about: whether it follows a plan, or repeats a segment; and the generators that both draw from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class _Here(threading.local):
+    """Of this thread.
+
+    Attributes:
+        repeating: whether it repeats a segment, which the tape of a forward in which it does so must not follow.
+        following: whether it runs a forward that follows a plan.
+    """
+
+    repeating = False
+    following = False
+
+
+here = _Here()
+
+drawing = threading.RLock()
+"""Held while a forward or a repetition draws: threads share their device's generator, and what one draws between the
+moment at which another notes or sets the state and its own draw would give the repetition other numbers."""
+
+
+def require_no_plan() -> None:
+    """Refuses to begin what sees to what a forward keeps, inside of a forward that follows a plan.
+
+    Raises:
+        RuntimeError: this thread is in one.
+    """
+    if here.following:
+        raise RuntimeError(
+            "a forward that is compressed or follows a plan must not run inside of one that follows a plan, which sees "
+            "to all that is kept there: undo one of the two, integrations.restore_model(model) or "
+            "integrations.checkpoint.restore_model(model)"
+        )
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """A block whose operators are nobody's forward."""
+    before, here.repeating = here.repeating, True
+    try:
+        yield
+    finally:
+        here.repeating = before
+
+
+class repeating:  # named as contexts are
+    """A block that repeats a segment: below autograd and autocast, as the operators were seen, since casts are
+    operators of their own."""
+
+    __slots__ = ("_autocast", "_autograd", "_before", "_grad")
+
+    def __enter__(self) -> None:
+        self._before, self._grad = here.repeating, torch.is_grad_enabled()
+        self._autograd, self._autocast = torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast()
+        self._autograd.__enter__()
+        self._autocast.__enter__()
+        here.repeating = True
+
+    def __exit__(self, *error: object) -> None:
+        here.repeating = self._before
+        self._autocast.__exit__(None, None, None)
+        self._autograd.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self._grad)
+
+
+@contextmanager
+def generator_at(source: torch.Generator, before: Tensor) -> Iterator[None]:
+    """A block in which a generator is as it was before a call."""
+    now = source.get_state()
+    source.set_state(before)
+    try:
+        yield
+    finally:
+        source.set_state(now)

@@ -1,0 +1,252 @@
+"""``Segment``: operators of a forward that are repeated together when backward needs what they made."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from integrations.runtime.repeating.calls import Call
+from integrations.runtime.repeating.keeping import Later, Packed
+from integrations.runtime.repeating.repeating import repeating
+from integrations.step.dispatch.memory import Geometry
+from integrations.step.dispatch.versions import Version
+
+_USED_UP = (
+    "backward went through this part of the graph a second time, and what it needs was freed the first time: pass "
+    "retain_graph=True to the first backward"
+)
+
+
+class Segment:
+    """Calls in order, and what they made when they were repeated.
+
+    It belongs to the saved tensors that it makes, and is gone with them. The calls of an inner segment hold handles of
+    what an outer one makes: that is there until the inner one has been repeated.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call | None] | None = []  # None, once they have been repeated for the last time
+        self._becomes: dict[int, int] = {}  # values whose memory was taken over
+        self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
+        self._waiting: dict[int, list[weakref.ref[Handle]]] = {}  # those of them that are stored when they are made
+        self._stored: dict[str, Any] = {}
+        self._made: dict[int, Tensor] = {}
+        self._seen: dict[int, set[int]] = {}  # which of them have been read since the value was made
+        self._lock = threading.RLock()  # backward has a thread for each device
+        self._uses = 0  # that are going on
+        self._released: deque[int] = deque()  # values of saved tensors that are gone, and not yet counted
+
+    def __enter__(self) -> None:
+        """A block in which nothing changes that the block does not change."""
+        self._lock.acquire()
+        self._uses += 1
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._uses == 1:
+                self._count_released()
+        finally:
+            self._uses -= 1
+            self._lock.release()
+
+    def append(self, call: Call) -> None:
+        """One more operator."""
+        assert self.calls is not None
+        self.calls.append(call)
+        with self:
+            for old, new in call.changes:
+                self._becomes[old] = new
+                if old in self._handles:
+                    self._handles[new] = self._handles.pop(old)
+                if old in self._waiting:
+                    self._waiting[new] = self._waiting.pop(old)
+
+    def hold(self, handle: Handle) -> None:
+        """One more saved tensor is in a value's memory."""
+        with self:
+            self._handles[handle.value] = self._handles.get(handle.value, 0) + 1
+            if handle.later is not None:
+                self._waiting.setdefault(handle.value, []).append(weakref.ref(handle))
+
+    def release(self, value: int) -> None:
+        """One fewer is. Garbage is collected at any moment, in any thread: while the segment is in use it is counted
+        later, and nobody waits here."""
+        self._released.append(value)
+        if not self._uses and self._lock.acquire(blocking=False):
+            try:
+                self._uses += 1
+                self._count_released()
+                self._uses -= 1
+            finally:
+                self._lock.release()
+
+    def _count_released(self) -> None:
+        while self._released:
+            value = self._latest(self._released.popleft())
+            self._handles[value] -= 1
+            if not self._handles[value]:
+                del self._handles[value]
+                self._made.pop(value, None)
+                self._waiting.pop(value, None)
+
+    def get(self, handle: Handle) -> Tensor:
+        """A saved tensor."""
+        with self:
+            again = _may_come_again()
+            stored = handle.stored
+            value = self._latest(handle.value)
+            if stored is None and value not in self._made:
+                self._repeat(value, again)
+            if again and self.calls is not None:
+                handle.stored = None
+            if stored is not None:
+                with repeating():
+                    return stored.unpack()
+            base = self._made[value]
+            if handle.later is not None and self._only_stored(value):
+                del self._made[value]
+            elif again and self.calls is not None:
+                # The graph is retained: its saved tensors stay, and what is made for them should not.
+                seen = self._seen.setdefault(value, set())
+                seen.add(id(handle))
+                if len(seen) >= self._handles.get(value, 0):
+                    del self._made[value], self._seen[value]
+            with repeating():
+                return handle.geometry.view(base)
+
+    def _store(self, value: int, made: dict[int, Tensor]) -> None:
+        """Stores the saved tensors that are in a value's memory, each as it wants to be."""
+        for reference in self._waiting[value]:
+            handle = reference()
+            if handle is not None and handle.later is not None:
+                handle.stored = handle.later.store(handle.geometry.view(made[value]), self._stored)
+
+    def _is_stored(self, value: int) -> bool:
+        handles = [reference() for reference in self._waiting.get(value, ())]
+        stored = bool(handles) and all(handle is None or handle.stored is not None for handle in handles)
+        return stored and self._only_stored(value)
+
+    def _only_stored(self, value: int) -> bool:
+        """Whether no inner segment reads it as it is."""
+        there = sum(reference() is not None for reference in self._waiting.get(value, ()))
+        return there >= self._handles.get(value, 0)
+
+    def prepare(self, value: int) -> None:
+        """Makes a value again, if it is not there."""
+        with self:
+            value = self._latest(value)
+            if value not in self._made:
+                self._repeat(value, _may_come_again())
+
+    def _latest(self, value: int) -> int:
+        """What a value has become: another part of the same memory may have been written since it was saved."""
+        while value in self._becomes:
+            value = self._becomes[value]
+        return value
+
+    def _repeat(self, asked: int, again: bool) -> None:
+        """Repeats what leads to the values that are saved and not there, of which ``asked`` is one."""
+        if self.calls is None:
+            raise RuntimeError(_USED_UP)
+        needed = {value for value in self._handles if value == asked or not self._is_stored(value)}
+        waiting = needed.intersection(self._waiting)
+        ends: dict[int, list[int]] = {}  # after which call values are not needed any more
+        rests: dict[int, list[int]] = {}  # the same of those that are saved: they can be stored
+        chosen: list[int] = []
+        for place in range(len(self.calls) - 1, -1, -1):
+            call = self.calls[place]
+            if call is not None and call.needed_for(needed):
+                chosen.append(place)
+                resting = waiting.intersection((*call.reads(), *call.results()))
+                rests[place] = list(resting)
+                waiting -= resting
+                for value in call.reads():
+                    if value not in needed:
+                        needed.add(value)
+                        ends.setdefault(place, []).append(value)
+        calls = self.calls
+        for place in chosen:
+            # Before anything is made here, which would be there meanwhile.
+            for other in calls[place].needs():  # type: ignore[union-attr]
+                other.prepare()
+        if not again:
+            self.calls = None
+        made: dict[int, Tensor] = {}
+        with repeating():
+            for place in reversed(chosen):
+                call = calls[place]
+                assert call is not None
+                call.repeat(made)
+                if not again:
+                    calls[place] = None  # with the tensors that were kept for it
+                for value in ends.get(place, ()):
+                    made.pop(value, None)
+                for value in call.results():
+                    if value not in needed:
+                        del made[value]
+                for value in rests[place]:
+                    self._store(value, made)
+                    if value != asked and self._only_stored(value):
+                        del made[value]
+        self._made = made
+        self._seen.clear()
+
+
+class Handle:
+    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment makes again."""
+
+    __slots__ = ("__weakref__", "_version", "geometry", "later", "segment", "stored", "value")
+
+    def __init__(self, segment: Segment, value: int, tensor: Tensor, later: Later | None = None) -> None:
+        self.segment = segment
+        self.value = value
+        self.geometry = Geometry.of(tensor)
+        self.later = later
+        self.stored: Packed | None = None  # by ``later``, once it was made
+        self._version = Version(tensor)
+        segment.hold(self)
+
+    def prepare(self) -> None:
+        """Has the segment make it."""
+        self.segment.prepare(self.value)
+
+    def unpack(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: it was changed in place since; the message is torch's.
+        """
+        self._version.check(self.geometry)
+        return self.segment.get(self)
+
+    def __del__(self) -> None:
+        self.segment.release(self.value)
+
+
+class Results:
+    """What one operator of a segment made, for another who makes use of it than saved it: as it was made, whatever was
+    written into it since."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, *handles: Handle) -> None:
+        self._handles: tuple[Handle, ...] | None = handles
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """They, made again. They are let go, unless the graph is retained."""
+        if self._handles is None:
+            raise RuntimeError(_USED_UP)
+        found = tuple(handle.segment.get(handle) for handle in self._handles)
+        if not _may_come_again():
+            self._handles = None
+        return found
+
+
+def _may_come_again() -> bool:
+    """Whether what is read now may be read once more: the graph is retained, or nobody runs backward."""
+    return torch._C._current_graph_task_id() == -1 or torch._C._autograd._get_current_graph_task_keep_graph()

@@ -1,0 +1,289 @@
+"""``Tape``: follows a forward, operator by operator, and notes how to repeat what a plan has made again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from actcore.replay import bind_tape, followed
+from integrations.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
+from integrations.runtime.repeating.calls import Call, Elsewhere, Held, Reference, Scratch
+from integrations.runtime.repeating.keeping import Exactly, Keeping, Later
+from integrations.runtime.repeating.repeating import drawing, here, require_no_plan
+from integrations.runtime.repeating.segments import Handle, Results, Segment
+from integrations.step.dispatch.memory import Geometry, Memory, is_plain, key_of, shapes_of
+from integrations.step.dispatch.operators import Traits, device_of, generator_of, traits_of
+from integrations.step.graphs.schedule import Planned, Schedule
+
+UNPLANNED = -1
+"""In the place of a value: memory of which the plan does not know."""
+_EXACTLY = Exactly()
+
+
+class Tape(TorchDispatchMode):
+    """Follows a forward, operator by operator, and notes how to repeat those that a schedule repeats.
+
+    Args:
+        schedule: of the model.
+        keeping: how what repetitions read is kept; ``None``: as it is.
+
+    Attributes:
+        astray: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
+            Nothing is repeated from there on.
+        paused: whether what runs is not the forward's.
+        ops: that are expected; ``next`` is the place of the one that is expected now.
+        storages: the values that are there.
+    """
+
+    def __init__(self, schedule: Schedule, keeping: Keeping | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.paused = False
+        self.astray = ""
+        self.ops, self.next = schedule.ops, 0
+        self._keeping: Keeping = _EXACTLY if keeping is None else keeping
+        self._schedule = schedule
+        self._memory = Memory()
+        self.storages = self._memory.storages
+        self._outer, self._inner = _Level(), _Level()
+
+    @property
+    def values(self) -> dict[int, int]:
+        """The values that are there, by the addresses of their storages."""
+        return self.storages.by_address
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would have each operator pass through a wrapper that keeps dynamo off, which takes longer than all that
+        is done here. Where frames can be skipped without it, dynamo is kept off only while it is on."""
+        return not skips_frames()
+
+    def __enter__(self) -> Self:
+        require_no_plan()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        here.following = True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        here.following = False
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def finish(self) -> None:
+        """The forward is over."""
+        if not self.astray and self.next < len(self.ops):
+            self._leave("nothing")
+
+    @left_to_python
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        step = without_dynamo(_step) if compiles_callees() else followed
+        return step(self, func, args, kwargs or {})
+
+    def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that is more than a step to the next one."""
+        with drawing if traits.random else nullcontext():
+            return self._follow(func, traits, args, kwargs)
+
+    def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of the forward, noted if it is to be repeated."""
+        planned = self._planned()
+        if planned is None or (planned.segment < 0 and planned.inner < 0):
+            out = func(*args, **kwargs)
+            self.made(traits, args, kwargs, out)
+            return out
+        segments = self._segments_of(planned)
+        generator = None
+        if traits.random and (device := device_of(args, kwargs)).type != "meta":
+            source = generator_of(args, kwargs, device)
+            if source is None:
+                self._leave(f"{traits.name} on {device}, whose generator is not known")
+            else:
+                generator = source, source.get_state()
+        # Noted before it runs, which may be what overwrites it.
+        arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
+        out = func(*args, **kwargs)
+        made = self.made(traits, args, kwargs, out)
+        if made is None:
+            return out
+        makes, changes = made
+        shapes = shapes_of(out if isinstance(out, (list, tuple)) else (out,)) if traits.dynamic else None
+        for (level, segment), noted in zip(segments, arguments, strict=True):
+            if segment.calls is None:
+                continue
+            segment.append(Call(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
+            own = self._schedule.inner if level is self._inner else self._schedule.recomputed
+            for value in (*(value for value, _ in makes), *(value for _, value in changes)):
+                if value in own:
+                    level.segment_of[value] = segment
+        return out
+
+    def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
+        """In the place of a tensor that is made again; ``None`` for one that is kept.
+
+        Args:
+            tensor: that autograd saves.
+            later: how it is stored once it is made; ``None``: it is kept until it is read.
+        """
+        value = self.value_of(tensor)
+        if value == UNPLANNED or not self._schedule.is_made_again(value):
+            return None
+        level = self._inner if self._schedule.is_made_inside(value) else self._outer
+        segment = level.segment_of.get(value)
+        # One that has been used up was so by a backward in the middle of this forward.
+        if segment is None or segment.calls is None:
+            return None
+        return Handle(segment, value, tensor, later)
+
+    def remade(self, tensors: Sequence[Tensor]) -> Results | None:
+        """What one operator has just made, where backward makes the first of it again."""
+        values = [self.value_of(tensor) for tensor in tensors]
+        if any(value in self._schedule.becomes for value in values):
+            return None  # its memory is written again, and the segment would go on from that
+        first = self.handle(tensors[0])
+        if first is None:
+            return None
+        others = zip(values[1:], tensors[1:], strict=True)
+        return Results(first, *(Handle(first.segment, value, tensor) for value, tensor in others))
+
+    def value_of(self, tensor: Tensor) -> int:
+        """The value in whose memory a tensor lies; ``UNPLANNED`` for none."""
+        value = self._memory.value_in(tensor) if is_plain(tensor) else None
+        return UNPLANNED if value is None else value
+
+    def _keeping_of(self, value: int) -> Keeping:
+        """Memory that is written again, part by part, is kept as it is: a stored form for each part would be more."""
+        return _EXACTLY if value == UNPLANNED or value in self._schedule.becomes else self._keeping
+
+    def _planned(self) -> Planned | None:
+        """The operator that is expected; ``None`` where nothing is."""
+        ops = self.ops
+        return None if self.astray or self.next >= len(ops) else ops[self.next]
+
+    def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
+        """The segments in which an operator is to be repeated, of each kind one."""
+        return [
+            (level, level.segments.setdefault(number, Segment()))
+            for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
+            if number >= 0
+        ]
+
+    def _arguments(
+        self, traits: Traits, level: _Level, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments, to be found again."""
+        noted = [self._noted(given, level, segment) for given in args]
+        if traits.updates_statistics(args):
+            for place in traits.statistics[:2]:
+                if isinstance(args[place], Tensor):
+                    noted[place] = Scratch(args[place].detach())
+        return tuple(noted), {name: self._noted(given, level, segment) for name, given in kwargs.items()}
+
+    def _noted(self, given: Any, level: _Level, segment: Segment) -> Any:
+        if isinstance(given, Tensor):
+            value = self.value_of(given)
+            if value != UNPLANNED and level.segment_of.get(value) is segment:
+                return Reference(value, Geometry.of(given))
+            # An alias that is made inside a mode shares the version counter only so.
+            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                if level is self._inner:
+                    outer = self._outer.segment_of.get(value)
+                    if outer is not None and outer.calls is not None:
+                        return Elsewhere(Handle(outer, value, given))
+                return Held(self._keeping_of(value).read(given, value))
+        if isinstance(given, (list, tuple)):
+            return [self._noted(item, level, segment) for item in given]
+        return given
+
+    def made(
+        self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None:
+        """Gives numbers to what an operator made, if it is the one that is expected.
+
+        Returns:
+            its new values with their places among the results, and those that it overwrote with what became of them;
+            ``None`` for one that made nothing, or was not expected.
+        """
+        memory = self._memory
+        results = out if isinstance(out, (list, tuple)) else (out,)
+        new = memory.new(results, args, kwargs)
+        written: dict[int, tuple[int, Tensor]] = {}  # by storage
+        if traits.writes:
+            for tensor in traits.written(args, kwargs):
+                value = memory.value_in(tensor) if is_plain(tensor) else None
+                if value is not None:
+                    written.setdefault(key_of(tensor), (value, tensor))
+        if not new and not written:
+            return None
+        numbers = self._numbers(traits, len(written) + len(new), results)
+        changes = []
+        for (old, tensor), number in zip(written.values(), numbers, strict=False):
+            memory.add(tensor, number)
+            changes.append((old, number))
+        makes = []
+        for (place, tensor), number in zip(new, numbers[len(written) :], strict=True):
+            memory.add(tensor, number)
+            makes.append((number, place))
+        return None if self.astray else (tuple(makes), tuple(changes))
+
+    def _numbers(self, traits: Traits, count: int, results: Sequence[Any]) -> Sequence[int]:
+        """The numbers of the values that the next operator makes."""
+        if not self.astray:
+            if self.next == len(self.ops):
+                self._leave(traits.name)
+            else:
+                planned = self.ops[self.next]
+                shapes = shapes_of(results)
+                if planned.name == traits.name and len(planned.makes) == count and planned.shapes in (None, shapes):
+                    self.next += 1
+                    return planned.makes
+                self._leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
+        return (UNPLANNED,) * count
+
+    def _leave(self, found: str) -> None:
+        """The forward is not the graph's."""
+        ops = self.ops
+        if self.next < len(ops):
+            planned = ops[self.next]
+            of = "" if planned.shapes is None else f", with results {planned.shapes}"
+            expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
+        else:
+            expected = "its end"
+        self.astray = f"at operator {self.next} the plan has {expected}, and there came {found}"
+
+
+def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``followed``, for a wrapper that takes functions of Python."""
+    return followed(tape, func, args, kwargs)
+
+
+class _Level:
+    """Segments of a kind: outer ones, or inner ones.
+
+    Attributes:
+        segments: by the plan's numbers.
+        segment_of: values that are made again, with the segments that make them.
+    """
+
+    def __init__(self) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.segment_of: dict[int, Segment] = {}
+
+
+bind_tape(
+    {
+        "Tensor": Tensor,
+        "Parameter": nn.Parameter,
+        "Planned": Planned,
+        "Traits": Traits,
+        "traits_of": traits_of,
+        "here": here,
+        "strided": torch.strided,
+        "bytes": torch.uint8,
+    }
+)

@@ -1,0 +1,123 @@
+"""``Backward``: writes down backward as it runs: its steps, what they read, and how many bytes it has made."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from integrations.step.capturing.recording import PASSING, Recording, Run
+from integrations.step.dispatch.memory import Memory, allocated_for, allocated_for_elements, is_plain, key_of
+
+
+class Backward:
+    """The steps of backward.
+
+    Args:
+        recording: where they are written.
+        memory: the storages that hold values, and those that backward makes.
+    """
+
+    def __init__(self, recording: Recording, memory: Memory) -> None:
+        self._recording, self._memory = recording, memory
+        self._watches: list[weakref.ref[Any]] = []
+        self._node: object = self  # of no step
+        self._task: int | None = None  # of the engine, that of backward itself
+        self._reading = False  # whether the node has read, and made nothing so far
+        self._working = False  # whether it has made something
+        self._makers: dict[int, object] = {}  # of storages that backward makes, the nodes
+        self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator, if it is a sum
+        self._live = 0
+        self._standing = 0  # bytes of the parameters' gradients that are complete
+
+    def read(self, value: int) -> None:
+        """The node that runs reads a value that was saved."""
+        self._turn(reads=True)
+        self._recording.steps[-1].append(value)
+        self._reading = not self._working
+
+    def released(self, value: int) -> None:
+        """Autograd has let go of a value."""
+        if self._recording.steps and value in self._recording.steps[-1]:
+            self._node = self  # which has done its work: what comes now sums up gradients
+
+    def accumulated(self, gradient: Tensor) -> None:
+        """A parameter's gradient is complete. If one stood there before, this one is added to it, and gone."""
+        if is_plain(gradient) and self._memory.value_in(gradient) == PASSING:
+            self._standing += allocated_for_elements(gradient)
+
+    def finish(self) -> None:
+        """Nothing is written any more."""
+        self._watches.clear()
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of backward, and notes it."""
+        self._turn()
+        if self._reading:
+            # What a node reads is made again before the node makes anything: an event of its own.
+            self._reading = False
+            self._begin(list(self._recording.steps[-1]))
+        out = func(*args, **kwargs)
+        results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
+        made = 0
+        for _, tensor in self._memory.new(results, args, kwargs):
+            storage = tensor.untyped_storage()
+            nbytes = allocated_for(tensor)
+            made += nbytes
+            self._memory.add(tensor, PASSING)
+            self._makers[storage._cdata] = _running()
+            self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
+        self._live += made
+        call = self._recording.calls.note(func, args, kwargs, results)
+        self._recording.runs.append(Run(len(self._recording.steps) - 1, self._live, call))
+        self._working = True
+        if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
+            self._sum = weakref.ref(args[0].untyped_storage()), made
+        return out
+
+    def _maker(self, tensor: Tensor) -> object:
+        return self._makers.get(key_of(tensor))
+
+    def _settle(self) -> None:
+        """Where the first part of a sum was another node's and has gone with it, the engine has summed up gradients: in
+        place, but in the sight of a mode."""
+        if self._sum is None:
+            return
+        (part, nbytes), self._sum = self._sum, None
+        if part() is None:
+            run = self._recording.runs[-1]
+            self._recording.runs[-1] = replace(run, live=run.live - nbytes)
+
+    def _freed(self, nbytes: int, _: object) -> None:
+        self._live -= nbytes
+
+    def _turn(self, reads: bool = False) -> None:
+        """Begins a step if another node's turn has come.
+
+        Not for the nodes of a backward inside of a node's own, such as that of attention which is computed again: what
+        the node has read is there until it is over. Unless they read what was saved, too.
+        """
+        self._settle()
+        name, task = _running(), torch._C._current_graph_task_id()
+        if self._task is None and task != -1:  # what it starts from is made outside of the engine
+            self._task = task
+        inside = task not in (-1, self._task) and not reads
+        if (name != self._node and not inside) or not self._recording.steps:
+            self._node, self._reading, self._working = name, False, False
+            self._begin([])
+
+    def _begin(self, reads: list[int]) -> None:
+        self._recording.steps.append(reads)
+        self._recording.other.append(self._live)
+        self._recording.standing.append(self._standing)
+
+
+def _running() -> object:
+    """The node of backward that runs, by name and number: itself it would be kept alive, and what it holds."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())

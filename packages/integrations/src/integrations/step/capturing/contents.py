@@ -1,0 +1,86 @@
+"""``Contents``: which storages were written without an operator that says so."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from integrations.step.dispatch.memory import is_plain, key_of
+
+# They leave in a storage what somebody else left there before, which may be the very thing that a kernel will write.
+_UNINITIALISED = frozenset(
+    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::empty_permuted", "aten::new_empty"}
+    | {"aten::new_empty_strided"}
+)
+_FILLER = 0x5A
+_PART = 1 << 20  # words, whose products take memory of their own
+
+
+class Contents:
+    """What storages hold, as numbers, by which a write is told that torch did not dispatch.
+
+    A kernel that is handed addresses, such as those of Triton and of numpy, writes so. Fake tensors have none, and
+    raise; they are passed over, and so is what is not plain. The storages themselves are not held.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+
+    def fill(self, function: OpOverload, made: Iterable[Tensor]) -> None:
+        """Writes something into tensors that an operator has left as they were."""
+        if function._schema.name in _UNINITIALISED:
+            for storage in _storages_of(made, but=torch.bool):  # of which a byte is 0 or 1
+                with unset_fake_temporarily():
+                    _bytes_of(storage, torch.uint8).fill_(_FILLER)
+
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Tensors hold what they are to hold."""
+        for storage in _storages_of(tensors):
+            self._known[storage._cdata] = _number(storage), weakref.ref(storage)
+
+    def changed(self, tensors: Iterable[Tensor]) -> list[int]:
+        """The storages of tensors that hold something else than when they were noted; others are noted."""
+        found = []
+        for storage in _storages_of(tensors):
+            key, number = storage._cdata, _number(storage)
+            known = self._known.get(key)
+            if known is not None and known[1]() is not None and number != known[0]:
+                found.append(key)
+            self._known[key] = number, weakref.ref(storage)
+        return found
+
+    def changed_since(self) -> list[int]:
+        """Those of all that are alive."""
+        alive = [(key, number, reference()) for key, (number, reference) in self._known.items()]
+        return [key for key, number, storage in alive if storage is not None and _number(storage) != number]
+
+
+def _storages_of(tensors: Iterable[Tensor], but: torch.dtype | None = None) -> Iterable[torch.UntypedStorage]:
+    """Those with elements, each once."""
+    return {
+        key_of(tensor): tensor.untyped_storage()
+        for tensor in tensors
+        if is_plain(tensor) and not isinstance(tensor, FakeTensor) and not tensor.is_meta and tensor.dtype != but
+    }.values()
+
+
+def _number(storage: torch.UntypedStorage) -> int:
+    """A number that another content, or the same in another order, hardly has."""
+    with unset_fake_temporarily():
+        words = _bytes_of(storage, torch.int64)
+        places = torch.arange(1, min(words.numel(), _PART) + 1, device=words.device)
+        parts = [int((part * places[: part.numel()]).sum()) for part in words.split(_PART)]
+        rest = _bytes_of(storage, torch.uint8)[words.numel() * 8 :]
+        return hash((*parts, int(rest.sum())))
+
+
+def _bytes_of(storage: torch.UntypedStorage, dtype: torch.dtype) -> Tensor:
+    """A storage as whole words or bytes."""
+    words = torch.empty(0, dtype=dtype, device=storage.device)
+    words.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+    return words

@@ -1,0 +1,122 @@
+"""``Call``: an operator with all that its time and its workspace depend on; a training step has few that differ."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from integrations.step.costs.modelled import Work, work_of
+from integrations.step.dispatch.memory import is_plain
+
+_PASSED_ON = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Like(NamedTuple):
+    """In the place of a tensor: how it lies in which memory.
+
+    Attributes:
+        size, stride, offset, dtype, device: of the tensor.
+        nbytes: of the whole storage.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator's call without the tensors' contents.
+
+    Attributes:
+        name: the operator, with its library and overload, as in ``torch.ops``.
+        args, kwargs: its arguments, with ``Like`` for tensors.
+        grad: whether gradients are enabled: kernels may ask for that.
+        device: the type of the one on which it runs; empty where nobody can make it again.
+        work: what it has to do.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grad: bool
+    device: str
+    work: Work
+
+    def packed(self) -> bytes:
+        """Pickled for ``Repeated``, which unpickles it with tensors."""
+        written = io.BytesIO()
+        _Packer(written).dump((self.name, self.args, self.kwargs, self.grad))
+        return written.getvalue()
+
+
+class _Packer(pickle.Pickler):
+    def persistent_id(self, given: Any) -> Any:
+        """What stands outside of the pickle."""
+        return tuple(given) if isinstance(given, Like) else None
+
+
+class Calls:
+    """The calls of a training step, those that are alike once.
+
+    Attributes:
+        distinct: in the order in which they first came.
+    """
+
+    def __init__(self) -> None:
+        self.distinct: list[Call] = []
+        self._places: dict[tuple[OpOverload, str], int] = {}
+
+    def note(
+        self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]
+    ) -> int:
+        """The place of a call among those that differ."""
+        devices: dict[str, None] = {}  # in order
+        grad = torch.is_grad_enabled()
+        try:
+            alike_args = tuple(_alike(given, devices) for given in args)
+            alike_kwargs = {name: _alike(given, devices) for name, given in kwargs.items()}
+            device = next(iter(devices)) if devices else torch.device(kwargs.get("device") or "cpu").type
+            text = f"{alike_args} {alike_kwargs} {grad}"  # which tells 1, 1.0 and True apart
+        except _OutOfReachError:
+            alike_args, alike_kwargs, device, text = (), {}, "", str(len(self.distinct))
+        place = self._places.setdefault((function, text), len(self.distinct))
+        if place == len(self.distinct):
+            work = work_of(function, args, kwargs, results)
+            self.distinct.append(Call(str(function), alike_args, alike_kwargs, grad, device, work))
+        return place
+
+
+class _OutOfReachError(Exception):
+    """An argument of which nobody can make another."""
+
+
+def _alike(given: Any, devices: dict[str, None]) -> Any:
+    if isinstance(given, Tensor):
+        if not is_plain(given):
+            raise _OutOfReachError
+        devices[given.device.type] = None
+        return Like(
+            tuple(given.shape),
+            given.stride(),
+            given.storage_offset(),  # type: ignore[arg-type]
+            given.dtype,
+            str(given.device),
+            given.untyped_storage().nbytes(),
+        )
+    if isinstance(given, (list, tuple)):
+        return [_alike(item, devices) for item in given]
+    if given is None or isinstance(given, torch.Generator):
+        return None
+    if isinstance(given, _PASSED_ON):
+        return given
+    raise _OutOfReachError

@@ -1,0 +1,195 @@
+"""``Schedule``: what a choice of values to keep means for each operator of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from integrations.step.graphs.graph import Graph
+from integrations.step.graphs.sharding import within_units
+from integrations.stores import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An operator as it is expected.
+
+    Attributes:
+        name: the ATen operator.
+        module: path of the module in whose forward it runs.
+        shapes: of its results; ``None`` where any will do.
+        makes: values, in order.
+        segment: the segment that repeats it; -1 where none does.
+        inner: the inner segment that repeats it, once more where ``segment`` does, too; -1 where none does.
+    """
+
+    name: str
+    module: str
+    shapes: tuple[tuple[int, ...], ...] | None
+    makes: tuple[int, ...]
+    segment: int
+    inner: int = -1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A graph's operators with their segments.
+
+    Attributes:
+        ops: in order.
+        recomputed: the values that are made again instead of being kept, for themselves or for others.
+        becomes: values whose memory is taken over, and by which.
+        inner: those of the recomputed ones that inner segments make: what an outer one makes of them does not stay.
+        graph: of which it is.
+        kept, held: as they were asked for.
+        any_sizes: whether it is for inputs of any sizes.
+        stores: of values that do not wait for backward as they are, by what their memory holds in the end.
+    """
+
+    ops: tuple[Planned, ...]
+    recomputed: frozenset[int]
+    becomes: Mapping[int, int]
+    inner: frozenset[int]
+    graph: Graph = field(repr=False)
+    kept: frozenset[int] = field(repr=False)
+    held: frozenset[int] | None = field(repr=False)
+    any_sizes: bool = False
+    stores: Mapping[int, Store] = field(default_factory=dict)
+    _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
+
+    def within(self, units: frozenset[str]) -> Schedule:
+        """The schedule in which no repetition leaves a unit of ``fully_shard``: what enters and leaves one is kept."""
+        if not units:
+            return self
+        if units not in self._within:
+            made = Schedule.of(within_units(self.graph, units), self.kept, self.held, self.stores)
+            self._within[units] = made.of_any_sizes() if self.any_sizes else made
+        return self._within[units]
+
+    @cached_property
+    def where_rounded(self) -> Schedule:
+        """The schedule where what is kept is rounded: nothing is decided again."""
+        if self.graph.where_rounded is self.graph:
+            return self
+        made = Schedule.of(self.graph.where_rounded, self.kept, self.held, self.stores)
+        return made.of_any_sizes() if self.any_sizes else made
+
+    @property
+    def needs_tape(self) -> bool:
+        """Whether each forward has to be followed operator by operator, and not only the first: something is made
+        again, or what is saved may have other shapes than before."""
+        return bool(self.recomputed) or self.any_sizes
+
+    def is_made_again(self, value: int) -> bool:
+        """Whether what the memory of a value holds in the end is not kept."""
+        return self.final(value) in self.recomputed
+
+    def is_made_inside(self, value: int) -> bool:
+        """Whether that is made by an inner segment."""
+        return self.final(value) in self.inner
+
+    def store_of(self, value: int) -> Store | None:
+        """The store in which what the memory of a value holds in the end waits for backward, be it kept or made again;
+        ``None`` where it waits as it is."""
+        return self.stores.get(self.final(value))
+
+    def final(self, value: int) -> int:
+        """What the memory of a value holds in the end."""
+        while value in self.becomes:
+            value = self.becomes[value]
+        return value
+
+    def of_any_sizes(self) -> Schedule:
+        """The same for inputs of other sizes."""
+        ops = tuple(replace(op, shapes=None) for op in self.ops)
+        return replace(self, ops=ops, any_sizes=True, _within={})
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        kept: Collection[int],
+        held: Collection[int] | None = None,
+        stores: Mapping[int, Store] | None = None,
+    ) -> Schedule:
+        """The schedule by which these values are kept, and the others if they have to be.
+
+        Kept is also what cannot be made again. What backward needs neither by itself nor for what it needs is left
+        alone. A value whose memory an operator takes over cannot be kept: it is made again if an operator that reads it
+        is repeated.
+
+        Args:
+            graph: of the model.
+            kept: numbers of values.
+            held: numbers of values that a segment holds when it has made them again. The others are made once more, by
+                inner segments, from those that are kept or held. ``None``: all are held.
+            stores: of values that do not wait as they are.
+
+        Raises:
+            ValueError: ``kept``, ``held`` or ``stores`` names a value that the graph does not have.
+        """
+        known = range(len(graph.values))
+        stores = {} if stores is None else dict(stores)
+        _known("stores", stores, known)
+        kept, asked = _known("kept", kept, known), None if held is None else _known("held", held, known)
+        taken_over = {value.reuses: number for number, value in enumerate(graph.values) if value.reuses >= 0}
+        free = {
+            number
+            for number, value in enumerate(graph.values)
+            if number in taken_over or (number not in kept and graph.ops[value.producer].repeatable)
+        }
+        staying = (free if asked is None else free & asked) - taken_over.keys()
+        wanted = {value for value in free - taken_over.keys() if graph.values[value].saved >= 0}
+        outer, inner = wanted & staying, wanted - staying  # what each kind of segment has to make
+        outside, inside = _Sets(len(graph.ops)), _Sets(len(graph.ops))
+        for number in range(len(graph.ops) - 1, -1, -1):
+            op = graph.ops[number]
+            for value in free.intersection(op.reads):
+                if not inner.isdisjoint(op.makes):
+                    if value in staying:
+                        outer.add(value)
+                    else:
+                        inner.add(value)
+                        inside.join(number, graph.values[value].producer)
+            for value in free.intersection(op.reads):
+                if not outer.isdisjoint(op.makes):
+                    outer.add(value)
+                    outside.join(number, graph.values[value].producer)
+        ops = tuple(
+            Planned(
+                op.name,
+                op.module,
+                op.shapes,
+                op.makes,
+                -1 if outer.isdisjoint(op.makes) else outside.first(number),
+                -1 if inner.isdisjoint(op.makes) else inside.first(number),
+            )
+            for number, op in enumerate(graph.ops)
+        )
+        return cls(ops, frozenset(outer | inner), taken_over, frozenset(inner), graph, kept, asked, stores=stores)
+
+
+def _known(name: str, numbers: Collection[int], known: range) -> frozenset[int]:
+    unknown = set(numbers) - set(known)
+    if unknown:
+        raise ValueError(f"{name} must name values of the graph, 0 to {len(known) - 1}, got {min(unknown)}")
+    return frozenset(numbers)
+
+
+class _Sets:
+    """Disjoint sets of numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._parents = list(range(count))
+
+    def first(self, number: int) -> int:
+        """The smallest number of its set."""
+        while self._parents[number] != number:
+            self._parents[number] = self._parents[self._parents[number]]
+            number = self._parents[number]
+        return number
+
+    def join(self, one: int, other: int) -> None:
+        one, other = sorted((self.first(one), self.first(other)))
+        self._parents[other] = one

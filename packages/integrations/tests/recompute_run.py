@@ -1,0 +1,73 @@
+"""Forwards that keep given values, as the session runs them that every plan is followed by."""
+
+from __future__ import annotations
+
+from integrations.compression import Compression
+from integrations.levels import LEVELS
+from integrations.planning.choice import Choice, mask_of
+from integrations.planning.plan import Plan
+from integrations.planning.plans import Followed
+from integrations.runtime.following import Following
+from integrations.saved.ways import through
+from integrations.step.graphs.signature import Signature
+from integrations.warn import warn
+
+
+class _Given:
+    """In the place of a handle's ``recomputing``: one schedule for all forwards, whatever their inputs.
+
+    Attributes:
+        made: what the forwards follow, if somebody wants to see it; ``None``: nobody keeps it.
+    """
+
+    rounds = False
+
+    def __init__(self, plan, keeps):
+        self.plan, self.keeps, self.made = plan, keeps, None
+
+    def following(self, model, level, args, kwargs, bits=None, compiled=False):
+        followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs))
+        made = Following(model, self, followed, None, compiled, self.keeps)
+        if self.made is not None:
+            self.made.append(made)
+        return made
+
+    def note_astray(self, followed, where):
+        warn(
+            f"{self.plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients "
+            "are right and memory is not saved"
+        )
+
+    def note_returned(self):
+        pass
+
+    def title(self):
+        return "given values"
+
+
+def handle_keeping(model, graph, kept, codec=None, held=None):
+    """A handle of a model whose forwards keep, of what autograd saves, only these values for backward.
+
+    Args:
+        model: the one that the graph was captured of; it stays plain.
+        graph: what ``capture`` returned.
+        kept: numbers of the values that are kept.
+        codec: stores the activations among what is kept; ``None`` keeps them as they are.
+        held: as in ``Schedule.of``.
+    """
+    choice = Choice(mask_of(kept), 0, 0.0, 0.0, None if held is None else mask_of(held))
+    plan = Plan(type(model).__name__, graph, choice, (choice,), 0, exact=True)
+    handle = Compression(model, "L0", LEVELS["L0"])
+    handle.recomputing = _Given(plan, None if codec is None else through(codec, handle.level))
+    return handle
+
+
+def run(model, graph, kept, codec=None, held=None):
+    """The model's forward, as ``handle_keeping`` has it. A forward whose operators are not those of the graph warns."""
+    handle = handle_keeping(model, graph, kept, codec, held)
+
+    def forward(*args, **kwargs):
+        return handle.run(model, args, kwargs)
+
+    forward.handle = handle
+    return forward
