@@ -9,7 +9,7 @@ from torch import nn
 
 import integrations
 from integrations.fewbit import RandomizedLinear
-from integrations.report import format_bytes
+from integrations.report.words import format_bytes
 from integrations.saved.policy import FixedBits
 
 from .nets import Net, mlp, normal

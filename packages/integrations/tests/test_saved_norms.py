@@ -10,8 +10,8 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
 from integrations.adaptive.copies import Stored
+from integrations.saved.extent import Extent
 from integrations.saved.norms import CHANNELS, FEW, Normalizer, Standardized
-from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 from integrations.saved.regions import View
 from integrations.saved.storage import Storages

@@ -15,11 +15,12 @@ from integrations.planning.offered import SLOPE_WIDTHS, menus_of
 from integrations.planning.parts import part_of
 from integrations.planning.savers import Saver, Seen
 from integrations.saved.arguments import Arguments
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
+from integrations.saved.extent import Extent
 from integrations.saved.forms import Slope
 from integrations.saved.modules import ModulePaths
 from integrations.saved.policy import policy_of
-from integrations.saved.recipes import Extent, Recipes
+from integrations.saved.recipes import Recipes
 from integrations.saved.session import Session
 from integrations.saved.slopes import activation_of
 from integrations.saved.storing import StoredLater

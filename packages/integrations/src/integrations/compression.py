@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from actcore import SavedTensor
 from integrations.adaptive.adapt import Adapter
 from integrations.adaptive.closures import require_closure, require_compressed
 from integrations.adaptive.gradient_error import GradientError, measure_error
@@ -18,113 +16,52 @@ from integrations.adaptive.monitor import Monitor
 from integrations.adaptive.plan import Plan
 from integrations.adaptive.surroundings import meet
 from integrations.exchanges import Exchanges
+from integrations.handle_state import HandleState
 from integrations.handles import key_for
-from integrations.in_model import InModel
-from integrations.keeping import with_kept
 from integrations.levels import Level
-from integrations.recomputing import Recomputing
 from integrations.report import Report, Row
 from integrations.running import RunningSession
 from integrations.runtime.following import Following, runs_transformed
 from integrations.saved.modules import ModulePaths
 from integrations.saved.recipes import PlannedRecipes
-from integrations.saved.records import Record
-from integrations.saved.session import Session
 from integrations.saved.tensors import tensors_in
-from integrations.saved.timed import TimedSession
 from integrations.state import state_of, take_over
 from integrations.step.capturing.capture import is_capturing
 from integrations.step.graphs.schedule import Schedule
 from integrations.timing import measure_times
 from integrations.unused import await_forward, await_no_longer, awaits_forward
-from integrations.warn import warn
 
 _STEPS = threading.Lock()
 
 
-class Compression(InModel):
+class Compression(HandleState):
     """How one model's saved tensors are stored.
 
     Made by ``compress_model`` and ``compress``; found again by ``compression(model)``. A deep copy or an unpickled
     model has one of its own, with the same level and step and no shared state. Whoever has it keeps the model.
-
-    Attributes:
-        level_name: the level's name.
-        level: the level, options applied.
-        step: forwards compressed so far; each draws noise of its own.
-        strict: whether a forward that compression makes no smaller raises, rather than warns once.
-        closed: whether the model was restored; a forward that somebody still holds is the plain one then.
-        recomputing: what backward makes again; ``None`` where it makes nothing.
-        recipes: what is known of the tensors that its forwards save.
-        redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
     """
 
     PLACE = "_integrations_compression"
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
-        super().__init__(model)
-        self.level_name = level_name
-        self.level = level
-        self.strict = strict
-        self.step = 0
-        self.closed = False
-        self.redraw: Callable[[SavedTensor], int] | None = None
+        super().__init__(model, level_name, level, strict)
         self._adapter = Adapter()
         self._monitor: Monitor | None = None
-        self.recomputing: Recomputing | None = None
         self._plain: Schedule | None = None  # of the forward before, if its plan left everything as it is
-        self._trials = 0  # trial runs that are under way
-        self._paused = False  # while an exact gradient is taken for comparison
-        self._records: list[Record] = []
-        self.timed: list[TimedSession] | None = None  # forwards of a step that is measured, while it runs
-        self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
-        self._paths = ModulePaths(model)
-        self._stores_at: tuple[Level, Level] | None = None
-        self.recipes = PlannedRecipes()
-        self._told: set[str] = set()  # what has been warned of
         self.key = key_for(self)
 
     @property
     def _looks(self) -> bool:
         """Whether a forward at a level that is off is looked at: the first one where layers were exchanged, so that the
         report can tell what they keep."""
-        return not self._records and Exchanges.of(self.model) is not None
-
-    @property
-    def stores_at(self) -> Level:
-        """The level, with what is kept named as the model's modules are."""
-        if self._stores_at is None or self._stores_at[0] != self.level:
-            self._stores_at = self.level, with_kept(self.level, self.model)
-        return self._stores_at[1]
-
-    @property
-    def name(self) -> str:
-        """What warnings and errors call it: the model's class and the level."""
-        return f"{type(self.model).__name__} at {self.title}"
-
-    @property
-    def title(self) -> str:
-        """The level with what was changed of it, or the plan where that alone decides how values wait."""
-        if self.recomputing is not None and self.level.off:
-            return self.recomputing.title()
-        return self.level.title(self.level_name)
-
-    @property
-    def off(self) -> bool:
-        """Whether a forward saves what it would save by itself: the level is off, and there is no plan."""
-        return self.level.off and self.recomputing is None
-
-    @property
-    def rounds_by_plan(self) -> bool:
-        """Whether it is the plan that may round what backward reads, and not the level."""
-        return self.level.off and self.recomputing is not None and self.recomputing.rounds
+        return not self.records and Exchanges.of(self.model) is not None
 
     # ---- a forward ----
 
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
-        off = (self.off and not self._looks) or self.closed or self._paused
+        off = (self.off and not self._looks) or self.closed or self.paused
         return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -152,7 +89,7 @@ class Compression(InModel):
             args, kwargs: its inputs.
             compiled: whether torch compiles it.
         """
-        if not self.active or threading.get_ident() in self._sessions:
+        if not self.active or threading.get_ident() in self.sessions:
             return None
         meet(self)
         following = None
@@ -181,22 +118,11 @@ class Compression(InModel):
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
         return RunningSession(self, step, plan, probe, look, following)
 
-    def warn_once(self, subject: str, message: str) -> None:
-        """Warns, unless this handle has warned of the subject before."""
-        if subject not in self._told:
-            self._told.add(subject)
-            self.warn(message)
-
-    def warn(self, message: str) -> None:
-        """Warns."""
-        warn(message)
+    # ---- adaptive levels ----
 
     @property
-    def running(self) -> bool:
-        """Whether a forward of the model is being compressed, in whichever thread."""
-        return bool(self._sessions)
-
-    # ---- adaptive levels ----
+    def in_blocks(self) -> bool:
+        return self._adapter.blocks
 
     @property
     def obstacle(self) -> str:
@@ -324,22 +250,6 @@ class Compression(InModel):
         """What the monitor found last; ``None`` before, and without a monitor."""
         return None if self._monitor is None else self._monitor.error
 
-    @property
-    def in_trial(self) -> bool:
-        """Whether forwards that start now are no steps of the training."""
-        return bool(self._trials)
-
-    @contextmanager
-    def trial_run(self) -> Iterator[None]:
-        """A block whose forwards are no steps of the training: nothing is monitored, and the step comes back."""
-        step = self.step
-        self._trials += 1
-        try:
-            yield
-        finally:
-            self._trials -= 1
-            self.step = step
-
     # ---- what the user asks ----
 
     def report(self, closure: Callable[[], Any] | None = None) -> Report:
@@ -356,7 +266,7 @@ class Compression(InModel):
             RuntimeError: as for ``adapt``.
         """
         timed = None if closure is None else measure_times(self, closure)
-        records, seconds = (self._records, {}) if timed is None else (timed.records, timed.seconds)
+        records, seconds = (self.records, {}) if timed is None else (timed.records, timed.seconds)
         rows = [Row.of(record, seconds.get(place)) for place, record in enumerate(records)]
         plan = self._adapter.in_words(self.level)
         monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
@@ -389,19 +299,19 @@ class Compression(InModel):
         state = {
             **super().__getstate__(),
             "_plain": None,
-            "_records": [],
-            "_sessions": {},
+            "records": [],
+            "sessions": {},
             "_trials": 0,
             "timed": None,
             "waits": awaits_forward(self),
         }
-        del state["_paths"], state["recipes"]
+        del state["paths"], state["recipes"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         waits = state.pop("waits")
         super().__setstate__(state)
-        self._paths = ModulePaths(self.model)
+        self.paths = ModulePaths(self.model)
         self.recipes = PlannedRecipes()
         self.key = key_for(self)
         if waits:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-if TYPE_CHECKING:
-    from integrations.compression import Compression
+from integrations.handle_state import HandleState
 
 _keys = itertools.count()
-_handles: WeakValueDictionary[str, Compression] = WeakValueDictionary()
+_handles: WeakValueDictionary[str, HandleState] = WeakValueDictionary()
 
 
-def key_for(handle: Compression) -> str:
+def key_for(handle: HandleState) -> str:
     """A new key, by which the handle is found from now on."""
     key = str(next(_keys))
     _handles[key] = handle
     return key
 
 
-def handle_of(key: str) -> Compression | None:
+def handle_of(key: str) -> HandleState | None:
     """The handle with that key, if it is alive."""
     return _handles.get(key)

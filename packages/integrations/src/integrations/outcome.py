@@ -10,19 +10,19 @@ from weakref import WeakSet
 from torch import nn
 
 from integrations.exchanges import Exchanges
-from integrations.report import NOTHING_LEFT, format_bytes
+from integrations.handle_state import HandleState
+from integrations.report.words import NOTHING_LEFT, format_bytes
 from integrations.saved.compiled_regions import ROLE
 from integrations.saved.records import Record
 
 if TYPE_CHECKING:
-    from integrations.compression import Compression
     from integrations.saved.session import Session
 
 _REASONS = 5  # as many as can be read in one message
 _effective: WeakSet[nn.Module] = WeakSet()  # models of which a forward was stored in fewer bytes
 
 
-def judge(handle: Compression, session: Session) -> None:
+def judge(handle: HandleState, session: Session) -> None:
     """Says so if a forward that has ended was compressed to no effect.
 
     Says nothing of a block in which torch was not called, nor of a batch that is too small for any tensor to be worth
@@ -70,9 +70,9 @@ def forget(model: nn.Module) -> None:
     _effective.discard(model)
 
 
-def _may_pass(handle: Compression, session: Session) -> bool:
+def _may_pass(handle: HandleState, session: Session) -> bool:
     """Whether a forward that was made no smaller is nothing to speak of."""
-    if handle._adapter.blocks and not session.records and session.tracker.idle:
+    if handle.in_blocks and not session.records and session.tracker.idle:
         return True
     alone = [record for record in session.records if not record.owner]
     small = all(record.original_bytes < handle.level.min_bytes for record in alone)

@@ -21,7 +21,7 @@ from integrations.planning.budget import bytes_of
 from integrations.planning.plan import Plan
 from integrations.planning.plans import Plans, Shapes
 from integrations.planning.serial import OfOldLevel
-from integrations.report import format_bytes
+from integrations.report.words import format_bytes
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.following import Following
 from integrations.saved.ways import through

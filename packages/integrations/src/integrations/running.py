@@ -12,6 +12,7 @@ from integrations.adaptive.plan import Plan
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.probe import Probe
 from integrations.adaptive.unmeasured import judge_measurement
+from integrations.handle_state import HandleState
 from integrations.outcome import judge
 from integrations.planning.plan import Plan as FollowedPlan
 from integrations.runtime.repeating.repeating import require_no_plan
@@ -23,11 +24,10 @@ from integrations.saved.timed import TimedSession
 from integrations.saved.ways import Way
 
 if TYPE_CHECKING:
-    from integrations.compression import Compression
     from integrations.runtime.following import Following
 
 
-def recipes_under(handle: Compression, plan: Plan | None, way: Way | None = None, followed: object = None) -> Recipes:
+def recipes_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Recipes:
     """The handle's recipes, with a plan's bits where there is one; as a way has it, where that is given.
 
     Args:
@@ -46,7 +46,7 @@ class RunningSession:
 
     def __init__(
         self,
-        handle: Compression,
+        handle: HandleState,
         step: int,
         plan: Plan | None,
         probe: Probe | None,
@@ -58,7 +58,7 @@ class RunningSession:
         way = None if following is None else following.way(handle.stores_at)
         self._session = kind(
             handle.model,
-            handle._paths,
+            handle.paths,
             recipes_under(handle, plan, way, None if following is None else following.schedule),
             handle.stores_at if way is None else way.level,
             step,
@@ -77,7 +77,7 @@ class RunningSession:
 
     def __enter__(self) -> Session:
         require_no_plan()
-        self._before = self._handle._records
+        self._before = self._handle.records
         self._session.__enter__()
         if self._following is not None:
             try:
@@ -85,19 +85,19 @@ class RunningSession:
             except BaseException:
                 self._session.__exit__(*sys.exc_info())
                 raise
-        self._handle._sessions[threading.get_ident()] = self._session
-        self._handle._records = self._session.records
+        self._handle.sessions[threading.get_ident()] = self._session
+        self._handle.records = self._session.records
         return self._session
 
     def __exit__(self, *error: Any) -> None:
-        self._handle._sessions.pop(threading.get_ident(), None)
+        self._handle.sessions.pop(threading.get_ident(), None)
         try:
             if self._following is not None:
                 self._following.end(self._session, complete=error[0] is None)
         finally:
             self._session.__exit__(*error)
         if not self._session.records and may_be_replayed():
-            self._handle._records = self._before  # of the last forward that told
+            self._handle.records = self._before  # of the last forward that told
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)

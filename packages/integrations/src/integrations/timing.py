@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from integrations.adaptive.closures import NothingCompressed, require_closure, require_compressed
 from integrations.adaptive.guard import trial
+from integrations.handle_state import HandleState
 from integrations.saved.timed import TimedSession
 
-if TYPE_CHECKING:
-    from integrations.compression import Compression
 
-
-def measure_times(handle: Compression, closure: Callable[[], Any]) -> TimedSession:
+def measure_times(handle: HandleState, closure: Callable[[], Any]) -> TimedSession:
     """Runs a closure twice, to warm up and to measure; the session of its last forward. See ``Compression.report``."""
     require_closure(closure)
     require_compressed(handle, "report")

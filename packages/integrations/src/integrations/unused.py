@@ -14,33 +14,31 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from integrations.report.words import IT_TAKES
+
 if TYPE_CHECKING:
-    from integrations.compression import Compression
+    from integrations.handle_state import HandleState
 
 SUBJECT = "unused"
 """Of such warnings, of which a handle gives one."""
 
-IT_TAKES = (
-    "it takes a call of the model itself, model(...), in train() mode, with gradients on; what other methods or "
-    "submodules compute is seen in a block: with integrations.compress(model)"
-)
 _IN_EVAL = "the model is in eval() mode: call model.train(), and eval() of what is to stay so, such as its batch norms"
 
-_waiting: WeakSet[Compression] = WeakSet()  # for their first forward
+_waiting: WeakSet[HandleState] = WeakSet()  # for their first forward
 
 
-def await_forward(handle: Compression) -> None:
+def await_forward(handle: HandleState) -> None:
     """Looks at what optimizers step, until the handle compresses a forward."""
     _listen()
     _waiting.add(handle)
 
 
-def awaits_forward(handle: Compression) -> bool:
+def awaits_forward(handle: HandleState) -> bool:
     """Whether it does so."""
     return handle in _waiting
 
 
-def await_no_longer(handle: Compression) -> None:
+def await_no_longer(handle: HandleState) -> None:
     """A forward is being compressed, or none is to be."""
     _waiting.discard(handle)
 
@@ -72,7 +70,7 @@ def why_unused(model: nn.Module) -> str:
     return IT_TAKES if model.training else _IN_EVAL
 
 
-def _tell(handle: Compression, optimizer: str) -> None:
+def _tell(handle: HandleState, optimizer: str) -> None:
     message = (
         f"{handle.name}: {optimizer} steps its parameters, and none of its forwards was compressed: "
         f"{why_unused(handle.model)}"

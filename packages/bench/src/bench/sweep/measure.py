@@ -19,7 +19,8 @@ from bench.gradients import relative_error
 from bench.networks import Case
 from bench.sweep.results import Swept, easing
 from bench.sweep.subjects import INTEGRATIONS, Subject
-from integrations.report import Report, format_bytes
+from integrations.report import Report
+from integrations.report.words import format_bytes
 
 LEARNING_RATE = 1e-3
 _REASONS = 3  # of what is kept; the largest

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from integrations.handle_state import HandleState
 from integrations.unused import why_unused
-
-if TYPE_CHECKING:
-    from integrations.compression import Compression
 
 
 def require_closure(closure: Any) -> None:
@@ -24,7 +22,7 @@ def require_closure(closure: Any) -> None:
         )
 
 
-def require_compressed(handle: Compression, name: str) -> None:
+def require_compressed(handle: HandleState, name: str) -> None:
     """Refuses ``handle.<name>`` where the handle compresses nothing any more.
 
     Raises:

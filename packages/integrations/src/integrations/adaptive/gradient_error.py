@@ -6,17 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from integrations.adaptive.closures import NothingCompressed, require_closure, require_compressed
 from integrations.adaptive.guard import trial
+from integrations.handle_state import HandleState
 from integrations.random_states import random_states
-
-if TYPE_CHECKING:
-    from integrations.compression import Compression
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class GradientError:
         return f"relative error of the gradient: {self.relative:.2g}, {how}"
 
 
-def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientError:
+def measure_error(handle: HandleState, closure: Callable[[], Any]) -> GradientError:
     """Runs a closure exactly and compressed, and compares the gradients. See ``Compression.gradient_error``."""
     require_closure(closure)
     require_compressed(handle, "gradient_error")
@@ -72,13 +70,13 @@ def measure_error(handle: Compression, closure: Callable[[], Any]) -> GradientEr
 
 
 @contextmanager
-def _paused(handle: Compression) -> Iterator[None]:
+def _paused(handle: HandleState) -> Iterator[None]:
     """A block in which the model runs uncompressed."""
-    handle._paused = True
+    handle.paused = True
     try:
         yield
     finally:
-        handle._paused = False
+        handle.paused = False
 
 
 def _square(tensor: Tensor) -> float:

@@ -15,7 +15,7 @@ from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
 from integrations.levels import LEVELS
 from integrations.planning.plan import Plan
 from integrations.planning.plans import Followed, Plans
-from integrations.report import format_bytes
+from integrations.report.words import format_bytes
 from integrations.runtime.following import Following
 from integrations.saved.modules import ModulePaths
 from integrations.saved.policy import FixedBits

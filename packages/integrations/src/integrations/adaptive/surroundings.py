@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -20,11 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from integrations.handle_state import HandleState
 from integrations.saved.history import MOST_NODES, has_history, node_of
 from integrations.saved.modules import module_called_in
-
-if TYPE_CHECKING:
-    from integrations.compression import Compression
 
 _here = threading.local()  # .met: of the trial run that is under way in this thread
 
@@ -37,7 +34,7 @@ class Met:
         self._gradients = WeakTensorKeyDictionary()  # of each leaf: its gradient, and the values of one that is a view
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
-        self._handles: list[tuple[Compression, int]] = []
+        self._handles: list[tuple[HandleState, int]] = []
         self._undo = ExitStack()
 
     def leaves(self, tensors: Iterable[Tensor]) -> None:
@@ -90,7 +87,7 @@ class Met:
                 self.modules([module])
             frame = frame.f_back
 
-    def handle(self, handle: Compression) -> None:
+    def handle(self, handle: HandleState) -> None:
         """Its forwards are no steps of its training either."""
         self._handles.append((handle, handle.step))
         self._undo.enter_context(handle.trial_run())
@@ -127,7 +124,7 @@ def surroundings(model: nn.Module) -> Iterator[Met]:
         met.restore()
 
 
-def meet(handle: Compression) -> None:
+def meet(handle: HandleState) -> None:
     """A forward of the handle's model starts; a trial run of another model notes that, if it is in one."""
     met: Met | None = getattr(_here, "met", None)
     if met is not None and not handle.in_trial:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from integrations.adaptive.probe import Probe
+from integrations.handle_state import HandleState
 from integrations.saved import checkpoints, compiled_regions
 from integrations.saved.history import MOST_NODES
 from integrations.saved.records import Record
-
-if TYPE_CHECKING:
-    from integrations.compression import Compression
 
 _TOO_LARGE = (
     f"the forward makes more than {MOST_NODES} nodes of autograd's graph, and torch cannot free one of which so many "
@@ -20,7 +17,7 @@ _TOO_LARGE = (
 _ROUNDED = "GroupAffine"  # what the name of such a codec begins with
 
 
-def judge_measurement(handle: Compression, probe: Probe, records: Sequence[Record]) -> None:
+def judge_measurement(handle: HandleState, probe: Probe, records: Sequence[Record]) -> None:
     """Notes what is in the way of a plan when a forward that was to be measured is over, and warns of it once."""
     handle.obstacle = "" if probe.sees else _TOO_LARGE if probe.too_large else _why_not(records)
     rounded = any(map(_is_rounded, records))

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from integrations.planning.bounds import Bounds
 from integrations.planning.budget import Budget, bytes_of, require_error, require_ratio
 from integrations.planning.choice import Choice
 from integrations.planning.noted import note_accumulating, noted
-from integrations.planning.plan import Plan
 from integrations.planning.search import Captures, most_exact, solved
+from integrations.planning.solution import Found, Solution
 from integrations.planning.unmet import out_of_memory, out_of_time
 from integrations.step.graphs.graph import Graph
 
 _ACCUMULATING = "accumulating"
 
 
-def within(plan: Plan, memory: Budget | None, time: float | None, error: float | None) -> Plan:
+def within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
     """See ``Plan.within``.
 
     Raises:
@@ -35,10 +36,11 @@ def within(plan: Plan, memory: Budget | None, time: float | None, error: float |
         return found
     if isinstance(memory, float):  # of the largest, which this is
         memory = _bytes_of(plan, memory)
-    return found.with_also(_within(other, memory, time, error) for other in plan.also)
+    also: tuple[Any, ...] = plan.also
+    return found.with_also(_within(other, memory, time, error) for other in also)
 
 
-def accumulating(plan: Plan) -> Plan:
+def accumulating(plan: Found) -> Found:
     """See ``Plan.accumulating``."""
     known = noted(plan)
     if known is not None:
@@ -47,7 +49,7 @@ def accumulating(plan: Plan) -> Plan:
         rounded = None if plan.rounded is None else plan.rounded.accumulating
         bounds = _unbounded(plan, plan.error)
         plan.others[_ACCUMULATING] = _searched(plan, plan.graph.accumulating, rounded, bounds)
-    found = plan.others[_ACCUMULATING]
+    found: Found = plan.others[_ACCUMULATING]
     if plan.is_bounded:
         with suppress(ValueError):  # where it cannot be had, the one of the least peak
             found = found.within(plan.memory, plan.time)
@@ -55,7 +57,7 @@ def accumulating(plan: Plan) -> Plan:
     return found
 
 
-def _within(plan: Plan, memory: Budget | None, time: float | None, error: float | None) -> Plan:
+def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
     """The plan within bounds, by itself."""
     of_error = plan if error is None else _of_error(plan, error)
     allowed = None if memory is None else _bytes_of(of_error, memory)
@@ -66,7 +68,7 @@ def _within(plan: Plan, memory: Budget | None, time: float | None, error: float 
     return of_error.choosing(_most_exact(of_error, allowed, time), asked)
 
 
-def _chosen(plan: Plan, asked: Bounds, allowed: int | None) -> Plan:
+def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
     """The plan of the front for what is asked, of which the memory allows so many bytes."""
     fitting = [choice for choice in plan.front if allowed is None or choice.peak <= allowed]
     if not fitting:
@@ -80,7 +82,7 @@ def _chosen(plan: Plan, asked: Bounds, allowed: int | None) -> Plan:
     return plan.choosing(fitting[0], asked)
 
 
-def _most_exact(plan: Plan, allowed: int, time: float) -> Choice:
+def _most_exact(plan: Solution, allowed: int, time: float) -> Choice:
     """The choice of the least error in a peak and a time, which one of the front keeps to at least."""
     try:  # what rounds nothing is of another graph
         exact = _of_error(plan, 0.0)
@@ -92,7 +94,7 @@ def _most_exact(plan: Plan, allowed: int, time: float) -> Choice:
     return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
 
 
-def _of_error(plan: Plan, error: float) -> Plan:
+def _of_error(plan: Found, error: float) -> Found:
     """The plan for another bound on the error, without one on memory or time."""
     if error == plan.error:
         return plan
@@ -102,20 +104,21 @@ def _of_error(plan: Plan, error: float) -> Plan:
         made = _searched(plan, plan.graph, plan.rounded, _unbounded(plan, error))
         made.others[plan.error] = plan
         plan.others[error] = made
-    return plan.others[error]
+    found: Found = plan.others[error]
+    return found
 
 
-def _searched(plan: Plan, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Plan:
+def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
     """A plan of this kind for other graphs of these values."""
     captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
-    return replace(solved(plan.model, captures, bounds, plan.objective), loss=plan.loss)
+    return replace(solved(type(plan), plan.model, captures, bounds, plan.objective), loss=plan.loss)
 
 
-def _unbounded(plan: Plan, error: float) -> Bounds:
+def _unbounded(plan: Solution, error: float) -> Bounds:
     """A plan's bounds, with this one on the error and none on memory and time."""
     return replace(plan.bounds, memory=None, time=None, error=None if plan.compressed else error)
 
 
-def _bytes_of(plan: Plan, memory: Budget) -> int:
+def _bytes_of(plan: Solution, memory: Budget) -> int:
     """The bytes that a bound on memory allows, under the name that it has where such plans are asked for."""
     return bytes_of(memory, plan.uncompressed_peak, "budget" if plan.menus is None else "memory")

@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from integrations.planning.menus import Option
+from integrations.planning.solution import Solution
 from integrations.report.words import format_seconds
 from integrations.stores import Store
-
-if TYPE_CHECKING:
-    from integrations.planning.plan import Plan
 
 KEPT, AGAIN, INNER = "kept", "recomputed", "recomputed (inner)"
 """How values wait that have no store: as they are, or not at all; the last is of nested segments."""
@@ -58,7 +55,7 @@ class Line:
         return self.why or f"spares {format_seconds(self.spared)}"
 
 
-def lines_of(plan: Plan) -> list[Line]:
+def lines_of(plan: Solution) -> list[Line]:
     """What a plan does with each module's values: those that autograd saves, and those that are computed again for
     them; in the order of the forward."""
     merged: dict[tuple[str, str, str], Line] = {}
@@ -130,7 +127,7 @@ def _sum(one: Line, other: Line) -> Line:
     )
 
 
-def _values_of(plan: Plan) -> Iterator[Line]:
+def _values_of(plan: Solution) -> Iterator[Line]:
     """A line for each value."""
     graph, schedule, choice, menus = plan.followed, plan.schedule, plan.choice, plan.menus_of(plan.choice)
     reads = Counter(value for step in graph.steps for value in step.reads)
@@ -172,11 +169,11 @@ def named(store: Store | None) -> str:
     return str(store).removeprefix("exact, ") if store.slope_bits else str(store)
 
 
-def _reads(plan: Plan, makes: Sequence[int]) -> tuple[int, ...]:
+def _reads(plan: Solution, makes: Sequence[int]) -> tuple[int, ...]:
     return plan.followed.ops[plan.followed.values[makes[0]].producer].reads
 
 
-def _origin(plan: Plan, segment: int) -> str:
+def _origin(plan: Solution, segment: int) -> str:
     """Where a segment starts from, which is named by its first operator."""
     return f"from {plan.followed.ops[segment].module or '(model)'} on"
 

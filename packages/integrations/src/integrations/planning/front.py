@@ -87,4 +87,4 @@ def planned(
         graph, menus = with_menus(*found, False)
         captures = Captures(graph, menus.exact(), rounded, rounded_menus)
     taken = perf_counter() - started
-    return replace(solved(class_of(model).__name__, captures, bounds, capture_seconds=taken), loss=loss)
+    return replace(solved(Plan, class_of(model).__name__, captures, bounds, capture_seconds=taken), loss=loss)

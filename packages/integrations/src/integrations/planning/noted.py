@@ -5,30 +5,29 @@ A search would find another where this one was measured, or rounds nothing becau
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from integrations.planning.plan import Plan
+from integrations.planning.solution import Found, Solution
 
 _NOTED = "noted"
 
 
-def note_accumulating(plan: Plan, other: Plan) -> None:
+def note_accumulating(plan: Found, other: Found) -> None:
     """Has another plan be ``accumulating`` of a plan's bounds from now on."""
     plan.others[_key(plan)] = other
 
 
-def noted(plan: Plan) -> Plan | None:
+def noted(plan: Found) -> Found | None:
     """What ``note_accumulating`` was given last; ``None`` where none was searched or measured yet."""
     return plan.others.get(_key(plan))
 
 
-def only_noted(plan: Plan) -> dict[Any, Plan]:
+def only_noted(plan: Found) -> dict[Any, Found]:
     """Of a plan's ``others`` the one that is pickled with it; what else is there can be searched again."""
     other = noted(plan)
     return {} if other is None else {_key(plan): other}
 
 
-def _key(plan: Plan) -> tuple[object, ...]:
+def _key(plan: Solution) -> tuple[object, ...]:
     """Plans of other bounds share ``others``, and have their own."""
     return _NOTED, plan.memory, plan.time

@@ -6,24 +6,21 @@ from collections.abc import Iterator
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from integrations.planning.explained import Line, grouped, lines_of, span
+from integrations.planning.solution import Solution
 from integrations.planning.table import caption_of, error_of, listed
 from integrations.report.page import cells, figure, filled
 from integrations.report.svg import front
 from integrations.report.words import format_bytes
 
-if TYPE_CHECKING:
-    from integrations.planning.plan import Plan
 
-
-def write_page(plan: Plan, path: str | PathLike[str]) -> None:
+def write_page(plan: Solution, path: str | PathLike[str]) -> None:
     """See ``Plan.page``."""
     Path(path).write_text(page_of(plan), encoding="utf-8")
 
 
-def page_of(plan: Plan) -> str:
+def page_of(plan: Solution) -> str:
     """The page."""
     heading = f"{plan.model}, inputs {plan.graph.inputs}"
     return filled(
@@ -40,7 +37,7 @@ def page_of(plan: Plan) -> str:
     )
 
 
-def _figures(plan: Plan) -> Iterator[str]:
+def _figures(plan: Solution) -> Iterator[str]:
     yield figure(format_bytes(plan.plain_peak), "activation peak of the plain step")
     yield figure(format_bytes(plan.peak), "by this plan", "main")
     yield figure(f"{plan.overhead:+.1%}", "time")
@@ -48,7 +45,7 @@ def _figures(plan: Plan) -> Iterator[str]:
     yield figure(number, f"error of the gradient, {words}")
 
 
-def _chart(plan: Plan) -> str:
+def _chart(plan: Solution) -> str:
     whole = plan.plain_seconds or 1.0
     points = [(choice.peak, 100 * choice.seconds / whole) for choice in plan.front]
     return front(points, (plan.peak, 100 * plan.overhead))
@@ -61,7 +58,7 @@ def _headings() -> Iterator[str]:
         yield f'<th class="number">{heading}</th>'
 
 
-def _rows(plan: Plan) -> Iterator[str]:
+def _rows(plan: Solution) -> Iterator[str]:
     for number, (line, members) in enumerate(grouped(lines_of(plan))):
         several = len(members) > 1
         name = f"{line.module or '(model)'}{f' ({span(line)})' if line.numbers else ''}"
@@ -71,7 +68,7 @@ def _rows(plan: Plan) -> Iterator[str]:
                 yield _row(plan, member, member.module or "(model)", "", str(number))
 
 
-def _row(plan: Plan, line: Line, name: str, key: str, within: str) -> str:
+def _row(plan: Solution, line: Line, name: str, key: str, within: str) -> str:
     opens, mark = ('part opens" data-id="' + key, "▸") if key else ("", "")
     numbers = (
         format_bytes(line.nbytes) if line.nbytes else "",

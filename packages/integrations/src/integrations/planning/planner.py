@@ -12,8 +12,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from integrations.compiling import compiled_module
 from integrations.planning.budget import Budget
-from integrations.planning.plan import UNBOUNDED, Objective, Plan
+from integrations.planning.plan import Plan
 from integrations.planning.search import Captures, solved
+from integrations.planning.solution import UNBOUNDED, Objective
 from integrations.step.capturing.capture import capture
 from integrations.step.capturing.loss import Loss, require_loss
 from integrations.step.graphs.graph import Graph
@@ -96,7 +97,7 @@ def plan(
 
 def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:
     """The plan for a graph that has been captured, of keeping and making again alone."""
-    return solved(name, Captures(graph), UNBOUNDED, objective, capture_seconds)
+    return solved(Plan, name, Captures(graph), UNBOUNDED, objective, capture_seconds)
 
 
 def plannable(model: nn.Module) -> nn.Module:

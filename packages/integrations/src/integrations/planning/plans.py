@@ -12,7 +12,7 @@ from integrations.planning.attempts import Attempts
 from integrations.planning.bounds import EIGHT_BITS
 from integrations.planning.plan import Plan
 from integrations.planning.planner import plan_of_graph
-from integrations.report import format_bytes
+from integrations.report.words import format_bytes
 from integrations.step.capturing.capture import capture
 from integrations.step.capturing.loss import OF_LOSS
 from integrations.step.graphs.schedule import Schedule

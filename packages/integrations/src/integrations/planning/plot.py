@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING
 
 from integrations.drawing import BLUE, FAINT, INK, VERMILION, new_figure, plain_axes, write_figure
-
-if TYPE_CHECKING:
-    from integrations.planning.plan import Plan
+from integrations.planning.solution import Solution
 
 
-def plot_front(plan: Plan, path: str | PathLike[str]) -> None:
+def plot_front(plan: Solution, path: str | PathLike[str]) -> None:
     """Draws activation peak against added time for all choices, the bounds on both, and the plan's own choice.
 
     Args:

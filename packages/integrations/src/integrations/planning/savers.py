@@ -15,7 +15,8 @@ from integrations.adaptive.saves import Saves
 from integrations.fewbit.codebook import Codebook
 from integrations.saved import attention
 from integrations.saved.arguments import index_codec, two_valued
-from integrations.saved.calls import Call, CallTracker
+from integrations.saved.call import Call
+from integrations.saved.calls import CallTracker
 from integrations.saved.choice import packable
 from integrations.saved.forms import window_indices
 from integrations.saved.masks import may_be_masked

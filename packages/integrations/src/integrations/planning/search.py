@@ -15,8 +15,8 @@ from integrations.planning.bounds import Bounds
 from integrations.planning.choice import Choice, mask_of
 from integrations.planning.menus import Menus
 from integrations.planning.paper import paper_segments
-from integrations.planning.plan import Objective, Plan
 from integrations.planning.problem import training_step
+from integrations.planning.solution import Found, Objective, Solution
 from integrations.step.graphs.graph import Graph
 from integrations.stores import Store
 
@@ -35,14 +35,20 @@ class Captures(NamedTuple):
 
 
 def solved(
-    name: str, captures: Captures, bounds: Bounds, objective: Objective = "peak", capture_seconds: float = 0.0
-) -> Plan:
+    kind: type[Found],
+    name: str,
+    captures: Captures,
+    bounds: Bounds,
+    objective: Objective = "peak",
+    capture_seconds: float = 0.0,
+) -> Found:
     """The plan of the least peak, and the others that none beats in both peak and seconds.
 
     The forward as it is and the one in which what backward reads may be rounded are different graphs, whose fronts are
     merged: so nothing is worse than without rounding.
 
     Args:
+        kind: of plan.
         name: of the model's class.
         captures: what is planned for.
         bounds: of which that on the error counts: 0 leaves the forward as it is, and what rounds nothing.
@@ -63,7 +69,7 @@ def solved(
         kept = paper_segments(graph).kept
         usage = simulate(training_step(graph), [value in kept for value in range(len(graph.values))])
         choice = Choice(mask_of(kept), usage.peak - graph.gradients, usage.seconds, 0.0)
-    return Plan(
+    return kind(
         model=name,
         graph=graph,
         choice=choice,
@@ -81,15 +87,15 @@ def solved(
     )
 
 
-def solved_again(plan: Plan, menus: Menus | None, rounded_menus: Menus | None) -> Plan:
+def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) -> Found:
     """The front of a plan's model with other menus, from the same captures; the least peak is chosen."""
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
     bounds = replace(plan.bounds, memory=None, time=None)
-    made = solved(plan.model, captures, bounds, plan.objective, plan.capture_seconds)
+    made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
     return replace(made, loss=plan.loss, search_seconds=plan.search_seconds + made.search_seconds)
 
 
-def most_exact(plan: Plan, peak: int, seconds: float) -> Choice | None:
+def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
     """The choice of the least error in a peak and so many seconds, of those that round; ``None``: none is found."""
     graph = plan.rounded
     if graph is None or plan.rounded_menus is None:

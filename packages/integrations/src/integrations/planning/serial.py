@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from integrations.levels import Level
 from integrations.planning.bounds import AGAIN, Bounds
@@ -12,11 +12,9 @@ from integrations.planning.choice import Choice
 from integrations.planning.menus import Menus
 from integrations.planning.noted import note_accumulating, noted
 from integrations.planning.problem import training_step
+from integrations.planning.solution import Found, Solution
 from integrations.step.graphs.entries import complete, entry_of, fields_of, loaded, of_format
 from integrations.step.graphs.graph import Graph
-
-if TYPE_CHECKING:
-    from integrations.planning.plan import Plan
 
 FORMAT = 3
 """In format 2 nothing was said of stores; what a level stored was in sizes of a search that is gone."""
@@ -43,12 +41,12 @@ class OfOldLevel(ValueError):
         self.budget = budget
 
 
-def to_json(plan: Plan) -> str:
+def to_json(plan: Solution) -> str:
     """The plan as JSON."""
     return json.dumps(_content(plan))
 
 
-def _content(plan: Plan) -> dict[str, Any]:
+def _content(plan: Solution) -> dict[str, Any]:
     other = noted(plan)
     return {
         "format": FORMAT,
@@ -63,7 +61,7 @@ def _content(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _found_content(plan: Plan) -> dict[str, Any]:
+def _found_content(plan: Solution) -> dict[str, Any]:
     """What a search has found, and what it was asked for."""
     return {
         **{name: getattr(plan, name) for name in _PLAIN},
@@ -72,7 +70,7 @@ def _found_content(plan: Plan) -> dict[str, Any]:
     }
 
 
-def of_json(kind: type[Plan], text: str) -> Any:
+def of_json(kind: type[Found], text: str) -> Found:
     """The plan that ``to_json`` wrote.
 
     Raises:
@@ -81,7 +79,7 @@ def of_json(kind: type[Plan], text: str) -> Any:
     return _of_content(kind, loaded(text, _WRITER))
 
 
-def _of_content(kind: type[Plan], given: Any) -> Plan:
+def _of_content(kind: type[Found], given: Any) -> Found:
     content = _of_this_format(given)
     also, other = content.pop("also", None), content.pop("accumulating", None)
     graph = Graph.from_content(content.pop("graph", None))
@@ -104,7 +102,7 @@ def _of_content(kind: type[Plan], given: Any) -> Plan:
     return plan
 
 
-def _found(kind: type[Plan], content: dict[str, Any], at_level: bool) -> dict[str, Any]:
+def _found(kind: type[Solution], content: dict[str, Any], at_level: bool) -> dict[str, Any]:
     """The fields of a plan that ``_found_content`` wrote, which are taken out of the content."""
     return {
         "bounds": _bounds(content, at_level),
@@ -114,7 +112,7 @@ def _found(kind: type[Plan], content: dict[str, Any], at_level: bool) -> dict[st
     }
 
 
-def _accumulating(plan: Plan, content: dict[str, Any]) -> Plan:
+def _accumulating(plan: Found, content: dict[str, Any]) -> Found:
     """The plan for gradients that are there already, of the same values."""
     rounded = None if plan.rounded is None else plan.rounded.accumulating
     found = _found(type(plan), content, plan.compressed)
@@ -129,7 +127,7 @@ def _bounds(content: dict[str, Any], at_level: bool) -> Bounds:
     return Bounds(memory, time, None if at_level else error, stores)
 
 
-def _require_whole(plan: Plan) -> None:
+def _require_whole(plan: Solution) -> None:
     """Refuses a plan whose parts do not go together, ahead of a model that would follow it.
 
     Raises:

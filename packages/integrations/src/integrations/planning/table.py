@@ -5,20 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from io import StringIO
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from integrations.planning.explained import grouped, lines_of, span
-from integrations.report import format_bytes
-
-if TYPE_CHECKING:
-    from integrations.planning.plan import Plan
+from integrations.planning.solution import Solution
+from integrations.report.words import format_bytes
 
 
-def table_of(plan: Plan) -> str:
+def table_of(plan: Solution) -> str:
     """What happens to each module's values, below what that saves and takes: lines that a terminal may wrap, and a
     table that fits it, in which repeated modules are joined."""
     if not plan.segments and not plan.choice.stores:
@@ -53,7 +50,7 @@ def listed(operators: Sequence[str], most: int = 2) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: Solution) -> str:
     state = ", with gradients there already" if plan.graph.accumulates else ""
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
@@ -66,13 +63,13 @@ def _title(plan: Plan) -> str:
     )
 
 
-def error_of(plan: Plan) -> str:
+def error_of(plan: Solution) -> str:
     """The relative error of the gradient, and where that is known from."""
     known = plan.measured
     return f"{plan.choice.error:.2g} as predicted" if known is None else f"{known:.2g} as measured"
 
 
-def caption_of(plan: Plan) -> str:
+def caption_of(plan: Solution) -> str:
     """What else there is to say of a plan, in lines."""
     front = plan.front
     if len(front) == 1:
@@ -114,7 +111,7 @@ def caption_of(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _bounds(plan: Plan) -> str:
+def _bounds(plan: Solution) -> str:
     bound = plan.choice.seconds_bound / plan.plain_seconds if plan.plain_seconds else 0.0
     return (
         f"no plan has a peak below {format_bytes(plan.peak_bound)}, and none of this one's adds less time than "

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from integrations.planning.bounds import AGAIN, WAYS, Bounds
-from integrations.report import format_bytes
-
-if TYPE_CHECKING:
-    from integrations.planning.plan import Plan
+from integrations.planning.solution import Solution
+from integrations.report.words import format_bytes
 
 
-def out_of_memory(plan: Plan, asked: Bounds) -> str:
+def out_of_memory(plan: Solution, asked: Bounds) -> str:
     """Why no plan has such a peak."""
     budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
     share = ""
@@ -48,7 +45,7 @@ def out_of_memory(plan: Plan, asked: Bounds) -> str:
     return f"{name} must be {found} ({proof}){adding}, got {budget!r}; {way_out}"
 
 
-def out_of_time(plan: Plan, asked: Bounds) -> str:
+def out_of_time(plan: Solution, asked: Bounds) -> str:
     """Why no plan that is within the memory is as fast."""
     fastest = plan.choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
     ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met
@@ -57,7 +54,7 @@ def out_of_time(plan: Plan, asked: Bounds) -> str:
     return f"time must be at least {ratio}, the least {within}, got {asked.time!r}; {way_out}"
 
 
-def _allow(plan: Plan, *first: str) -> str:
+def _allow(plan: Solution, *first: str) -> str:
     """What would lower the least that there is."""
     found = list(first)
     if not plan.compressed and plan.menus is not None:
@@ -68,7 +65,7 @@ def _allow(plan: Plan, *first: str) -> str:
     return f"allow {' or '.join(found)}, or take a smaller batch" if found else "take a smaller batch"
 
 
-def _rounds_as_allowed(plan: Plan) -> bool:
+def _rounds_as_allowed(plan: Solution) -> bool:
     """Whether the bound on the error is what keeps the plan of the least memory from less: one that uses half of the
     variance at most had the choice."""
     return plan.front[0].variance >= plan.error**2 / 2

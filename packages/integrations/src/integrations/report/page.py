@@ -8,8 +8,8 @@ from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
+from integrations.report.content import Content
 from integrations.report.row import Row
 from integrations.report.svg import bars, step
 from integrations.report.tree import Part, tree_of
@@ -22,16 +22,13 @@ from integrations.report.words import (
     short_codec,
 )
 
-if TYPE_CHECKING:
-    from integrations.report.report import Report
 
-
-def write_page(report: Report, path: str | PathLike[str]) -> None:
+def write_page(report: Content, path: str | PathLike[str]) -> None:
     """See ``Report.html``."""
     Path(path).write_text(page_of(report), encoding="utf-8")
 
 
-def page_of(report: Report) -> str:
+def page_of(report: Content) -> str:
     """The page."""
     timed = any(row.seconds is not None for row in report.rows)
     return filled(
@@ -84,7 +81,7 @@ def filled(
     )
 
 
-def _figures(report: Report) -> Iterator[str]:
+def _figures(report: Content) -> Iterator[str]:
     count = sum(not row.owner for row in report.rows)
     yield figure(format_bytes(report.original_bytes), "as autograd keeps it")
     yield figure(format_bytes(report.stored_bytes), "compressed", "main")
@@ -102,7 +99,7 @@ def figure(number: str, words: str, kind: str = "") -> str:
     return f'<div class="card {kind}"><b>{number}</b><span class="faint">{words}</span></div>'
 
 
-def _charts(report: Report) -> str:
+def _charts(report: Content) -> str:
     drawn = step(report.rows, report.gradient_bytes)
     if not drawn:
         return ""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from integrations.drawing import BLUE, FAINT, GREY, GRID, INK, VERMILION, new_figure, plain_axes, write_figure
+from integrations.report.content import Content
 from integrations.report.curve import Curve, curve_of
 from integrations.report.tree import Part, cut, tree_of
 from integrations.report.words import format_bytes, unit_of
-
-if TYPE_CHECKING:
-    from integrations.report.report import Report
 
 PARTS = 16  # of the model, at most
 EXPLANATION = (
@@ -20,7 +18,7 @@ EXPLANATION = (
 )
 
 
-def plot_report(report: Report, path: str | PathLike[str]) -> None:
+def plot_report(report: Content, path: str | PathLike[str]) -> None:
     """See ``Report.plot``."""
     curve = curve_of(report.rows, PARTS, report.gradient_bytes)
     if curve is None:

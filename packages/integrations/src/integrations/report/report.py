@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 from os import PathLike
@@ -11,19 +10,16 @@ from os import PathLike
 from rich.console import Console
 from rich.table import Table
 
-from integrations.report import page, plot, serial
-from integrations.report.row import Row
+from integrations.report.content import Content
+from integrations.report.page import write_page
+from integrations.report.plot import plot_report
+from integrations.report.serial import fields_of, to_json
 from integrations.report.table import full_table, module_table
 from integrations.report.timeline import Moment, timeline_of
-from integrations.report.words import format_bytes
-from integrations.saved.records import RECOMPUTED
-from integrations.unused import IT_TAKES
-
-NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Content):
     """What the last compressed forward saved. ``str(report)`` is a table.
 
     Attributes:
@@ -40,74 +36,6 @@ class Report:
         loss: whose loss was counted, in words; empty where none is known.
         gradient_bytes: of the gradient that its backward makes of what the model returns; 0 where none is known.
     """
-
-    level: str
-    rows: Sequence[Row]
-    off: bool = False
-    offload: bool = False
-    plan: str = ""
-    monitor: str = ""
-    recomputed: str = ""
-    model: str = ""
-    note: str = ""
-    exchanged: str = ""
-    loss: str = ""
-    gradient_bytes: int = 0
-
-    @property
-    def original_bytes(self) -> int:
-        """Bytes that autograd alone would keep alive: not parameters, buffers or the caller's inputs."""
-        return sum(row.original_bytes for row in self.rows)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that are kept instead, on the host or not."""
-        return sum(row.stored_bytes for row in self.rows)
-
-    @property
-    def host_bytes(self) -> int:
-        """Those of ``stored_bytes`` that were taken to host memory: no device holds them."""
-        return sum(row.stored_bytes for row in self.rows if row.host)
-
-    @property
-    def recomputed_bytes(self) -> int:
-        """Those of ``original_bytes`` of which nothing is stored, because backward makes the tensors again."""
-        return sum(row.original_bytes for row in self.rows if row.codec == RECOMPUTED)
-
-    @property
-    def ratio(self) -> float:
-        """``original_bytes / stored_bytes``; 1 where nothing was saved."""
-        return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
-
-    @property
-    def title(self) -> str:
-        """The level, and what it saves, in a line."""
-        before, after = format_bytes(self.original_bytes), format_bytes(self.stored_bytes)
-        return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
-
-    @property
-    def caption(self) -> str:
-        """What else there is to say, in lines."""
-        if self.off and not self.exchanged:
-            return f"Level {self.level} is off: nothing is compressed."
-        if not self.rows:
-            return f"No forward has been compressed yet: {IT_TAKES}."
-        owners: dict[str, int] = {}
-        for row in self.rows:
-            if row.owner:
-                owners[row.owner] = owners.get(row.owner, 0) + 1
-        listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
-        lines = [line for line in (self.note, self.exchanged, self.plan, self.monitor) if line]
-        if self.loss:
-            lines.append(self._after_loss())
-        if self.recomputed:
-            stored = f": of {format_bytes(self.recomputed_bytes)} nothing is stored" if self.recomputed_bytes else ""
-            lines.append(f"{self.recomputed}{stored}.")
-        if listed:
-            lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
-        if self.offload:
-            lines.append(self._where())
-        return "\n".join(lines)
 
     def table(self, depth: int | None = None) -> Table:
         """The report as a rich table: what autograd alone keeps, by module, one line a tensor.
@@ -135,7 +63,7 @@ class Report:
 
     def to_json(self) -> str:
         """All of the report as JSON, for ``Report.from_json`` and for other programs; sums are in it, too."""
-        return serial.to_json(self)
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
@@ -145,7 +73,7 @@ class Report:
             ValueError: the text is no JSON, or not that of a report.
         """
         try:
-            return cls(**serial.from_json(text))
+            return cls(**fields_of(text))
         except TypeError as error:
             raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
 
@@ -160,7 +88,7 @@ class Report:
             ValueError: nothing was saved, or the ending is of no type that matplotlib writes.
             OSError: the file cannot be written.
         """
-        plot.plot_report(self, path)
+        plot_report(self, path)
 
     def html(self, path: str | PathLike[str]) -> None:
         """Writes a page that needs nothing but a browser: sums, the same two charts, every tensor in a tree.
@@ -171,23 +99,7 @@ class Report:
         Raises:
             OSError: the file cannot be written.
         """
-        page.write_page(self, path)
-
-    def _after_loss(self) -> str:
-        if not self.gradient_bytes:
-            return f"{self.loss}."
-        sums = self.original_bytes, self.stored_bytes
-        before, after = (format_bytes(count + self.gradient_bytes) for count in sums)
-        return (
-            f"{self.loss}. Its backward begins with the gradient of what the model returns, "
-            f"{format_bytes(self.gradient_bytes)}, beside all that is kept: {before} -> {after} at that moment."
-        )
-
-    def _where(self) -> str:
-        if self.host_bytes:
-            here = format_bytes(self.stored_bytes - self.host_bytes)
-            return f"Taken to host memory: {format_bytes(self.host_bytes)}; left where it was: {here}."
-        return f"Nothing was taken to host memory: {NOTHING_LEFT}."
+        write_page(self, path)
 
     def __str__(self) -> str:
         text = StringIO()

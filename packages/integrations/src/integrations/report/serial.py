@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from integrations.report.content import Content
 from integrations.report.row import Row
-
-if TYPE_CHECKING:
-    from integrations.report.report import Report
 
 FORMAT = "integrations report"
 VERSION = 1
@@ -19,7 +17,7 @@ _SUMS = ("original_bytes", "stored_bytes", "host_bytes", "ratio")  # for other p
 _HEAD = ("format", "version")
 
 
-def to_json(report: Report) -> str:
+def to_json(report: Content) -> str:
     """See ``Report.to_json``."""
     told: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     told |= {field.name: getattr(report, field.name) for field in fields(report) if field.name != "rows"}
@@ -28,7 +26,7 @@ def to_json(report: Report) -> str:
     return json.dumps(told, indent=1)
 
 
-def from_json(text: str) -> dict[str, Any]:
+def fields_of(text: str) -> dict[str, Any]:
     """What ``Report`` is made of. See ``Report.from_json``."""
     try:
         told = json.loads(text)

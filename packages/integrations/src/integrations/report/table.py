@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
+from integrations.report.content import Content
 from integrations.report.row import Row
 from integrations.report.tree import Part, tree_of
 from integrations.report.words import (
@@ -19,11 +19,8 @@ from integrations.report.words import (
     short_codec,
 )
 
-if TYPE_CHECKING:
-    from integrations.report.report import Report
 
-
-def full_table(report: Report) -> Table:
+def full_table(report: Content) -> Table:
     """Every tensor that autograd alone keeps, below its module; each module with its sums."""
     table = _table(report, ("module", "operator", "shape", "dtype", "codec"))
     timed = _numbers(table, report)
@@ -34,7 +31,7 @@ def full_table(report: Report) -> Table:
     return table
 
 
-def module_table(report: Report, depth: int) -> Table:
+def module_table(report: Content, depth: int) -> Table:
     """The modules down to a depth, each with its sums; deeper ones are counted in the one around them."""
     table = _table(report, ("module", "operators"))
     table.add_column("tensors", justify="right")
@@ -61,14 +58,14 @@ def _walk(part: Part, level: int, depth: int) -> Iterator[tuple[Part, int]]:
             yield from _walk(inner, level + 1, depth)
 
 
-def _table(report: Report, headings: tuple[str, ...]) -> Table:
+def _table(report: Content, headings: tuple[str, ...]) -> Table:
     table = Table(title=report.title, caption=report.caption, caption_justify="left")
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
 
 
-def _numbers(table: Table, report: Report) -> bool:
+def _numbers(table: Table, report: Content) -> bool:
     """The columns of numbers; whether there is one of times."""
     timed = any(row.seconds is not None for row in report.rows)
     for heading in ("before", "after", "share", *(("time",) if timed else ())):

@@ -8,6 +8,15 @@ LOSS = "(loss)"
 """In the place of a module's path: what a loss saves that is computed of the model's output."""
 
 
+NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
+
+IT_TAKES = (
+    "it takes a call of the model itself, model(...), in train() mode, with gradients on; what other methods or "
+    "submodules compute is seen in a block: with integrations.compress(model)"
+)
+"""What a forward has to be to be compressed."""
+
+
 def format_bytes(count: float) -> str:
     """A number of bytes in the unit that suits it: ``1536`` is ``"1.5 KiB"``."""
     for unit in ("B", "KiB", "MiB"):

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 
 from actcore.replay import bind_checkpoints
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 from integrations.saved.checkpoint_frames import checkpoint_of
 from integrations.saved.deciding import DECIDES, Deciding, HeldInput, Scripts
 from integrations.saved.forms import Packed

@@ -8,7 +8,7 @@ from torch import Tensor
 from actcore import BitMask, Codec, GroupAffine, Raw, missing_on
 from integrations.plain import has_elements
 from integrations.saved.arguments import departures, index_codec
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 from integrations.saved.checkpoints import OPERATOR
 from integrations.saved.masks import is_masked
 from integrations.saved.norms import statistics_of

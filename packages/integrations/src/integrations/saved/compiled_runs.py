@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actcore import Layout
 from integrations.saved.compiled_regions import Entry
-from integrations.saved.recipes import Extent
+from integrations.saved.extent import Extent
 from integrations.saved.records import Record
 
 if TYPE_CHECKING:

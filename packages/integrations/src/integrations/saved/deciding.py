@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen, names
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 from integrations.saved.forms import Packed
 from integrations.saved.history import has_history
 from integrations.saved.tensors import storage_of

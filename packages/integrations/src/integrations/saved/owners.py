@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from actcore.replay import hold
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 from integrations.saved.history import has_history, node_of
 from integrations.saved.tensors import storage_of, storages_of
 from integrations.storages import StorageSet

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from actcore import GroupAffine
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 
 
 def beginnings(tensor: Tensor, call: Call) -> tuple[int, int, int] | None:

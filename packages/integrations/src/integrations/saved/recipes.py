@@ -6,11 +6,12 @@ which is a function of nothing else, asked once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from actcore import Layout, SavedTensor
+from actcore import SavedTensor
+from integrations.saved.extent import Extent
 from integrations.saved.policy import Decision, Policy
 from integrations.saved.records import Record, kept_by
 
@@ -22,24 +23,6 @@ _MOST_OTHERS = 2  # forwards that are not the plan's, after which each has a tap
 
 Place = tuple[str, str, str]
 """Module, operator and role."""
-
-
-class Extent(NamedTuple):
-    """What a tensor takes in memory."""
-
-    layout: Layout
-    numel: int
-    """Elements that are stored."""
-    dense: bool
-    """Whether they fill one stretch of memory."""
-    stored: Layout
-    """As which they are stored: end to end where they are dense."""
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Extent:
-        layout = Layout.of(tensor)
-        numel, dense = layout.stored_numel, layout.dense
-        return cls(layout, numel, dense, Layout((numel,), (1,)) if dense else layout)
 
 
 class Recipe:

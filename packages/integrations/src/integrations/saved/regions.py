@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, Codec, Compressed, GroupAffine, Kept, Layout, Narrow, Offload, Positive, Raw
+from integrations.saved.extent import Extent
 from integrations.saved.norms import Standardized
-from integrations.saved.recipes import Extent
 from integrations.saved.records import Record
 
 _EXACT = (Raw, BitMask, Narrow)

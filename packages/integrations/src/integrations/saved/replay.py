@@ -26,7 +26,7 @@ from actcore import BitMask, Compressed, GroupAffine, Kept, Narrow, Positive, in
 from actcore.noise import step_key
 from actcore.replay import Replay, bind_replay
 from integrations.saved.arguments import index_codec
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
 from integrations.saved.modules import CALL, innermost
 from integrations.saved.norms import Standardized

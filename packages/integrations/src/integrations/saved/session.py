@@ -17,15 +17,17 @@ from actcore.stored import listening
 from integrations.levels import Level
 from integrations.saved import checkpoints
 from integrations.saved.announced import Announced, Due, noted, settle
-from integrations.saved.calls import Call, CallTracker
+from integrations.saved.call import Call
+from integrations.saved.calls import CallTracker
 from integrations.saved.checkpoints import Boundary, Checkpoints
 from integrations.saved.compiled import hooks_of
 from integrations.saved.deciding import DECIDES
+from integrations.saved.extent import Extent
 from integrations.saved.forms import Packed
 from integrations.saved.hook_stack import OnStack
 from integrations.saved.modules import ModulePaths
 from integrations.saved.owners import Owners
-from integrations.saved.recipes import Extent, Place, Recipe, Recipes
+from integrations.saved.recipes import Place, Recipe, Recipes
 from integrations.saved.records import RECOMPUTED, Record, kept_by
 from integrations.saved.regions import Stream, inner
 from integrations.saved.replay import Sites

@@ -17,7 +17,7 @@ from actcore.codec import as_int64
 from actcore.noise import identity_of
 from actcore.replay import KERNELS
 from integrations.saved.arguments import ASSUMED, departures
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 from integrations.saved.forms import Clamped, Packed, Placeholder
 from integrations.saved.norms import Standardized, given_to
 from integrations.saved.projection import beginnings

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actcore import Codec, Kept, Raw
-from integrations.saved.recipes import Extent
+from integrations.saved.extent import Extent
 from integrations.saved.records import Record
 from integrations.saved.regions import Exact, LastRestored, Region, Stream, View, is_sign, lazy_of
 from integrations.storages import StorageMap

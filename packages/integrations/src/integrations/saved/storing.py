@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_map_only
 from actcore import Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compress
 from integrations.levels import Level
 from integrations.plain import has_elements
-from integrations.saved.calls import Call
+from integrations.saved.call import Call
 from integrations.saved.choice import INDICES, codec_for, lazy, packable
+from integrations.saved.extent import Extent
 from integrations.saved.forms import SLOPE, Form, Packed, Slope, form_of, window_indices
 from integrations.saved.policy import Decision
 from integrations.saved.projection import projection
-from integrations.saved.recipes import Extent
 from integrations.saved.records import RECOMPUTED, Record
 from integrations.saved.regions import Stream
 from integrations.saved.slopes import activation_of, codebook_of

@@ -1,0 +1,114 @@
+"""``Content``: what a report tells, of which tables, charts, JSON and pages are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from integrations.report.row import Row
+from integrations.report.words import IT_TAKES, NOTHING_LEFT, format_bytes
+from integrations.saved.records import RECOMPUTED
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a compressed forward saved.
+
+    Attributes:
+        level: name of the level, and what was changed of it: ``"L1 with bits=6"``.
+        rows: one per saved tensor, in the order of saving.
+        off: whether the level compresses nothing.
+        offload: whether the level takes what is stored to host memory.
+        plan: where the bits of an adaptive level come from, in words; empty at other levels.
+        monitor: what the monitor found, in words; empty without one.
+        recomputed: by which plan backward makes tensors again, in words; empty without one.
+        model: the model's class, for titles.
+        note: how the report came about, where no step of a training made it; empty otherwise.
+        exchanged: what layers were exchanged for others that keep less, in words; empty without.
+        loss: whose loss was counted, in words; empty where none is known.
+        gradient_bytes: of the gradient that its backward makes of what the model returns; 0 where none is known.
+    """
+
+    level: str
+    rows: Sequence[Row]
+    off: bool = False
+    offload: bool = False
+    plan: str = ""
+    monitor: str = ""
+    recomputed: str = ""
+    model: str = ""
+    note: str = ""
+    exchanged: str = ""
+    loss: str = ""
+    gradient_bytes: int = 0
+
+    @property
+    def original_bytes(self) -> int:
+        """Bytes that autograd alone would keep alive: not parameters, buffers or the caller's inputs."""
+        return sum(row.original_bytes for row in self.rows)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that are kept instead, on the host or not."""
+        return sum(row.stored_bytes for row in self.rows)
+
+    @property
+    def host_bytes(self) -> int:
+        """Those of ``stored_bytes`` that were taken to host memory: no device holds them."""
+        return sum(row.stored_bytes for row in self.rows if row.host)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """Those of ``original_bytes`` of which nothing is stored, because backward makes the tensors again."""
+        return sum(row.original_bytes for row in self.rows if row.codec == RECOMPUTED)
+
+    @property
+    def ratio(self) -> float:
+        """``original_bytes / stored_bytes``; 1 where nothing was saved."""
+        return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
+
+    @property
+    def title(self) -> str:
+        """The level, and what it saves, in a line."""
+        before, after = format_bytes(self.original_bytes), format_bytes(self.stored_bytes)
+        return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
+
+    @property
+    def caption(self) -> str:
+        """What else there is to say, in lines."""
+        if self.off and not self.exchanged:
+            return f"Level {self.level} is off: nothing is compressed."
+        if not self.rows:
+            return f"No forward has been compressed yet: {IT_TAKES}."
+        owners: dict[str, int] = {}
+        for row in self.rows:
+            if row.owner:
+                owners[row.owner] = owners.get(row.owner, 0) + 1
+        listed = ", ".join(f"{count} x {owner}" for owner, count in sorted(owners.items()))
+        lines = [line for line in (self.note, self.exchanged, self.plan, self.monitor) if line]
+        if self.loss:
+            lines.append(self._after_loss())
+        if self.recomputed:
+            stored = f": of {format_bytes(self.recomputed_bytes)} nothing is stored" if self.recomputed_bytes else ""
+            lines.append(f"{self.recomputed}{stored}.")
+        if listed:
+            lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
+        if self.offload:
+            lines.append(self._where())
+        return "\n".join(lines)
+
+    def _after_loss(self) -> str:
+        if not self.gradient_bytes:
+            return f"{self.loss}."
+        sums = self.original_bytes, self.stored_bytes
+        before, after = (format_bytes(count + self.gradient_bytes) for count in sums)
+        return (
+            f"{self.loss}. Its backward begins with the gradient of what the model returns, "
+            f"{format_bytes(self.gradient_bytes)}, beside all that is kept: {before} -> {after} at that moment."
+        )
+
+    def _where(self) -> str:
+        if self.host_bytes:
+            here = format_bytes(self.stored_bytes - self.host_bytes)
+            return f"Taken to host memory: {format_bytes(self.host_bytes)}; left where it was: {here}."
+        return f"Nothing was taken to host memory: {NOTHING_LEFT}."
