@@ -46,8 +46,8 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
-    from integrations.saved import site
-    from integrations.saved.regions import Region
+    from integrations.runtime import site
+    from integrations.storing.regions import Region
 
     made = []
 

@@ -9,9 +9,9 @@ from integrations.checkpoint import Plan
 from integrations.planning.bounds import Bounds
 from integrations.planning.choice import Choice, mask_of
 from integrations.planning.menus import Menus
-from integrations.saved.calls import CallTracker
+from integrations.rules.stores import Store
 from integrations.step.capturing.capture import capture
-from integrations.stores import Store
+from integrations.watching.tracker import CallTracker
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
-from integrations import bounded as bounded_plans
-from integrations import compress_model, compression, recomputing
+from integrations import compress_model
 from integrations.adaptive import ranks
 from integrations.checkpoint import apply, plan
+from integrations.handle import compression, recomputing
+from integrations.measuring import bounded as bounded_plans
 from integrations.step.costs.rates import constant
 
 OPTIONS = {

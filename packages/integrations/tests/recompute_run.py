@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from integrations.compression import Compression
-from integrations.levels import LEVELS
+from integrations.common.warn import warn
+from integrations.handle.compression import Compression
 from integrations.planning.choice import Choice, mask_of
 from integrations.planning.plan import Plan
 from integrations.planning.plans import Followed
+from integrations.rules.levels import LEVELS
 from integrations.runtime.following import Following
-from integrations.saved.ways import through
 from integrations.step.graphs.signature import Signature
-from integrations.warn import warn
+from integrations.storing.ways import through
 
 
 class _Given:

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 import integrations
 from actcore import Compressed
-from integrations.adaptive import adapt
 from integrations.adaptive.errors import Error
 from integrations.adaptive.graph import backward_of
 from integrations.adaptive.probe import Probe
+from integrations.handle import adapt
 
 from .nets import assert_nothing_active, mlp, normal
 
@@ -161,7 +161,7 @@ def in_the_last_gradient(loop, monkeypatch):
 
 
 def in_a_packing(loop, monkeypatch):
-    monkeypatch.setattr(integrations.saved.storage.Storages, "store", no_memory)
+    monkeypatch.setattr(integrations.storing.storage.Storages, "store", no_memory)
 
 
 def in_the_plan(loop, monkeypatch):

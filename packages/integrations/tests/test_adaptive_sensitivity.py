@@ -11,7 +11,7 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, compress, decompress
 from integrations.adaptive.rounding import rounding_energies, rounding_noise
-from integrations.adaptive.two_seed import two_seed_errors
+from integrations.handle.two_seed import two_seed_errors
 
 from .nets import assert_same, mlp, normal
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from integrations.saved.calls import CallTracker
-from integrations.saved.checkpoints import Checkpoints
+from integrations.watching.checkpoints import Checkpoints
+from integrations.watching.tracker import CallTracker
 
 
 def watched(tracker):

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from integrations import checkpoint, compress_model
 from integrations.checkpoint import Plan
-from integrations.levels import resolve_level
 from integrations.planning.front import planned
+from integrations.rules.levels import resolve_level
 
 from .nets import mlp, normal
 from .recompute_reference import LiveBytes

@@ -14,10 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import integrations
 from integrations import checkpoint
-from integrations.levels import LEVELS
 from integrations.planning.bounds import Bounds
 from integrations.planning.front import planned
-from integrations.saved.aten_rules import Backward
+from integrations.rules.aten_rules import Backward
+from integrations.rules.levels import LEVELS
 from integrations.step.costs.rates import constant
 
 from .compiled_peak import compiled_peak

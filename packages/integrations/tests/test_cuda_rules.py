@@ -7,7 +7,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from integrations.saved.aten_rules import _ATTENTIONS, Backward
+from integrations.rules.aten_rules import _ATTENTIONS, Backward
 from integrations.step.dispatch.decisions import Decides, decides
 from integrations.step.dispatch.operators import traits_of
 

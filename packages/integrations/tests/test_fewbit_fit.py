@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from integrations.fewbit import FUNCTIONS, LevelTable, StepTable, approximate, estimate_error
-from integrations.fewbit.fit import fit_tables
-from integrations.fewbit.objective import Objective
-from integrations.fewbit.refine import refine, score
-from integrations.fewbit.slopes import Slope
+from integrations.fit.fitting import fit_tables
+from integrations.fit.objective import Objective
+from integrations.fit.refine import refine, score
+from integrations.fit.slopes import Slope
 
 
 def plain_slope(function, x):

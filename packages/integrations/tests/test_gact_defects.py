@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from actcore.codecs import group_affine
 from integrations import saved as gact
-from integrations.saved import Controller, site
+from integrations.runtime import site
+from integrations.saved import Controller
 from integrations.saved.controller import Config
 
 from .nets import EIGHT_BITS, assert_same, gradients, mlp, normal, relative_error, rows

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import integrations
 from integrations.adaptive import graph, surroundings
-from integrations.saved.history import has_history, node_of
+from integrations.calls.history import has_history, node_of
 
 from .history_child import CASES
 from .nets import Net, normal

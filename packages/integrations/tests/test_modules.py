@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
-from integrations import compress_model, compression, restore_model
+from integrations import compress_model, restore_model
+from integrations.handle import compression
 
 from .nets import assert_same, gradients, mlp, normal, rows
 
@@ -199,7 +200,7 @@ def test_a_report_names_what_was_changed_of_a_level():
 
 
 def test_a_device_without_operators_is_left_alone(monkeypatch):
-    monkeypatch.setattr(integrations.saved.choice, "missing_on", lambda device: "no operators here")
+    monkeypatch.setattr(integrations.storing.choice, "missing_on", lambda device: "no operators here")
     model = compress_model(mlp())
     expected = gradients(mlp(), X)
     assert_same(expected, gradients(model, X))

@@ -10,12 +10,13 @@ import pytest
 from torch import nn
 
 import integrations
-from integrations import bounded, checkpoint
+from integrations import checkpoint
+from integrations.measuring import bounded
 from integrations.planning import alternatives
 from integrations.planning.bounds import WAYS, Bounds
 from integrations.planning.plans import Plans
+from integrations.rules.stores import Store
 from integrations.step.costs.calibrating import calibrated
-from integrations.stores import Store
 
 from .nets import assert_same, gradients, normal
 from .recompute_levels import deep, deep_net, flat

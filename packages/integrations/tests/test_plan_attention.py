@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
 from integrations.checkpoint import Plan
+from integrations.rules.stores import Store
 from integrations.runtime.following import _Taped
-from integrations.stores import Store
 
 from .nets import Net, gradients, normal
 from .planned_values import follow, graph_of

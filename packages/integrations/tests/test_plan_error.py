@@ -12,12 +12,12 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
-from integrations.adaptive import plan_error
 from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
-from integrations.adaptive.plan_error import measured_error
-from integrations.adaptive.sensitivities import sensitivities
 from integrations.adaptive.weights import measured_weights, noise_of, usual_weights
-from integrations.adaptive.within_error import within_error
+from integrations.measuring import plan_error
+from integrations.measuring.plan_error import measured_error
+from integrations.measuring.sensitivities import sensitivities
+from integrations.measuring.within_error import within_error
 from integrations.planning.bounds import Bounds
 from integrations.planning.front import planned
 

@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from integrations.checkpoint import plan_of
 from integrations.fewbit import RandomizedLinear
-from integrations.runtime import following
+from integrations.runtime import following, replay
 from integrations.runtime.repeating.tape import Tape
-from integrations.saved import replay
 
 from .replay_nets import NETS, WIDTH, InPlace, Net, Overwriting
 

@@ -11,13 +11,13 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, SavedTensor
 from integrations.adaptive.weights import usual_weights
-from integrations.levels import LEVELS, Level
 from integrations.planning.offered import WIDTHS, menus_of
 from integrations.planning.savers import Seen
-from integrations.saved.policy import policy_of
+from integrations.rules.levels import LEVELS, Level
+from integrations.rules.policy import policy_of
+from integrations.rules.stores import Store
 from integrations.step.capturing.capture import capture
 from integrations.step.costs.rates import constant
-from integrations.stores import Store
 
 from .nets import Net, gradients, normal
 

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from integrations.calls.tensors import tensors_in
 from integrations.checkpoint import capture, plan
-from integrations.levels import resolve_level
 from integrations.planning.front import planned
-from integrations.saved.tensors import tensors_in
+from integrations.rules.levels import resolve_level
 from integrations.step.capturing import capture as capturing
 from integrations.step.costs import workspaces
 from integrations.step.dispatch.memory import allocated

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import actcore
 from actcore import simulate
 from integrations import checkpoint
-from integrations.levels import resolve_level
 from integrations.planning.choice import mask_of
 from integrations.planning.front import planned
 from integrations.planning.problem import training_step
+from integrations.rules.levels import resolve_level
 from integrations.runtime.repeating.repeating import here
 from integrations.step.capturing.capture import capture
 from integrations.step.dispatch.decisions import Decides, decides

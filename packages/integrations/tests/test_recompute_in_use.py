@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import bounded
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
+from integrations.measuring import bounded
 from integrations.planning import plans
 
 from .nets import assert_same, gradients, mlp, normal

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import bounded, checkpoint
+from integrations import checkpoint
+from integrations.measuring import bounded
 from integrations.planning import plans
 from integrations.planning.front import planned
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import integrations
 from actcore import replay as native
-from integrations.saved import replay
-from integrations.saved import session as sessions
+from integrations.runtime import replay
+from integrations.runtime import session as sessions
 
 from .replay_nets import NETS, WIDTH, Alternating, Net, Repeating, Swapping, Thinning
 

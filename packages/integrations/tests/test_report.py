@@ -10,7 +10,7 @@ from torch import nn
 import integrations
 from integrations.fewbit import RandomizedLinear
 from integrations.report.words import format_bytes
-from integrations.saved.policy import FixedBits
+from integrations.rules.policy import FixedBits
 
 from .nets import Net, mlp, normal
 

@@ -13,8 +13,8 @@ import actcore
 import integrations
 from actcore import device_streams
 from integrations.cli import main
-from integrations.saved import choice
-from integrations.saved.rules import RULES
+from integrations.rules.rules import RULES
+from integrations.storing import choice
 
 from .libraries import library_or_skip
 from .nets import Net, normal

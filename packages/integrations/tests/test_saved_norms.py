@@ -10,11 +10,11 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
 from integrations.adaptive.copies import Stored
-from integrations.saved.extent import Extent
-from integrations.saved.norms import CHANNELS, FEW, Normalizer, Standardized
-from integrations.saved.records import Record
-from integrations.saved.regions import View
-from integrations.saved.storage import Storages
+from integrations.rules.norms import CHANNELS, FEW, Normalizer, Standardized
+from integrations.storing.extent import Extent
+from integrations.storing.records import Record
+from integrations.storing.regions import View
+from integrations.storing.storage import Storages
 
 from .nets import EIGHT_BITS, Net, assert_same, gradients, normal, plain_and_compressed, relative_error, rows
 from .qnets import q_layer, step

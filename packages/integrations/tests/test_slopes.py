@@ -10,24 +10,24 @@ from torch import nn
 from actcore import SavedTensor
 from integrations import fewbit
 from integrations.adaptive.weights import usual_weights
-from integrations.levels import LEVELS, Level
+from integrations.calls.call import Call
+from integrations.common.modules import ModulePaths
 from integrations.planning.offered import SLOPE_WIDTHS, menus_of
 from integrations.planning.parts import part_of
 from integrations.planning.savers import Saver, Seen
-from integrations.saved.arguments import Arguments
-from integrations.saved.call import Call
-from integrations.saved.extent import Extent
-from integrations.saved.forms import Slope
-from integrations.saved.modules import ModulePaths
-from integrations.saved.policy import policy_of
-from integrations.saved.recipes import Recipes
-from integrations.saved.session import Session
-from integrations.saved.slopes import activation_of
-from integrations.saved.storing import StoredLater
+from integrations.rules.arguments import Arguments
+from integrations.rules.levels import LEVELS, Level
+from integrations.rules.policy import policy_of
+from integrations.rules.slopes import activation_of
+from integrations.rules.stores import Store
+from integrations.runtime.recipes import Recipes
+from integrations.runtime.session import Session
 from integrations.step.capturing.capture import capture
 from integrations.step.costs.codecs import restore_seconds, store_seconds
 from integrations.step.costs.rates import constant
-from integrations.stores import Store
+from integrations.storing.extent import Extent
+from integrations.storing.forms import Slope
+from integrations.storing.store import StoredLater
 
 from .nets import Net, normal
 

@@ -10,14 +10,14 @@ print(integrations.compression(model).report())
 """
 
 from integrations._version import __version__
-from integrations.adaptive.gradient_error import GradientError
 from integrations.adaptive.plan import Allotment, Plan
 from integrations.attach import compress, compress_model, compression, restore_model
-from integrations.compression import Compression
 from integrations.forecast import forecast
-from integrations.levels import LEVELS, Level
+from integrations.handle.compression import Compression
+from integrations.handle.gradient_error import GradientError
 from integrations.one_plan import apply, plan
 from integrations.report import Report, Row
+from integrations.rules.levels import LEVELS, Level
 
 __all__ = [
     "LEVELS",

@@ -11,22 +11,23 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from integrations import blocks, fewbit, outcome, qmodules
+from integrations import fewbit, qmodules
 from integrations.adaptive.surroundings import undo_after_trial
-from integrations.blocks import BlockCompression, entered, in_block
-from integrations.compiling import compiled_module
-from integrations.compression import Compression
-from integrations.ecosystem import require_one_checkpointing
-from integrations.exchanges import Exchanges
-from integrations.forward import CompressedForward
-from integrations.keeping import require_paths
-from integrations.levels import resolve_level
+from integrations.common.compiling import compiled_module
+from integrations.common.ecosystem import require_one_checkpointing
+from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.handle import blocks, outcome
+from integrations.handle.blocks import BlockCompression, entered, in_block
+from integrations.handle.compression import Compression
+from integrations.handle.exchanges import Exchanges
+from integrations.handle.forward import CompressedForward
+from integrations.handle.keeping import require_paths
+from integrations.handle.recomputing import Asked, level_with, recomputing_for, require_one
+from integrations.handle.unused import await_forward, await_no_longer
 from integrations.planning.bounds import Bounds
 from integrations.planning.budget import Budget
 from integrations.qmodules import QLevel
-from integrations.recomputing import Asked, level_with, recomputing_for, require_one
-from integrations.stand_in import ForwardStandIn
-from integrations.unused import await_forward, await_no_longer
+from integrations.rules.levels import resolve_level
 
 Model = TypeVar("Model", bound=nn.Module)
 Handle = TypeVar("Handle", bound=Compression)

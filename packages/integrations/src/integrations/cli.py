@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from integrations.command_line import Parser, run
+from integrations.common.command_line import Parser, run
 from integrations.forecast import command
 
 

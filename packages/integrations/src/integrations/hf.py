@@ -16,8 +16,8 @@ from torch import nn
 
 from integrations import attach
 from integrations.attach import compression, restore_model
-from integrations.ecosystem import checkpoints_itself, library, require_member
-from integrations.warn import warn
+from integrations.common.ecosystem import checkpoints_itself, library, require_member
+from integrations.common.warn import warn
 
 transformers: Any = library("transformers", "hf")
 

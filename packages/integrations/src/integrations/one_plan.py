@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations.attach import compress_model
-from integrations.bounded import Weights, chosen, front_of, within
-from integrations.levels import LEVELS
+from integrations.measuring.bounded import Weights, chosen, front_of, within
 from integrations.planning.bounds import ERROR, WAYS, Bounds
 from integrations.planning.budget import Budget, bytes_of
 from integrations.planning.plan import Plan
 from integrations.planning.planner import plannable
+from integrations.rules.levels import LEVELS
 from integrations.step.capturing.loss import Loss, require_loss
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -15,7 +15,7 @@ from torch import nn
 
 from integrations import attach
 from integrations.attach import compression, restore_model
-from integrations.ecosystem import library, require_member
+from integrations.common.ecosystem import library, require_member
 
 library("timm", "timm")
 

@@ -18,7 +18,7 @@ from bench.gradients import backward, gradient, relative_error
 from bench.machine import Machine
 from bench.networks import Case, bert, gcn, resnet18, vit_tiny
 from bench.sensitivity.results import Sensitivities, SensitivityResults
-from integrations.adaptive.two_seed import two_seed_errors
+from integrations.handle.two_seed import two_seed_errors
 
 PAIRS, PASSES, STEPS = 40, 5, 10
 QUICK_PAIRS, QUICK_STEPS, QUICK_MODELS = 4, 3, ("bert", "gcn")

@@ -11,7 +11,7 @@ from actcore import allocate
 from integrations.adaptive.measurement import Measurement, Sensitivity
 from integrations.adaptive.plan import Allotment, Plan
 from integrations.adaptive.rounding import WIDTHS
-from integrations.saved.attention import OPERATOR as ATTENTION
+from integrations.calls.attention import OPERATOR as ATTENTION
 
 
 def plan_of(measurement: Measurement, bits: int, step: int) -> Plan:

@@ -10,9 +10,9 @@ from torch import Tensor
 from actcore import GroupAffine, Layout
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.rounding import rounding_deviations, rounding_energies, rounding_noise
-from integrations.saved.forms import Clamped, Packed
-from integrations.saved.norms import Standardized
-from integrations.saved.regions import Region, View
+from integrations.rules.norms import Standardized
+from integrations.storing.forms import Clamped, Packed
+from integrations.storing.regions import Region, View
 
 Copy: TypeAlias = Region | Clamped
 """A stretch of a storage, which several saved tensors may share, or a form of one operator's own."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actcore import FLOATS, SavedTensor
 from integrations.adaptive.identity import Identity
-from integrations.saved.attention import OPERATOR as ATTENTION
+from integrations.calls.attention import OPERATOR as ATTENTION
 
 
 @dataclass(frozen=True)

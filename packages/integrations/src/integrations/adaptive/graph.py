@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from integrations.saved.history import MOST_NODES, node_of
+from integrations.calls.history import MOST_NODES, node_of
 
 PARAMETER = -1  # the gradient ends in a parameter
 NOWHERE = -2  # it ends in something else, or in what was there before the forward

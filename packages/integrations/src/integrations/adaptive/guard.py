@@ -12,10 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from integrations.adaptive.surroundings import Met, surroundings
-from integrations.random_states import random_states
-from integrations.saved.history import RESET_HOOKS
-from integrations.saved.tensors import storage_of, tensors_in
-from integrations.storages import StorageSet
+from integrations.calls.history import RESET_HOOKS
+from integrations.calls.tensors import storage_of, tensors_in
+from integrations.common.random_states import random_states
+from integrations.common.storages import StorageSet
 
 
 class ParametersChanged(RuntimeError):

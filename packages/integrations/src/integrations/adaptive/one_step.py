@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from integrations.plain import has_elements
-from integrations.saved.tensors import tensors_in
+from integrations.calls.tensors import tensors_in
+from integrations.common.plain import has_elements
 from integrations.step.capturing.capture import capturing, is_only_read
 from integrations.step.capturing.loss import Loss, differentiated
 from integrations.step.capturing.stand_ins import StandIns, stood_in

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from actcore import GroupAffine, SavedTensor
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.plan import Plan
-from integrations.saved.policy import Decision, FixedBits
+from integrations.rules.policy import Decision, FixedBits
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ from integrations.adaptive.graph import NOWHERE, PARAMETER, Graph, backward_of
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.measurement import Measurement, Sensitivity
 from integrations.adaptive.rounding import WIDTHS
-from integrations.saved.forms import Packed
-from integrations.saved.regions import fineness
-from integrations.saved.watch import watched_unpacks
+from integrations.storing.forms import Packed
+from integrations.storing.regions import fineness
+from integrations.storing.watch import watched_unpacks
 
 Gradients = tuple[Tensor | None, ...]
 

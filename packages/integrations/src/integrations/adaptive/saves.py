@@ -8,11 +8,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from integrations.adaptive.identity import Identity
-from integrations.saved.calls import CallTracker
-from integrations.saved.rules import RULES, Need
-from integrations.saved.tensors import storage_of
+from integrations.calls.tensors import storage_of
+from integrations.rules.rules import RULES, Need
 from integrations.step.capturing.recorder import Recorder
 from integrations.step.graphs.graph import Graph
+from integrations.watching.tracker import CallTracker
 
 
 class Save(NamedTuple):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
+from typing import Protocol
 from weakref import WeakSet
 
 import torch
@@ -19,11 +20,31 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from integrations.handle_state import HandleState
-from integrations.saved.history import MOST_NODES, has_history, node_of
-from integrations.saved.modules import module_called_in
+from integrations.calls.history import MOST_NODES, has_history, node_of
+from integrations.common.modules import module_called_in
 
 _here = threading.local()  # .met: of the trial run that is under way in this thread
+
+
+class Trained(Protocol):
+    """The handle of a compressed model, as far as a trial run of another one meets it.
+
+    Attributes:
+        step: forwards compressed so far.
+    """
+
+    step: int
+
+    @property
+    def model(self) -> nn.Module:
+        """Whose it is."""
+
+    @property
+    def in_trial(self) -> bool:
+        """Whether forwards that start now are no steps of the training."""
+
+    def trial_run(self) -> AbstractContextManager[None]:
+        """A block whose forwards are none, and of which the step comes back."""
 
 
 class Met:
@@ -34,7 +55,7 @@ class Met:
         self._gradients = WeakTensorKeyDictionary()  # of each leaf: its gradient, and the values of one that is a view
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
-        self._handles: list[tuple[HandleState, int]] = []
+        self._handles: list[tuple[Trained, int]] = []
         self._undo = ExitStack()
 
     def leaves(self, tensors: Iterable[Tensor]) -> None:
@@ -87,7 +108,7 @@ class Met:
                 self.modules([module])
             frame = frame.f_back
 
-    def handle(self, handle: HandleState) -> None:
+    def handle(self, handle: Trained) -> None:
         """Its forwards are no steps of its training either."""
         self._handles.append((handle, handle.step))
         self._undo.enter_context(handle.trial_run())
@@ -124,7 +145,7 @@ def surroundings(model: nn.Module) -> Iterator[Met]:
         met.restore()
 
 
-def meet(handle: HandleState) -> None:
+def meet(handle: Trained) -> None:
     """A forward of the handle's model starts; a trial run of another model notes that, if it is in one."""
     met: Met | None = getattr(_here, "met", None)
     if met is not None and not handle.in_trial:

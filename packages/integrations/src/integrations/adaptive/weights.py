@@ -28,7 +28,7 @@ from types import MappingProxyType
 from integrations.adaptive.measurement import Measurement
 from integrations.adaptive.rounding import WIDTHS
 from integrations.adaptive.saves import Save, final_values, readers_of
-from integrations.saved.rules import Need
+from integrations.rules.rules import Need
 from integrations.step.capturing.loss import OF_LOSSES
 from integrations.step.graphs.graph import Graph
 

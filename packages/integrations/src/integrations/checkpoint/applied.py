@@ -8,13 +8,13 @@ from torch import nn
 
 from actcore import Codec
 from integrations import attach
-from integrations.compiling import compiled_module
-from integrations.compression import Compression
-from integrations.forward import CompressedForward
+from integrations.common.compiling import compiled_module
+from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.handle.compression import Compression
+from integrations.handle.forward import CompressedForward
+from integrations.handle.recomputing import Recomputing
 from integrations.planning.plan import Plan
 from integrations.planning.plans import Shapes
-from integrations.recomputing import Recomputing
-from integrations.stand_in import ForwardStandIn
 from integrations.step.graphs.fingerprint import fingerprint
 from integrations.step.graphs.sharding import class_of
 

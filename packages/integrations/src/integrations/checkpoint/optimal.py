@@ -9,10 +9,10 @@ from torch import nn
 
 from integrations.checkpoint.applied import apply
 from integrations.checkpoint.parsed import ParsedForward
+from integrations.common.warn import warn
 from integrations.planning.budget import Budget
 from integrations.planning.planner import plan
 from integrations.step.capturing.loss import Loss
-from integrations.warn import warn
 
 Model = TypeVar("Model", bound=nn.Module)
 

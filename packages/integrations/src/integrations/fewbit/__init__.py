@@ -1,11 +1,8 @@
 """fewbit: activations whose backward needs a few bits an element; linear layers that keep a sketch of their input."""
 
 from integrations.fewbit import functional
-from integrations.fewbit.catalogue import FUNCTIONS, FewBitFunction
-from integrations.fewbit.codebook import Codebook
 from integrations.fewbit.conversion import Summary
 from integrations.fewbit.convert import convert, is_converted, restore_model, summary
-from integrations.fewbit.fit import approximate, estimate_error
 from integrations.fewbit.modules import (
     CELU,
     ELU,
@@ -43,12 +40,15 @@ from integrations.fewbit.modules import (
     Tanhshrink,
     Threshold,
 )
-from integrations.fewbit.noise import slope_error, slope_noise
-from integrations.fewbit.steps import LevelTable, StepTable
 from integrations.fewbit.store import StepwiseStore
-from integrations.fewbit.tables import level_table, table
 from integrations.fewbit.util import convert_linear, map_module
 from integrations.fewbit.variance import VarianceEstimator
+from integrations.fit.catalogue import FUNCTIONS, FewBitFunction
+from integrations.fit.codebook import Codebook
+from integrations.fit.fitting import approximate, estimate_error
+from integrations.fit.noise import slope_error, slope_noise
+from integrations.fit.steps import LevelTable, StepTable
+from integrations.fit.tables import level_table, table
 
 __all__ = [
     "CELU",

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from integrations.fewbit.catalogue import FUNCTIONS
 from integrations.fewbit.conversion import SAVED_ANYWAY, Skip, fits
+from integrations.fit.catalogue import FUNCTIONS
 
 
 def chosen_functions(functions: str | Iterable[str] | None) -> frozenset[str]:

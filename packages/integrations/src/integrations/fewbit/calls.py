@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from integrations.calls.checkpoint_frames import checkpoint_of
+from integrations.common.in_model import ModelRef
 from integrations.fewbit import functional
 from integrations.fewbit.callers import around_checkpoint, callers, callers_when_traced, reentrant_checkpoints
 from integrations.fewbit.conversion import Calls, calls_of
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
-from integrations.in_model import ModelRef
-from integrations.saved.checkpoint_frames import checkpoint_of
 
 
 class FewBitCalls(TorchFunctionMode):

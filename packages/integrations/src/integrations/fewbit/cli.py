@@ -11,14 +11,15 @@ from time import perf_counter
 from torch import Tensor
 
 from integrations._version import __version__
-from integrations.command_line import Parser, run
-from integrations.fewbit import comparison, files, plot, roundings, shipped
-from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.fit import DOMAIN, approximate, checked_bits, estimate_error
-from integrations.fewbit.objective import WEIGHTS
-from integrations.fewbit.slopes import ScalarFunction
-from integrations.fewbit.steps import StepTable
-from integrations.fewbit.tables import table
+from integrations.common.command_line import Parser, run
+from integrations.fewbit import comparison, files, plot, roundings
+from integrations.fit import shipped
+from integrations.fit.catalogue import FUNCTIONS
+from integrations.fit.fitting import DOMAIN, approximate, checked_bits, estimate_error
+from integrations.fit.objective import WEIGHTS
+from integrations.fit.slopes import ScalarFunction
+from integrations.fit.steps import StepTable
+from integrations.fit.tables import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

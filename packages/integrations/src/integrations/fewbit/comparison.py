@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.fit import estimate_error
-from integrations.fewbit.shipped import SMOOTH
-from integrations.fewbit.tables import table
+from integrations.fit.catalogue import FUNCTIONS
+from integrations.fit.fitting import estimate_error
+from integrations.fit.shipped import SMOOTH
+from integrations.fit.tables import table
 
 FILE = "fewbit_errors.json"
 

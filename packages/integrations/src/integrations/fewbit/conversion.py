@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from torch import nn
 
-from integrations.exchanged import exchanged_lines
+from integrations.common.exchanged import exchanged_lines
+from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.common.in_model import ModelRef
+from integrations.common.module_tree import paths_of
 from integrations.fewbit.registry import is_activation
-from integrations.in_model import ModelRef
-from integrations.module_tree import paths_of
-from integrations.stand_in import ForwardStandIn
 
 RECORD = "_fewbit_conversion"
 

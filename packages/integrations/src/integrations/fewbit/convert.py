@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations.compiling import compiled_module
+from integrations.common.compiling import compiled_module
+from integrations.common.module_tree import exchange
 from integrations.fewbit import functional, modules
 from integrations.fewbit.arguments import chosen_functions, linear_options, require_found, skip_entries
 from integrations.fewbit.conversion import (
@@ -21,14 +22,13 @@ from integrations.fewbit.conversion import (
     places,
 )
 from integrations.fewbit.forward import FewBitForward
-from integrations.fewbit.functional.options import DEFAULT_BITS
 from integrations.fewbit.linear_kinds import is_linear, why_kept, with_sketch
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
-from integrations.fewbit.tables import table
 from integrations.fewbit.takeover import give_back, remember, remembered, take_over
-from integrations.module_tree import exchange
+from integrations.fit.options import DEFAULT_BITS
+from integrations.fit.tables import table
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from integrations.fewbit.steps import StepTable
 from integrations.fewbit.store import END
+from integrations.fit.steps import StepTable
 
 TYPES = (".npz", ".json")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from integrations.common.forward_wrapper import ForwardStandIn
 from integrations.fewbit.calls import FewBitCalls
 from integrations.fewbit.conversion import Calls
-from integrations.stand_in import ForwardStandIn
 
 
 class FewBitForward(ForwardStandIn):

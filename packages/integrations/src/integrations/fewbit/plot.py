@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations.drawing import BLUE, INK, VERMILION, new_figure, plain_axes, write_figure
-from integrations.fewbit.slopes import ScalarFunction, Slope
-from integrations.fewbit.steps import StepTable
+from integrations.common.drawing import BLUE, INK, VERMILION, new_figure, plain_axes, write_figure
+from integrations.fit.slopes import ScalarFunction, Slope
+from integrations.fit.steps import StepTable
 
 _POINTS = 4001
 

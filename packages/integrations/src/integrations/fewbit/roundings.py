@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from integrations.fewbit.catalogue import FUNCTIONS
-from integrations.fewbit.functional.options import Options
 from integrations.fewbit.functional.rounded import rounded
+from integrations.fit.catalogue import FUNCTIONS
+from integrations.fit.options import Options
 
 _INPUTS, _DRAWS = 1 << 14, 256
 

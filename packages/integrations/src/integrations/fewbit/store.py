@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations.fewbit.shipped import SMOOTH, WIDTHS
-from integrations.fewbit.steps import StepTable
-from integrations.fewbit.tables import table
+from integrations.fit.shipped import SMOOTH, WIDTHS
+from integrations.fit.steps import StepTable
+from integrations.fit.tables import table
 
 # FewBit's borders have the ends of its domain around them.
 END = 100.0

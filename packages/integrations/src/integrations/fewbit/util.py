@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from integrations.common.module_tree import exchange, paths_of
 from integrations.fewbit.memory import (
     HookedMemoryUsage,
     estimate_memory_usage,
@@ -18,7 +19,6 @@ from integrations.fewbit.memory import (
     traverse,
 )
 from integrations.fewbit.takeover import take_over
-from integrations.module_tree import exchange, paths_of
 
 __all__ = [
     "HookedMemoryUsage",

@@ -16,8 +16,8 @@ from integrations.forecast.measured import unmeasured
 from integrations.forecast.run import LooksAtElements, forecast
 from integrations.forecast.scaled import scaled
 from integrations.forecast.subject import Subject
-from integrations.levels import LEVELS
 from integrations.report import Report
+from integrations.rules.levels import LEVELS
 
 _WIDTH = 160  # of the tables where there is no terminal
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from actcore import SavedTensor
+from integrations.calls.tensors import storage_of
 from integrations.report.row import Row
 from integrations.report.words import LOSS
-from integrations.saved.calls import CallTracker
-from integrations.saved.records import Record
-from integrations.saved.storage import Storages
-from integrations.saved.tensors import storage_of
 from integrations.step.capturing.loss import Loss, own_loss
+from integrations.storing.records import Record
+from integrations.storing.storage import Storages
+from integrations.watching.tracker import CallTracker
 
 CROSS_ENTROPY = "cross_entropy"
 _WHY = "the loss is computed outside of the model, whose forward alone is compressed"

@@ -19,17 +19,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from integrations.attach import compress_model, compression
+from integrations.calls.tensors import tensors_in
 from integrations.forecast.attention import FusedAttention
 from integrations.forecast.device import OnDevice, forecast_device, needs_gpu
 from integrations.forecast.loss import part_of, require_loss
-from integrations.levels import Level, resolve_level
 from integrations.report import Report
-from integrations.saved.storage import Storages
-from integrations.saved.tensors import tensors_in
+from integrations.rules.levels import Level, resolve_level
 from integrations.step.capturing.loss import Loss
 from integrations.step.capturing.reach import Reach
 from integrations.step.dispatch import indices
 from integrations.step.dispatch.operators import traits_of
+from integrations.storing.storage import Storages
 
 # What torch raises where an operator's result, or its shape, depends on elements.
 _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)

@@ -12,8 +12,8 @@ import torch
 from integrations.attach import compress_model
 from integrations.forecast.run import MEAN, mean_bits, report_of
 from integrations.forecast.subject import Subject
-from integrations.levels import resolve_level
 from integrations.report import Report, Row
+from integrations.rules.levels import resolve_level
 from integrations.step.capturing.loss import Loss
 
 _SMALL = 2

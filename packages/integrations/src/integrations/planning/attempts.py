@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from integrations.common.warn import warn
 from integrations.planning.plan import Plan
 from integrations.step.capturing.capture import NoGradient
 from integrations.step.graphs.sharding import class_of
 from integrations.step.graphs.signature import Signature
-from integrations.warn import warn
 
 _MOST_FAILURES = 8
 """A model that cannot be captured is not tried for every new shape of its inputs."""

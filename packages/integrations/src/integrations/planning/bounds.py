@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from integrations.levels import resolve_level
 from integrations.planning.budget import Budget, bytes_of, require_error, require_ratio
-from integrations.stores import Store
+from integrations.rules.levels import resolve_level
+from integrations.rules.stores import Store
 
 WAYS = ("recompute", "exact", "bits", "slopes", "host")
 """What a plan may do with a value other than keep it as it is: compute it again; store of it exactly what backward

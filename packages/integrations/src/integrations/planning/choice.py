@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from integrations.rules.stores import Store
 from integrations.step.graphs.entries import fields_of, of_type
 from integrations.step.graphs.graph import Graph
 from integrations.step.graphs.schedule import Schedule
-from integrations.stores import Store
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from functools import reduce
 from integrations.planning.menus import Option
 from integrations.planning.solution import Solution
 from integrations.report.words import format_seconds
-from integrations.stores import Store
+from integrations.rules.stores import Store
 
 KEPT, AGAIN, INNER = "kept", "recomputed", "recomputed (inner)"
 """How values wait that have no store: as they are, or not at all; the last is of nested segments."""

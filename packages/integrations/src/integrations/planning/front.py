@@ -10,13 +10,13 @@ from torch import nn
 
 from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.weights import usual_weights
-from integrations.levels import Level
 from integrations.planning.bounds import Bounds
 from integrations.planning.menus import Menus
 from integrations.planning.offered import Weights, menus_of
 from integrations.planning.plan import Plan
 from integrations.planning.savers import Seen
 from integrations.planning.search import Captures, solved
+from integrations.rules.levels import Level
 from integrations.step.capturing.capture import capture
 from integrations.step.capturing.loss import Loss
 from integrations.step.costs.modelled import by

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from actcore import Form
+from integrations.rules.stores import Store
 from integrations.step.graphs.entries import entry_of, fields_of, of_type
-from integrations.stores import Store
 
 
 @dataclass(frozen=True, kw_only=True)

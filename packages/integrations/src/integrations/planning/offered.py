@@ -11,16 +11,16 @@ from actcore import Offload
 from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.saves import Save, final_values
-from integrations.levels import Level
 from integrations.planning.menus import Menus, Option
 from integrations.planning.parts import Part, part_of
 from integrations.planning.savers import Saver, Seen
-from integrations.saved import checkpoints
-from integrations.saved.policy import FixedBits, Policy, policy_of
+from integrations.rules.levels import Level
+from integrations.rules.policy import FixedBits, Policy, policy_of
+from integrations.rules.rules import CHECKPOINT
+from integrations.rules.stores import Store
 from integrations.step.costs.codecs import restore_seconds, store_seconds
 from integrations.step.costs.rates import Rates, Rating
 from integrations.step.graphs.graph import Graph
-from integrations.stores import Store
 
 WIDTHS = (8, 7, 6, 5, 4, 3, 2)
 """Bits an element. One bit adds a noise of five times the value itself, which nothing is worth."""
@@ -76,7 +76,7 @@ def menus_of(
     for number, value in enumerate(graph.values):
         outline = seen.outlines[number]
         role = "input" if number in seen.read and number not in seen.masked and not value.exact else "other"
-        reader = Saver(number, replace(outline, operator=checkpoints.OPERATOR, role=role), 1.0, True)
+        reader = Saver(number, replace(outline, operator=CHECKPOINT, role=role), 1.0, True)
         seen_of = _Value(value.nbytes, savers[number], reader, rating(outline.device.type, outline.dtype))
         free = number in needed and number not in fixed and value.until < last_event
         free = free and value.nbytes >= base.min_bytes

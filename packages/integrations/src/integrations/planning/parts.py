@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Raw
 from integrations.adaptive.weights import noise_of
-from integrations.fewbit.codebook import Codebook
+from integrations.fit.codebook import Codebook
 from integrations.planning.savers import Saver
-from integrations.saved.policy import Decision
-from integrations.saved.rules import Need
-from integrations.saved.slopes import codebook_of
+from integrations.rules.policy import Decision
+from integrations.rules.rules import Need
+from integrations.rules.slopes import codebook_of
 from integrations.step.dispatch.memory import allocated
 
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from integrations.compiling import compiled_module
+from integrations.common.compiling import compiled_module
 from integrations.planning.budget import Budget
 from integrations.planning.plan import Plan
 from integrations.planning.search import Captures, solved

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from integrations.locking import OwnLock
+from integrations.common.locking import OwnLock
+from integrations.common.warn import warn
 from integrations.planning.attempts import Attempts
 from integrations.planning.bounds import EIGHT_BITS
 from integrations.planning.plan import Plan
@@ -18,7 +19,6 @@ from integrations.step.capturing.loss import OF_LOSS
 from integrations.step.graphs.schedule import Schedule
 from integrations.step.graphs.sharding import distributed, whole_parameters
 from integrations.step.graphs.signature import Signature
-from integrations.warn import warn
 
 Shapes = Literal["replan", "refuse"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
-from integrations.drawing import BLUE, FAINT, INK, VERMILION, new_figure, plain_axes, write_figure
+from integrations.common.drawing import BLUE, FAINT, INK, VERMILION, new_figure, plain_axes, write_figure
 from integrations.planning.solution import Solution
 
 

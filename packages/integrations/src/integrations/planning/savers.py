@@ -12,18 +12,18 @@ from torch import Tensor
 
 from actcore import Raw, SavedTensor
 from integrations.adaptive.saves import Saves
-from integrations.fewbit.codebook import Codebook
-from integrations.saved import attention
-from integrations.saved.arguments import index_codec, two_valued
-from integrations.saved.call import Call
-from integrations.saved.calls import CallTracker
-from integrations.saved.choice import packable
-from integrations.saved.forms import window_indices
-from integrations.saved.masks import may_be_masked
-from integrations.saved.rules import RULES, Need
-from integrations.saved.slopes import activation_of, has_slope
-from integrations.saved.tensors import storage_of
+from integrations.calls import attention
+from integrations.calls.call import Call
+from integrations.calls.masks import may_be_masked
+from integrations.calls.tensors import storage_of
+from integrations.fit.codebook import Codebook
+from integrations.rules.arguments import index_codec, two_valued
+from integrations.rules.rules import RULES, Need
+from integrations.rules.slopes import activation_of, has_slope
 from integrations.step.capturing.recorder import Recorder
+from integrations.storing.choice import packable
+from integrations.storing.forms import window_indices
+from integrations.watching.tracker import CallTracker
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from time import perf_counter
 from typing import NamedTuple
 
 from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan, simulate
-from integrations.levels import Level
 from integrations.planning.bounds import Bounds
 from integrations.planning.choice import Choice, mask_of
 from integrations.planning.menus import Menus
 from integrations.planning.paper import paper_segments
 from integrations.planning.problem import training_step
 from integrations.planning.solution import Found, Objective, Solution
+from integrations.rules.levels import Level
+from integrations.rules.stores import Store
 from integrations.step.graphs.graph import Graph
-from integrations.stores import Store
 
 _MOST_AT_LEVEL = 48
 """Plans of each search that are simulated as a level stores them."""

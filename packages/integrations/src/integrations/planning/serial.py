@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from integrations.levels import Level
 from integrations.planning.bounds import AGAIN, Bounds
 from integrations.planning.choice import Choice
 from integrations.planning.menus import Menus
 from integrations.planning.noted import note_accumulating, noted
 from integrations.planning.problem import training_step
 from integrations.planning.solution import Found, Solution
+from integrations.rules.levels import Level
 from integrations.step.graphs.entries import complete, entry_of, fields_of, loaded, of_format
 from integrations.step.graphs.graph import Graph
 

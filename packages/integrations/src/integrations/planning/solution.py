@@ -9,17 +9,17 @@ from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
 from actcore import simulate
-from integrations.levels import Level
 from integrations.planning.bounds import AGAIN, Bounds
 from integrations.planning.budget import Budget
 from integrations.planning.choice import Choice
 from integrations.planning.menus import Menus
 from integrations.planning.planned_segments import PlannedSegment, planned_segments
 from integrations.planning.problem import training_step
+from integrations.rules.levels import Level
+from integrations.rules.stores import Store
 from integrations.step.capturing.loss import Loss
 from integrations.step.graphs.graph import Graph
 from integrations.step.graphs.schedule import Schedule
-from integrations.stores import Store
 
 Objective = Literal["peak", "paper"]
 

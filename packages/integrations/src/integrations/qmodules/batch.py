@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from integrations.common.warn import warn
 from integrations.qmodules.config import config
-from integrations.warn import warn
 
 
 class Batch:

@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from integrations.exchanged import exchanged_lines
-from integrations.module_tree import exchange
+from integrations.common.exchanged import exchanged_lines
+from integrations.common.module_tree import exchange
+from integrations.common.warn import warn
 from integrations.qmodules import layers
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
-from integrations.warn import warn
 
 Model = TypeVar("Model", bound=nn.Module)
 

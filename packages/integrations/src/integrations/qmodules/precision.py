@@ -22,8 +22,8 @@ from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme
 from integrations.qmodules.sharing import packed
-from integrations.saved.norms import Normalizer
-from integrations.saved.standardizing import CHANNELS
+from integrations.rules.norms import Normalizer
+from integrations.rules.standardizing import CHANNELS
 
 Kind = Literal["linear", "norm", "other"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
-from integrations.saved.norms import OfChannels
+from integrations.rules.norms import OfChannels
 
 
 @dataclass(frozen=True)

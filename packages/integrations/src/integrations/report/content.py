@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from integrations.report.row import Row
 from integrations.report.words import IT_TAKES, NOTHING_LEFT, format_bytes
-from integrations.saved.records import RECOMPUTED
+from integrations.storing.records import RECOMPUTED
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from integrations.saved.records import Record
+from integrations.storing.records import Record
 
 
 @dataclass(frozen=True)

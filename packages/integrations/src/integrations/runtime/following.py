@@ -10,27 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from integrations.levels import Level
+from integrations.common.warn import warn
 from integrations.planning.bounds import EIGHT_BITS
 from integrations.planning.plan import Plan
 from integrations.planning.plans import Followed, Plans
+from integrations.rules.levels import Level
+from integrations.rules.stores import Store
+from integrations.runtime.fates import Fate
 from integrations.runtime.repeating.keeping import Exactly, Packed
 from integrations.runtime.repeating.repeating import aside
 from integrations.runtime.repeating.segments import Results
 from integrations.runtime.repeating.tape import UNPLANNED, Tape
-from integrations.saved.regions import View
-from integrations.saved.ways import Fate, Way, exactly, in_eight_bits, kept, way_of
 from integrations.step.dispatch.casts import fresh_casts
 from integrations.step.dispatch.memory import Geometry, is_plain
 from integrations.step.dispatch.versions import unseen
 from integrations.step.graphs.schedule import Schedule
 from integrations.step.graphs.sharding import hooks_unseen, units_of
-from integrations.stores import Store
-from integrations.warn import warn
+from integrations.storing.regions import View
+from integrations.storing.ways import Way, exactly, in_eight_bits, kept, way_of
 
 if TYPE_CHECKING:
-    from integrations.saved.session import Session
-    from integrations.saved.site import Site
+    from integrations.runtime.session import Session
+    from integrations.runtime.site import Site
 
 _DECIDED = "a mask was made by it, or the like, and goes with no other: kept exactly"
 

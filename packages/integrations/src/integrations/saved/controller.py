@@ -14,12 +14,12 @@ import actcore
 
 # The package, not its names: it imports this module while it is being imported itself.
 import integrations
-from integrations.levels import Level, resolve_level
-from integrations.unused import SUBJECT, why_unused
-from integrations.warn import warn
+from integrations.common.warn import warn
+from integrations.handle.unused import SUBJECT, why_unused
+from integrations.rules.levels import Level, resolve_level
 
 if TYPE_CHECKING:
-    from integrations.compression import Compression
+    from integrations.handle.compression import Compression
 
 Result = TypeVar("Result")
 

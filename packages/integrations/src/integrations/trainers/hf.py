@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from integrations.compression import Compression
-from integrations.ecosystem import library
+from integrations.common.ecosystem import library
+from integrations.handle.compression import Compression
 from integrations.trainers.training import CompressedTraining, Reported
 
 transformers: Any = library("transformers", "hf")

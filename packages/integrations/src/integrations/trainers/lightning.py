@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from integrations.compression import Compression
-from integrations.ecosystem import library
+from integrations.common.ecosystem import library
 from integrations.fewbit.forward import FewBitForward
+from integrations.handle.compression import Compression
 from integrations.trainers.training import CompressedTraining, Reported
 
 lightning: Any = library("lightning.pytorch", "lightning")

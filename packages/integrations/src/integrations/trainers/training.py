@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from integrations.attach import compress_model, compression, restore_model
-from integrations.compression import Compression
-from integrations.exchanges import Exchanges
-from integrations.levels import resolve_level
+from integrations.handle.compression import Compression
+from integrations.handle.exchanges import Exchanges
+from integrations.handle.recomputing import Asked, level_with, planning_for, require_one
 from integrations.planning.bounds import Bounds
-from integrations.recomputing import Asked, level_with, planning_for, require_one
+from integrations.rules.levels import resolve_level
 
 Reported = bool | str | PathLike[str] | None
 

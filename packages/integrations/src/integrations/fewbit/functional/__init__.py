@@ -12,7 +12,6 @@ from integrations.fewbit.functional.column_rows import linear_crs
 from integrations.fewbit.functional.gates import geglu, glu, reglu, swiglu
 from integrations.fewbit.functional.linear import linear_grp, linear_randomized
 from integrations.fewbit.functional.norms import layer_norm, rms_norm
-from integrations.fewbit.functional.options import Options
 from integrations.fewbit.functional.piecewise import (
     hardshrink,
     hardsigmoid,
@@ -42,6 +41,7 @@ from integrations.fewbit.functional.smooth import (
 )
 from integrations.fewbit.functional.stepwise import stepwise
 from integrations.fewbit.gradients import GradientStorage, catch_gradients
+from integrations.fit.options import Options
 
 __all__ = [
     "GradientStorage",

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 import actcore
-from integrations.fewbit.apart import fitted_apart
-from integrations.fewbit.fit import approximate
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
-from integrations.fewbit.steps import LevelTable, StepTable
+from integrations.fit.apart import fitted_apart
+from integrations.fit.fitting import approximate
+from integrations.fit.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
+from integrations.fit.steps import LevelTable, StepTable
 
 ScalarFunction = Callable[[Tensor], Tensor]
 

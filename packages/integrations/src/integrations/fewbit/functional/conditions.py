@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import actcore
-from integrations.plain import PLAIN
+from integrations.common.plain import PLAIN
 
 
 def keeps_few_bits(x: Tensor) -> bool:

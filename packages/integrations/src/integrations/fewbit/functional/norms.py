@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actcore.stored import Stored, announce, is_heard
-from integrations.autocast import is_available, is_known
+from integrations.common.autocast import is_available, is_known
+from integrations.common.norm_statistics import mean_of, rms_product
+from integrations.common.plain import PLAIN
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform
-from integrations.norm_statistics import mean_of, rms_product
-from integrations.plain import PLAIN
 
 
 def layer_norm(

@@ -8,20 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actcore
-from integrations.autocast import in_float32
-from integrations.fewbit.catalogue import FUNCTIONS
+from integrations.common.autocast import in_float32
+from integrations.common.in_place import placed
 from integrations.fewbit.functional.conditions import keeps_few_bits, numbers
-from integrations.fewbit.functional.options import (
-    DEFAULT_BITS,
-    Options,
-    Steps,
-    check_keywords,
-    constant,
-    steps_of,
-    user_steps,
-)
-from integrations.fewbit.tables import level_table, table
-from integrations.in_place import placed
+from integrations.fit.catalogue import FUNCTIONS
+from integrations.fit.options import DEFAULT_BITS, Options, Steps, check_keywords, constant, steps_of, user_steps
+from integrations.fit.tables import level_table, table
 
 # The operators that autocast may know among those that a function is made of.
 _AUTOCAST: Mapping[str, str] = {"softplus": "aten::softplus", "squared_relu": "aten::pow.Tensor_Scalar"}

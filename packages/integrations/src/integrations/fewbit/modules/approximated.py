@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from integrations.fewbit.functional.activation import activation
-from integrations.fewbit.functional.options import Rounding
-from integrations.fewbit.tables import level_table, table
 from integrations.fewbit.takeover import remembered
+from integrations.fit.options import Rounding
+from integrations.fit.tables import level_table, table
 
 
 class Approximated(nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from integrations.fewbit.functional.options import DEFAULT_BITS, Options, check_options
-from integrations.fewbit.steps import StepTable
+from integrations.fit.options import DEFAULT_BITS, Options, check_options
+from integrations.fit.steps import StepTable
 
 
 class FewBitActivation(nn.Module):

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from integrations.fewbit.fit import approximate
 from integrations.fewbit.functional.activation import ScalarFunction, activation, check_arguments
-from integrations.fewbit.functional.options import DEFAULT_BITS, Rounding
 from integrations.fewbit.functional.stepwise import Numbers, piecewise_linear, step_table
-from integrations.fewbit.steps import LevelTable, StepTable
+from integrations.fit.fitting import approximate
+from integrations.fit.options import DEFAULT_BITS, Rounding
+from integrations.fit.steps import LevelTable, StepTable
 
 
 class Activation(nn.Module):

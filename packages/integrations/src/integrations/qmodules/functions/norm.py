@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
-from integrations.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
+from integrations.common.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
 from integrations.qmodules.functions.saving import Saving
 
 

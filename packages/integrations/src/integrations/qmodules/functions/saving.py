@@ -12,7 +12,7 @@ import actcore
 from actcore.stored import Absent, Stored, announce, is_heard
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.sharing import once
-from integrations.saved.norms import OfChannels
+from integrations.rules.norms import OfChannels
 
 
 @dataclass(frozen=True)

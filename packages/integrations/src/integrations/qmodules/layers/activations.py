@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations.fewbit.tables import table
-from integrations.in_place import placed
+from integrations.common.in_place import placed
+from integrations.fit.tables import table
 from integrations.qmodules.layers.base import QLayer
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations.plain import PLAIN
+from integrations.common.plain import PLAIN
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.leaf import leaf

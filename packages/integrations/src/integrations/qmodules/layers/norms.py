@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from integrations.autocast import in_float32
+from integrations.common.autocast import in_float32
 from integrations.qmodules.functions.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
-from integrations.saved.norms import FEW
+from integrations.rules.norms import FEW
 
 
 class AnyBatchNorm(QLayer):

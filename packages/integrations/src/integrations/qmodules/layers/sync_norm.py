@@ -14,7 +14,7 @@ import actcore
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.functions.sync_norm import SyncBatchNorm
 from integrations.qmodules.layers.norms import AnyBatchNorm
-from integrations.saved.norms import FEW
+from integrations.rules.norms import FEW
 
 
 class QSyncBatchNorm(AnyBatchNorm, _BatchNorm):

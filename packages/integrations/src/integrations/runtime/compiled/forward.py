@@ -21,10 +21,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from integrations.compiling import left_to_python, own_frame, without_dynamo
-from integrations.in_model import ModelRef
+from integrations.common.compiling import left_to_python, own_frame, without_dynamo
+from integrations.common.in_model import ModelRef
+from integrations.common.warn import warn
 from integrations.planning.plan import Plan
-from integrations.warn import warn
 
 
 class Compiled:

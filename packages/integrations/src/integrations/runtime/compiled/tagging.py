@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from actcore import Kept
+from integrations.common.warn import warn
 from integrations.planning.plan import Plan
+from integrations.rules.stores import NODE_KEY
 from integrations.runtime.compiled.matching import Operator, Shape, match
 from integrations.step.dispatch.memory import tensors_of
 from integrations.step.dispatch.operators import traits_of
-from integrations.stores import NODE_KEY
-from integrations.warn import warn
 
 _AGAIN = CheckpointPolicy.MUST_RECOMPUTE
 

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actcore.replay import bind_tape, followed
-from integrations.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
+from integrations.common.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 from integrations.runtime.repeating.calls import Call, Elsewhere, Held, Reference, Scratch
 from integrations.runtime.repeating.keeping import Exactly, Keeping, Later
 from integrations.runtime.repeating.repeating import drawing, here, require_no_plan

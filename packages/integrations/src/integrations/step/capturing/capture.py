@@ -15,9 +15,9 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from integrations.plain import PLAIN
-from integrations.saved.modules import ModulePaths
-from integrations.saved.tensors import tensors_in
+from integrations.calls.tensors import tensors_in
+from integrations.common.modules import ModulePaths
+from integrations.common.plain import PLAIN
 from integrations.step.capturing.loss import Differentiated, Loss, differentiated
 from integrations.step.capturing.recorder import Recorder
 from integrations.step.capturing.recording import Recording

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from integrations.saved.history import MOST_NODES
-from integrations.saved.tensors import tensors_in
+from integrations.calls.history import MOST_NODES
+from integrations.calls.tensors import tensors_in
 
 Loss = Callable[[Any], Any]
 """From what the model returns to what is differentiated: one of its tensors, several, or a loss computed of them."""

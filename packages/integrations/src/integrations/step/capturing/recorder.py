@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actcore import SavedTensor
-from integrations.saved.modules import ModulePaths
+from integrations.common.modules import ModulePaths
 from integrations.step.capturing.backward import Backward
 from integrations.step.capturing.contents import Contents
 from integrations.step.capturing.fake_strides import as_on_device

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from integrations.random_states import random_states
+from integrations.common.random_states import random_states
 from integrations.step.capturing.reach import Reach
 from integrations.step.dispatch.memory import is_plain
 

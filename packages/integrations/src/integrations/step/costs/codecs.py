@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Positive, Raw
-from integrations.fewbit.codebook import Codebook
+from integrations.fit.codebook import Codebook
 from integrations.step.costs.rates import Line, Rates
 
 GROUPS, MASK = "groups", "mask"

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from integrations.common.warn import warn
 from integrations.step.costs import repeated
 from integrations.step.costs.calls import Call
 from integrations.step.costs.modelled import Cost, modelled
 from integrations.step.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, setting
-from integrations.warn import warn
 
 _SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"  # its folder stays off sys.path
 

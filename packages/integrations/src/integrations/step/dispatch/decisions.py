@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from integrations.jumps import JUMPING, OF_SHAPES, may_jump_unseen
+from integrations.common.jumps import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.step.dispatch.memory import tensors_of
 
 

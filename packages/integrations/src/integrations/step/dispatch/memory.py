@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from integrations.plain import PLAIN
-from integrations.storages import StorageMap
+from integrations.common.plain import PLAIN
+from integrations.common.storages import StorageMap
 
 _STRIDED = torch.strided
 _CUDA_BLOCK = 512  # bytes: kMinBlockSize of torch's CUDACachingAllocator

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from integrations.rules.stores import Store
 from integrations.step.graphs.graph import Graph
 from integrations.step.graphs.sharding import within_units
-from integrations.stores import Store
 
 
 @dataclass(frozen=True, slots=True)

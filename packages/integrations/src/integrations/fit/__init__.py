@@ -1,0 +1,1 @@
+"""Step tables: derivatives of activations in few bits, fitted, shipped, and as codecs (FewBit)."""

@@ -1,0 +1,129 @@
+"""``Codebook``: what an activation saves, stored as the few bits that tell its derivative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actcore import FLOATS, Compressed, Layout
+from integrations.fit.catalogue import FUNCTIONS
+from integrations.fit.noise import slope_noise
+from integrations.fit.options import constant
+from integrations.fit.representatives import Representatives, representatives
+from integrations.fit.slopes import numbers_of
+from integrations.fit.tables import table
+
+_STRETCH = 1024  # elements that share a byte which tells whether one of them is not finite
+# Elements that are restored at once, at the least, and the parts that a tensor is restored in, at the most: what that
+# takes beside the tensor is two such parts.
+_PART, _PARTS = 1 << 18, 16
+
+# The deviation of inputs for which noise is told where nothing of them is known: activations of an untrained ViT get
+# 0.3, and those of trained ones 1 to 2, where there is less of it.
+_SPREAD = 0.5
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """Stores the index of the interval that each element is in, and restores an element with that interval's slope.
+
+    A codec for what torch's own activation saves for backward: its gradient becomes that of "Few-bit backward" (Novikov
+    et al., ICML 2023), whichever layer or library calls the activation. The restored tensor is of use for that alone.
+
+    * where an element is NaN or infinite, it and those of its stretch of 1024 in memory order are restored as NaN;
+    * nothing is drawn: seed and stream do not matter;
+    * the second derivative at the restored elements means nothing.
+
+    The stored form takes ``ceil(bits * n / 8)`` bytes and one for each 1024 elements.
+
+    Args:
+        function: a smooth one of ``FUNCTIONS``.
+        bits: 1 to 8.
+        parameters: in torch's order; empty for the defaults.
+        weight: as for ``table``.
+        result: whether the result is saved, as torch does of sigmoid and tanh, and not the input.
+    """
+
+    function: str
+    bits: int = 3
+    parameters: tuple[float, ...] = ()
+    weight: str = "uniform"
+    result: bool = False
+
+    def __post_init__(self) -> None:
+        parameters = numbers_of(self.parameters)
+        table(self.function, self.bits, parameters, self.weight)  # raises for what it does not know
+        object.__setattr__(self, "parameters", parameters or tuple(FUNCTIONS[self.function].defaults.values()))
+
+    def stored_bytes(self, numel: int) -> int:
+        """Bytes of the payload for ``numel`` stored elements."""
+        return -(-numel * self.bits // 8) + -(-numel // _STRETCH)
+
+    @property
+    def noise(self) -> float:
+        """The noise on what is stored that would do the gradient the same harm (``slope_noise``), of a usual input."""
+        return slope_noise(self.function, self.bits, self.parameters, self.weight, _SPREAD)
+
+    def representatives(self, dtype: torch.dtype) -> Representatives | None:
+        """The steps of what is saved, and an element for each; ``None`` where there are none in this dtype."""
+        return representatives(self.function, self.bits, self.parameters, self.weight, self.result, dtype)
+
+    def compress(self, tensor: Tensor, *, seed: int | Tensor = 0, stream: int | Tensor = 0) -> Compressed:
+        """``Float["..."] -> (codes: UInt8[ceil(bits*n/8) + ceil(n/1024)],)``.
+
+        Raises:
+            TypeError: the tensor is not of a dtype of ``actcore.FLOATS``.
+            ValueError: torch's backward of the function reads something else, or a level is no slope in that dtype.
+        """
+        if tensor.dtype not in FLOATS:
+            raise TypeError(f"{self!r} takes floating-point numbers, got {tensor.dtype}; keep the tensor as it is")
+        found = self._representatives(tensor.dtype)
+        elements = Layout.of(tensor).flatten(tensor.detach())
+        codes = torch.ops.actcore.stepwise_codes(
+            elements, constant(found.boundaries, elements), self.bits, found.even, "nonfinite"
+        )
+        return Compressed.of(self, tensor, [codes])
+
+    def decompress(self, compressed: Compressed) -> Tensor:
+        """A tensor at which the activation's own backward has the levels for a derivative."""
+        [codes] = compressed.payload
+        numel, dtype = compressed.layout.stored_numel, compressed.dtype
+        found = self._representatives(dtype)
+        if codes.numel() != self.stored_bytes(numel):
+            raise ValueError(
+                f"the payload of {compressed!r} must hold {self.stored_bytes(numel)} bytes, got {codes.numel()}; it is "
+                "damaged or truncated: store the tensor again"
+            )
+        part = max(_PART, -(-numel // (_PARTS * _STRETCH)) * _STRETCH)
+        ones = codes.new_ones(min(part, numel), dtype=dtype)
+        elements = constant(found.elements, ones)
+        if numel <= part:
+            flat = torch.ops.actcore.stepwise_backward(ones, codes, elements, self.bits, True)
+            return compressed.layout.restore(flat)
+        flat = codes.new_empty(numel, dtype=dtype)
+        guards = -(-numel * self.bits // 8)
+        for begin in range(0, numel, part):
+            end = min(begin + part, numel)
+            own = torch.cat(
+                [
+                    codes[begin * self.bits // 8 : -(-end * self.bits // 8)],
+                    codes[guards + begin // _STRETCH : guards + -(-end // _STRETCH)],
+                ]
+            )
+            flat[begin:end] = torch.ops.actcore.stepwise_backward(ones[: end - begin], own, elements, self.bits, True)
+        return compressed.layout.restore(flat)
+
+    def __str__(self) -> str:
+        return f"{self.bits}-bit derivative"
+
+    def _representatives(self, dtype: torch.dtype) -> Representatives:
+        found = self.representatives(dtype)
+        if found is None:
+            what = "result" if self.result else "input"
+            raise ValueError(
+                f"{self!r} must have levels that torch's own backward of {self.function} attains by its {what} in "
+                f"{dtype}, and has not; fewbit.functional.{self.function} has them by a layer of its own"
+            )
+        return found

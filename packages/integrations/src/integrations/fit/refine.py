@@ -1,0 +1,77 @@
+"""From the best boundaries on a grid to the best ones beside them: Lloyd's rounds on the line itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from integrations.fit.objective import Objective
+
+_ROUNDS = 40
+_HALVINGS = 26
+
+# A round that gains less, relative to the error, is the last one.
+_GAIN = 1e-7
+
+
+def score(objective: Objective, edges: Tensor, boundaries: Tensor) -> tuple[Tensor, float]:
+    """The best level of each interval between boundaries, and the error with these: ``Float64["boundaries+1"]``.
+
+    An interval that has no weight gets the plain mean of the derivative.
+    """
+    merged = torch.cat([edges, boundaries]).sort().values
+    merged = torch.cat([merged[:1], merged[1:][merged.diff() > 0]])
+    x, slope, weight = objective.nodes(merged)
+    piece = torch.bucketize(x, boundaries)
+    zeros = boundaries.new_zeros(len(boundaries) + 1)
+
+    def summed(terms: Tensor) -> Tensor:
+        return zeros.index_add(0, piece.flatten(), terms.flatten())
+
+    mass = summed(weight)
+    plain = summed(slope) / summed(torch.ones_like(slope))
+    levels = torch.where(mass > 0, summed(weight * slope) / mass, plain)
+    return levels, float((weight * (slope - levels[piece]).square()).sum())
+
+
+def refine(objective: Objective, edges: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Moves boundaries to where their two levels are equally far from the derivative, in rounds with the levels.
+
+    Each round takes the error down (Lloyd, "Least squares quantization in PCM", 1982), until it gains nothing any more.
+    The best boundaries found are returned, with their levels and error: none is worse than the ones given.
+    """
+    levels, error = score(objective, edges, boundaries)
+    best = boundaries, levels, error
+    for _ in range(_ROUNDS if len(boundaries) else 0):
+        boundaries = _moved(objective, boundaries, levels)
+        levels, error = score(objective, edges, boundaries)
+        gain = best[2] - error
+        if gain > 0:
+            best = boundaries, levels, error
+        if gain <= _GAIN * best[2]:
+            break
+    return best
+
+
+def _moved(objective: Objective, boundaries: Tensor, levels: Tensor) -> Tensor:
+    """Each boundary at the next place, at most half of the way to its neighbours, where the error turns to grow."""
+    middle, rise = (levels[1:] + levels[:-1]) / 2, (levels[1:] - levels[:-1]).sign()
+
+    def pull(x: Tensor) -> Tensor:
+        # The sign of the error's derivative by the boundary.
+        return rise * (objective.slope(x) - middle)
+
+    ends = torch.cat([boundaries.new_tensor([objective.low]), boundaries, boundaries.new_tensor([objective.high])])
+    gaps = ends.diff() / 2
+    direction = -pull(boundaries).sign()
+    near, far = boundaries, boundaries + torch.where(direction < 0, -gaps[:-1], gaps[1:]) * direction.abs()
+    # Nearer places first, so that it is the next turn that is found where there are several.
+    for part in (1 / 64, 1 / 16, 1 / 4):
+        at = boundaries + (far - boundaries) * part
+        turned = pull(at) * direction >= 0
+        far = torch.where(turned, at, far)
+    for _ in range(_HALVINGS):
+        at = (near + far) / 2
+        onwards = pull(at) * direction < 0
+        near, far = torch.where(onwards, at, near), torch.where(onwards, far, at)
+    return (near + far) / 2

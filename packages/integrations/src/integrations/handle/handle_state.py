@@ -1,0 +1,139 @@
+"""``HandleState``: what is known of a compressed model, for all that its handle is put together from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from actcore import SavedTensor
+from integrations.adaptive.plan import Plan
+from integrations.common.in_model import InModel
+from integrations.common.modules import ModulePaths
+from integrations.common.warn import warn
+from integrations.handle.keeping import with_kept
+from integrations.handle.recomputing import Recomputing
+from integrations.rules.levels import Level
+from integrations.runtime.recipes import PlannedRecipes
+from integrations.runtime.session import Session
+from integrations.runtime.timed import TimedSession
+from integrations.storing.records import Record
+
+
+class HandleState(InModel, ABC):
+    """A model's level, its plan, and what its forwards have left.
+
+    Attributes:
+        level_name: the level's name.
+        level: the level, options applied.
+        step: forwards compressed so far; each draws noise of its own.
+        strict: whether a forward that compression makes no smaller raises, rather than warns once.
+        closed: whether the model was restored; a forward that somebody still holds is the plain one then.
+        recomputing: what backward makes again; ``None`` where it makes nothing.
+        recipes: what is known of the tensors that its forwards save.
+        redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
+        records: of the last forward, or the one that runs.
+        sessions: by thread, while a forward runs.
+        paths: of the model's modules.
+        paused: while an exact gradient is taken for comparison.
+        timed: forwards of a step that is measured, while it runs; else ``None``.
+    """
+
+    def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
+        super().__init__(model)
+        self.level_name = level_name
+        self.level = level
+        self.strict = strict
+        self.step = 0
+        self.closed = self.paused = False
+        self.redraw: Callable[[SavedTensor], int] | None = None
+        self.recomputing: Recomputing | None = None
+        self.recipes = PlannedRecipes()
+        self.records: list[Record] = []
+        self.timed: list[TimedSession] | None = None
+        self.sessions: dict[int, Session] = {}
+        self.paths = ModulePaths(model)
+        self._trials = 0  # trial runs that are under way
+        self._stores_at: tuple[Level, Level] | None = None
+        self._told: set[str] = set()  # what has been warned of
+
+    @property
+    def stores_at(self) -> Level:
+        """The level, with what is kept named as the model's modules are."""
+        if self._stores_at is None or self._stores_at[0] != self.level:
+            self._stores_at = self.level, with_kept(self.level, self.model)
+        return self._stores_at[1]
+
+    @property
+    def name(self) -> str:
+        """What warnings and errors call it: the model's class and the level."""
+        return f"{type(self.model).__name__} at {self.title}"
+
+    @property
+    def title(self) -> str:
+        """The level with what was changed of it, or the plan where that alone decides how values wait."""
+        if self.recomputing is not None and self.level.off:
+            return self.recomputing.title()
+        return self.level.title(self.level_name)
+
+    @property
+    def off(self) -> bool:
+        """Whether a forward saves what it would save by itself: the level is off, and there is no plan."""
+        return self.level.off and self.recomputing is None
+
+    @property
+    def rounds_by_plan(self) -> bool:
+        """Whether it is the plan that may round what backward reads, and not the level."""
+        return self.level.off and self.recomputing is not None and self.recomputing.rounds
+
+    def warn_once(self, subject: str, message: str) -> None:
+        """Warns, unless this handle has warned of the subject before."""
+        if subject not in self._told:
+            self._told.add(subject)
+            self.warn(message)
+
+    def warn(self, message: str) -> None:
+        """Warns."""
+        warn(message)
+
+    @property
+    def running(self) -> bool:
+        """Whether a forward of the model is being compressed, in whichever thread."""
+        return bool(self.sessions)
+
+    @property
+    def in_trial(self) -> bool:
+        """Whether forwards that start now are no steps of the training."""
+        return bool(self._trials)
+
+    @contextmanager
+    def trial_run(self) -> Iterator[None]:
+        """A block whose forwards are no steps of the training: nothing is monitored, and the step comes back."""
+        step = self.step
+        self._trials += 1
+        try:
+            yield
+        finally:
+            self._trials -= 1
+            self.step = step
+
+    @property
+    @abstractmethod
+    def in_blocks(self) -> bool:
+        """Whether a forward is a block, with its backward in it or after it."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan | None:
+        """The plan in force at an adaptive level."""
+
+    @property
+    @abstractmethod
+    def obstacle(self) -> str:
+        """Why an adaptive level cannot make a plan; empty where it can."""
+
+    @obstacle.setter
+    @abstractmethod
+    def obstacle(self, why: str) -> None: ...

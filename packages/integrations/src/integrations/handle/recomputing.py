@@ -1,0 +1,375 @@
+"""``Recomputing``: a compressed model's plan of how values wait for backward, as it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from actcore import Codec
+from integrations.adaptive.plan import Plan as Allotted
+from integrations.adaptive.ranks import come_together
+from integrations.common.locking import OwnLock
+from integrations.measuring.bounded import Weights, chosen, front_of, with_error_measured
+from integrations.measuring.together import Answer, of_rank_0
+from integrations.planning.attempts import Attempts
+from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.budget import bytes_of
+from integrations.planning.plan import Plan
+from integrations.planning.plans import Plans, Shapes
+from integrations.planning.serial import OfOldLevel
+from integrations.report.words import format_bytes
+from integrations.rules.levels import LEVELS, Level
+from integrations.runtime.compiled.forward import Compiled
+from integrations.runtime.following import Following
+from integrations.step.graphs.fingerprint import fingerprint
+from integrations.step.graphs.sharding import class_of
+from integrations.step.graphs.signature import Signature
+from integrations.storing.ways import through
+
+Asked = str | int | float | Plan | Bounds
+OPTIMAL = "optimal"
+
+
+def level_with(level: str | None, bounds: Bounds | None) -> str:
+    """The name of a model's level, where it may have been left out: with bounds, one at which a plan decides all."""
+    if level is None:
+        return "L1" if bounds is None else "L0"
+    return level
+
+
+def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None:
+    """What ``compress_model`` was asked to plan; ``None`` where it was nothing.
+
+    Raises:
+        TypeError: ``checkpoint`` has the wrong type.
+        ValueError: it is no budget, or was asked for beside bounds.
+    """
+    if checkpoint is None:
+        return bounds
+    if bounds is not None:
+        raise ValueError(
+            "checkpoint must be None beside memory, time, error and stores, whose plan has backward compute again what "
+            f"is worth it, got {checkpoint!r}; memory takes the same budgets"
+        )
+    require_asked(checkpoint)
+    return checkpoint
+
+
+def planning_for(asked: Asked) -> str:
+    """What was asked for, in words that name the arguments."""
+    if isinstance(asked, Bounds):
+        return f"plan({asked})"
+    return "a plan of its own" if isinstance(asked, Plan) else f"checkpoint={asked!r}"
+
+
+def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
+    """What a model at a level is asked to plan.
+
+    Raises:
+        TypeError: ``asked`` has the wrong type.
+        ValueError: it is no budget; or a plan of another model, or for another level.
+    """
+    if not isinstance(asked, Bounds):
+        require_asked(asked)
+    if isinstance(asked, Plan):
+        require_of(asked, model)
+        _require_at(asked, level)
+    return Recomputing(model, asked, level)
+
+
+def _error_of(plan: Plan) -> str:
+    """A plan's error beside its bound, in words; empty for one that rounds nothing."""
+    if plan.compressed or not plan.choice.rounds:
+        return ""
+    found = "not measured" if plan.measured is None else f"measured {plan.measured:.2g}"
+    return f", gradient's error {found} (at most {plan.error:g})"
+
+
+def _require_at(plan: Plan, level: Level) -> None:
+    """Refuses a plan beside a level that stores values in another way than the plan says.
+
+    Raises:
+        ValueError: it would.
+    """
+    if plan.level is not None and plan.level != level:
+        name = next((name for name, known in LEVELS.items() if known == plan.level), None)
+        raise ValueError(
+            f"checkpoint must be a plan for this level, got one for {name or plan.level}, which says how everything is "
+            f"stored; call compress_model with that level{'' if name is None else f', level={name!r},'} and "
+            "checkpoint=plan"
+        )
+    if plan.level is None and plan.menus is not None and not level.off:
+        raise ValueError(
+            "checkpoint must be a plan of integrations.checkpoint.plan beside a level, which says how everything is "
+            "stored, got one that has a store for each value; leave out the level: integrations.apply(model, plan)"
+        )
+
+
+def require_asked(asked: object) -> None:
+    """Refuses what ``compress_model`` does not know as its ``checkpoint``.
+
+    Raises:
+        TypeError: it has the wrong type.
+        ValueError: it is no budget.
+    """
+    if asked == OPTIMAL or isinstance(asked, Plan):
+        return
+    if isinstance(asked, bool) or not isinstance(asked, (str, int, float)):
+        raise TypeError(
+            "checkpoint must be 'optimal', a Plan of integrations.checkpoint.plan, or a budget: bytes as an int, a "
+            f"string such as '4GiB', or a fraction of the plain step's peak; got {asked!r}"
+        )
+    try:
+        bytes_of(asked, 1)
+    except ValueError as error:
+        raise ValueError(f"checkpoint must be 'optimal', a Plan or a budget, and as such: {error}") from None
+
+
+class Recomputing:
+    """How a model's values wait for backward where a plan says so, as it was asked for.
+
+    Args:
+        model, asked, level: as ``compress_model`` was given them.
+        shapes: whether inputs of other shapes are planned for, or refused.
+        codec: as which it stores what a plan keeps and has no store for; ``None``: as the level says.
+
+    Attributes:
+        shapes, codec: as given.
+        compiled: has the forward of the model follow the plan where torch compiles it with what is around it; ``None``
+            where that takes a session, or there is no plan yet.
+        asked: bounds, a plan; or, of what is made again beside a level, ``"optimal"`` or a budget.
+        plans: ``None`` before the first forward that is planned for.
+    """
+
+    def __init__(
+        self, model: nn.Module, asked: Asked, level: Level, shapes: Shapes = "replan", codec: Codec | None = None
+    ) -> None:
+        self.asked = asked
+        self.plans: Plans | None = None
+        self.shapes, self.codec = shapes, codec
+        self._keeps = None if codec is None else through(codec, level)
+        self._attempts = Attempts()
+        self._bits: Allotted | None = None  # for which the plans were made
+        self._asks = isinstance(asked, Bounds)  # the first forward other ranks, no other does
+        self._lock = OwnLock()
+        self.compiled: Compiled | None = None
+        if isinstance(asked, Plan):
+            stores = asked.compressed or asked.menus is not None
+            self.plans = _Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
+            if level.off and not stores:
+                self.compiled = Compiled(model, asked)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The one that was followed last; ``None`` before the first."""
+        return None if self.plans is None else self.plans.followed
+
+    @property
+    def rounds(self) -> bool:
+        """Whether plans may round, where the level does not."""
+        return bool(self._bounds.error) if not isinstance(self.asked, Plan) else self.asked.error > 0
+
+    def following(
+        self,
+        model: nn.Module,
+        level: Level,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bits: Allotted | None = None,
+        compiled: bool = False,
+    ) -> Following | None:
+        """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
+
+        Where an adaptive level has given its tensors other bits than the plan was made for, another is made.
+
+        Args:
+            model: of the forward.
+            level: of the model.
+            args, kwargs: of the forward.
+            bits: of an adaptive level's tensors, by its last measurement.
+            compiled: whether torch compiles the forward.
+
+        Raises:
+            ValueError: no plan keeps to what was asked for; the message names the least that can be had.
+        """
+        self._attempts.start()
+        with self._lock:  # of two threads one plans
+            if self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan)):
+                self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
+                if self.plans is None:
+                    return None
+        followed = self.plans.plan_for(model, args, kwargs)
+        if followed is None:
+            return None
+        alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
+        return Following(model, self.plans, followed, None if alone else level, compiled, self._keeps)
+
+    def _planned(
+        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
+    ) -> Plans | None:
+        """The plans from now on; ``None`` where none can be made. In front of a model's first forward ranks may come
+        together: then rank 0 plans, and all follow its plan."""
+        inputs, bounds = Signature.of(args, kwargs), self._bounds
+        weights = Weights(model, args, kwargs) if bounds.error else None
+
+        def made() -> Plan | None:
+            plan = self._attempts.plan(
+                model, inputs, lambda: front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits)
+            )
+            return None if plan is None else chosen(plan, bounds, model, args, kwargs, weights)
+
+        asks, self._asks = self._asks and self.plans is None, False
+        together = asks and come_together(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
+        try:
+            if together:
+                answer = of_rank_0(lambda: Answer(made(), None if weights is None else weights.found))
+                plan = answer.plan
+                if weights is not None:
+                    weights.close(answer.measurement)
+                if plan is None or fingerprint(model) != plan.graph.fingerprint:
+                    plan = None if answer.ours else made()
+            else:
+                plan = made()
+        except ValueError as error:
+            if self.plans is None:
+                error.add_note(
+                    "The model waits for a plan, and each training forward asks for one again: call "
+                    "integrations.restore_model(model) first, then compress_model with other bounds."
+                )
+                raise
+            return self.plans  # which were within the bounds by the level's average, as others will be again
+        if weights is not None:
+            weights.close()
+        return self.plans if plan is None else _Fronts(plan, level, weights, bits)
+
+    @property
+    def _bounds(self) -> Bounds:
+        """What was asked for; of a plan of what is made again beside a level, in the same words."""
+        if isinstance(self.asked, Bounds):
+            return self.asked
+        assert not isinstance(self.asked, Plan)
+        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=AGAIN)
+
+    def note_returned(self) -> None:
+        """The forward that ``following`` was asked for in this thread has returned."""
+        self._attempts.returned()
+        if self.plans is not None:
+            self.plans.note_returned()
+
+    def in_words(self) -> str:
+        """The plan that was followed last, for a report."""
+        plan = self.plan
+        if plan is None:
+            return "No plan yet of what backward makes again"
+        count = len(plan.segments)
+        peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
+        again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
+        return f"By a plan: {peak}{_error_of(plan)}; backward makes again {again}"
+
+    def title(self) -> str:
+        """What was asked for, for a report."""
+        return planning_for(self.asked)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values only."""
+        asked: Any = None if isinstance(self.asked, Plan) else self.asked
+        plan = None if self.plans is None else self.plans.last
+        return {
+            "asked": asked.content() if isinstance(asked, Bounds) else asked,
+            "plan": None if plan is None else plan.to_json(),
+        }
+
+    @staticmethod
+    def of(state: Mapping[str, Any], model: nn.Module, level: Level, before: Recomputing | None = None) -> Recomputing:
+        """The one that ``state`` is of. What no state holds is as it was ``before``.
+
+        Raises:
+            ValueError: it has another form, or a plan of another model.
+        """
+        if not isinstance(state, Mapping) or set(state) != {"asked", "plan"}:
+            raise ValueError(f"the state's checkpoint must be what state_dict returned, got {state!r:.80}")
+        asked: Any = state["asked"]
+        try:
+            plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        except OfOldLevel as old:  # made again in front of the next forward
+            plan = None
+            asked = (old.budget or OPTIMAL) if asked is None else asked
+        if plan is not None:
+            require_of(plan, model)
+        if isinstance(asked, Mapping):
+            asked = Bounds.of(asked)
+        else:
+            asked = plan if asked is None else asked
+            if not isinstance(asked, Bounds):
+                require_asked(asked)
+        shapes, codec = ("replan", None) if before is None else (before.shapes, before.codec)
+        found = Recomputing(model, asked, level, shapes, codec)
+        if plan is not None and found.plans is None:
+            found.plans = _Fronts(plan, level)
+        return found
+
+
+def require_of(plan: Plan, model: nn.Module) -> None:
+    """Refuses a plan of another model.
+
+    Raises:
+        ValueError: it is.
+    """
+    if fingerprint(model) != plan.graph.fingerprint:
+        raise ValueError(
+            f"the plan must be one of this model: it was made for a {plan.model} whose modules or parameters' shapes "
+            f"differ from those of this {class_of(model).__name__}; integrations.plan makes one, and so does "
+            "compress_model with memory= or checkpoint="
+        )
+
+
+class _Fronts(Plans):
+    """Plans whose values may wait in stores, or are stored as a level says."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        level: Level,
+        weights: Weights | None = None,
+        bits: Allotted | None = None,
+        shapes: Shapes = "replan",
+    ) -> None:
+        super().__init__(plan, shapes)
+        self._level, self._weights, self._bits = level, weights, bits
+
+    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        made = super()._made(model, args, kwargs, real)
+        try:
+            return with_error_measured(made, model, args, kwargs)
+        except ValueError:
+            if not made.is_bounded:
+                raise
+        # The error measures so far above what was predicted that nothing within it keeps to the other bounds.
+        least = with_error_measured(made.within(), model, args, kwargs)
+        self._tell_of_excess(least)
+        return least
+
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        first = self._first
+        bounds = replace(first.bounds, memory=None, time=None)
+        if self._weights is None and bounds.error:
+            self._weights = Weights(model, args, kwargs, first.loss)
+        return front_of(
+            model,
+            self._level,
+            bounds,
+            args,
+            kwargs,
+            real=real,
+            loss=first.loss,
+            holds_outputs=first.graph.holds_outputs,
+            weights=self._weights,
+            bits=self._bits,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without a measurement, which is of the model itself."""
+        return {**self.__dict__, "_weights": None}

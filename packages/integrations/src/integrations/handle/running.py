@@ -1,0 +1,104 @@
+"""``RunningSession``: a session of a handle, while it runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from actcore import current_rank
+from integrations.adaptive.finite import Look
+from integrations.adaptive.plan import Plan
+from integrations.adaptive.planned import PlannedBits
+from integrations.adaptive.probe import Probe
+from integrations.handle.handle_state import HandleState
+from integrations.handle.outcome import judge
+from integrations.handle.unmeasured import judge_measurement
+from integrations.planning.plan import Plan as FollowedPlan
+from integrations.rules.policy import FixedBits, Policy
+from integrations.runtime.compiled.hooks import may_be_replayed
+from integrations.runtime.recipes import Recipes
+from integrations.runtime.repeating.repeating import require_no_plan
+from integrations.runtime.session import Session
+from integrations.runtime.timed import TimedSession
+from integrations.storing.ways import Way
+
+if TYPE_CHECKING:
+    from integrations.runtime.following import Following
+
+
+def recipes_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Recipes:
+    """The handle's recipes, with a plan's bits where there is one; as a way has it, where that is given.
+
+    Args:
+        followed: what the forward follows, the same object in each; ``None`` for nothing.
+    """
+    if way is not None:
+        policy: Policy = way.policy
+    else:
+        fixed = FixedBits(handle.stores_at)
+        policy = fixed if plan is None else PlannedBits(fixed, plan)
+    return handle.recipes.under(policy, followed)
+
+
+class RunningSession:
+    """Registers a session with its handle while it runs, and keeps its records after."""
+
+    def __init__(
+        self,
+        handle: HandleState,
+        step: int,
+        plan: Plan | None,
+        probe: Probe | None,
+        look: Look | None,
+        following: Following | None = None,
+    ) -> None:
+        self._handle, self._probe, self._following = handle, probe, following
+        kind = Session if handle.timed is None else TimedSession
+        way = None if following is None else following.way(handle.stores_at)
+        self._session = kind(
+            handle.model,
+            handle.paths,
+            recipes_under(handle, plan, way, None if following is None else following.schedule),
+            handle.stores_at if way is None else way.level,
+            step,
+            current_rank(),
+            observer=probe,
+            redraw=handle.redraw,
+            look=None if look is None else look.at,
+        )
+        if handle.timed is not None and isinstance(self._session, TimedSession):
+            handle.timed.append(self._session)
+
+    @property
+    def plan(self) -> FollowedPlan | None:
+        """What the forward follows; ``None`` where that is no plan."""
+        return None if self._following is None else self._following.plan
+
+    def __enter__(self) -> Session:
+        require_no_plan()
+        self._before = self._handle.records
+        self._session.__enter__()
+        if self._following is not None:
+            try:
+                self._following.begin(self._session)
+            except BaseException:
+                self._session.__exit__(*sys.exc_info())
+                raise
+        self._handle.sessions[threading.get_ident()] = self._session
+        self._handle.records = self._session.records
+        return self._session
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle.sessions.pop(threading.get_ident(), None)
+        try:
+            if self._following is not None:
+                self._following.end(self._session, complete=error[0] is None)
+        finally:
+            self._session.__exit__(*error)
+        if not self._session.records and may_be_replayed():
+            self._handle.records = self._before  # of the last forward that told
+        elif error[0] is None:
+            if self._probe is not None:
+                judge_measurement(self._handle, self._probe, self._session.records)
+            judge(self._handle, self._session)

@@ -1,0 +1,178 @@
+"""``front_of`` and ``chosen``: from bounds to the plan of a training forward that keeps to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from integrations.adaptive.measurement import Measurement
+from integrations.adaptive.plan import Plan as Allotted
+from integrations.adaptive.saves import Save
+from integrations.adaptive.weights import measured_weights, part_of_bound, usual_weights
+from integrations.measuring.plan_error import measured_error
+from integrations.measuring.sensitivities import sensitivities
+from integrations.measuring.within_error import within_error
+from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.front import planned
+from integrations.planning.menus import Menus
+from integrations.planning.plan import Plan
+from integrations.planning.search import solved_again
+from integrations.rules.levels import Level
+from integrations.step.capturing.loss import Loss
+from integrations.step.costs.calibrating import calibrated
+from integrations.step.costs.rates import constant
+from integrations.step.graphs.graph import Graph
+
+
+class Weights:
+    """How much a noise in each value of a model changes its gradient: by the operators that read it, until a plan
+    rounds something, and then from one step aside.
+
+    Args:
+        model: in training mode.
+        args, kwargs: of its forward.
+        loss: from its output to what backward starts from.
+
+    Attributes:
+        found: the measurement, once there is one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loss: Loss | None = None,
+    ) -> None:
+        self._step: Callable[[], Measurement | None] | None = partial(sensitivities, model, args, kwargs, loss)
+        self.found: Measurement | None = None
+        self._seen: list[tuple[Graph, Sequence[Save]]] = []  # until there is a measurement
+
+    def __call__(self, graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
+        """Of a graph's values, which a capture saw saved so."""
+        if self._step is not None:
+            self._seen.append((graph, tuple(saves)))
+        return usual_weights(graph, saves) if self.found is None else measured_weights(graph, saves, self.found)
+
+    def close(self, found: Measurement | None = None) -> None:
+        """Nothing is measured any more, and inputs are let go.
+
+        Args:
+            found: what another rank has measured.
+        """
+        self._step, self._seen = None, []
+        self.found = self.found if found is None else found
+
+    def measured(self, front: Plan) -> Plan:
+        """The front that follows from a measurement, which is made if there was none; the same one where it cannot be,
+        or where it has followed from that already."""
+        if self._step is None:
+            return front
+        step, self._step = self._step, None  # which holds inputs
+        seen, self._seen = self._seen, []
+        self.found = found = step()
+        if found is None:
+            return front
+
+        def weighted(graph: Graph | None, menus: Menus | None) -> Menus | None:
+            saves = next((saves for known, saves in seen if known is graph), None)
+            if graph is None or menus is None or saves is None:
+                return menus
+            return menus.weighted(measured_weights(graph, saves, found))
+
+        menus = weighted(front.graph, front.menus)
+        return solved_again(front, menus, weighted(front.rounded, front.rounded_menus))
+
+
+def front_of(
+    model: nn.Module,
+    level: Level,
+    bounds: Bounds,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    real: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+    weights: Weights | None = None,
+    bits: Allotted | None = None,
+) -> Plan:
+    """The plan of the least memory for a forward, of all that keep to a bound on the error.
+
+    Args:
+        model: in training mode.
+        level: where it is off, each value waits in the store that is best for it; otherwise all is stored as it says,
+            or made again.
+        bounds: of which those on memory and time are left to ``chosen``.
+        args, kwargs: of the forward.
+        real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
+        weights: of values; ``None``: by the operators.
+        bits: that an adaptive level gives its tensors, once it has measured them.
+    """
+    return planned(
+        model,
+        level,
+        args,
+        kwargs,
+        bounds,
+        real=real,
+        loss=loss,
+        holds_outputs=holds_outputs,
+        weights=usual_weights if weights is None else weights,
+        rating=constant if bounds.stores == AGAIN else calibrated,
+        bits=bits,
+    )
+
+
+def chosen(
+    front: Plan,
+    bounds: Bounds,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    weights: Weights | None,
+) -> Plan:
+    """The best plan of a front within bounds. Where one rounds, or none is within them, sensitivities are measured, and
+    so is the error of the plan that follows, which is planned again where that is further off than it may be.
+
+    Args:
+        front: as ``front_of`` made it.
+        bounds: to keep to.
+        model, args, kwargs, weights: as there.
+
+    Raises:
+        ValueError: no plan keeps to the bounds. The message names the least that there is.
+    """
+    try:
+        plan = within(front, bounds)
+    except ValueError:
+        if weights is None or (found := weights.measured(front)) is front:
+            raise
+    else:
+        rounds = weights is not None and (plan.choice.rounds or plan.accumulating.choice.rounds)
+        found = weights.measured(front) if weights is not None and rounds else front
+    plan = plan if found is front else within(found, bounds)
+    return with_error_measured(plan, model, args, kwargs)
+
+
+def within(front: Plan, bounds: Bounds) -> Plan:
+    """The same, by the error that is predicted.
+
+    Raises:
+        ValueError: as there.
+    """
+    if bounds.memory is None and bounds.time is None:
+        return front
+    return front.within(bounds.memory, bounds.time)
+
+
+def with_error_measured(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """The plan with its error, or another whose error is within the bound. See ``chosen``."""
+    if plan.compressed or plan.error == 0:
+        return plan
+    return within_error(
+        plan, lambda one: measured_error(model, args, kwargs, one, one.loss), part=part_of_bound(plan.graph)
+    )

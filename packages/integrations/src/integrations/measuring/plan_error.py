@@ -1,0 +1,123 @@
+"""``measured_error``: how wrong the gradient is if a forward follows a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actcore import current_rank
+from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
+from integrations.calls.tensors import tensors_in
+from integrations.common.modules import ModulePaths
+from integrations.planning.plan import Plan
+from integrations.planning.plans import Followed, Plans
+from integrations.report.words import format_bytes
+from integrations.rules.levels import LEVELS
+from integrations.rules.policy import FixedBits
+from integrations.runtime.following import Following
+from integrations.runtime.recipes import Recipes
+from integrations.runtime.session import Session
+from integrations.step.capturing.loss import Loss
+
+
+def measured_error(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan, loss: Loss | None = None
+) -> float:
+    """The Euclidean norm of the gradient's error over that of the gradient, in one step with these inputs.
+
+    The step is taken twice, exactly and as planned, with the same dropout. Where memory was asked for, the exact one
+    follows the plan that takes the least and makes gradients as they are, bit for bit. Where there is no room for the
+    exact gradients beside the plan's step, they wait in bfloat16, which adds about 0.002 to the error. The model, its
+    buffers and gradients, and the random generators are as before afterwards.
+
+    Args:
+        model: in training mode.
+        args, kwargs: of its forward, with elements.
+        plan: of the model and these inputs.
+        loss: from the model's output to what backward starts from; ``None``: the loss that it returns, or else
+            normally distributed gradients of what it returns, drawn from a fixed seed.
+
+    Raises:
+        Unmeasured: there are no elements, no gradient, or no room; or the forward is not the plan's.
+        Exception: what the model raises.
+    """
+    step = OneStep(model, args, kwargs, plan.loss if loss is None else loss)
+    step.require_elements()
+    around = None if plan.memory is None else partial(following, plan=_exact(plan))
+    if _has_room_for_all(model, plan):
+        exact = step.gradients(around)
+    else:
+        exact = [None for _ in model.parameters()]
+        step.gradients(around, partial(_take_rounded, exact))
+    difference = Difference(exact)
+    step.gradients(partial(following, plan=plan), difference.take)
+    return difference.relative
+
+
+def _has_room_for_all(model: nn.Module, plan: Plan) -> bool:
+    """Whether the exact gradients can be there as they are, and not in bfloat16, while the plan is followed: beside its
+    peak, which has what is left after a step, the gradients, on top, without more memory than the plain step takes.
+
+    Raises:
+        Unmeasured: there is no room for them in bfloat16.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if plan.peak + sum(parameter.numel() * parameter.element_size() for parameter in trained) <= plan.plain_peak:
+        return True
+    rounded = sum(parameter.numel() * _rounded(parameter.dtype).itemsize for parameter in trained)
+    if plan.peak + rounded > plan.plain_peak:
+        raise Unmeasured(
+            f"a step aside would take more memory than the plain step: {format_bytes(rounded)} of gradients beside "
+            f"the plan's {format_bytes(plan.peak)}, where the plain step has {format_bytes(plan.plain_peak)}"
+        )
+    return False
+
+
+def _take_rounded(into: list[Tensor | None], place: int, found: Tensor) -> None:
+    """A gradient, or a part of one, has come, and waits in bfloat16."""
+    held = into[place]
+    whole = found if held is None else found + held  # which is rounded once
+    into[place] = whole.to(_rounded(found.dtype), copy=held is None)
+
+
+def _rounded(dtype: torch.dtype) -> torch.dtype:
+    """As which a gradient waits."""
+    return torch.bfloat16 if dtype.is_floating_point and dtype.itemsize > torch.bfloat16.itemsize else dtype
+
+
+def _exact(plan: Plan) -> Plan:
+    """The plan of the least peak that rounds nothing."""
+    exact = plan.within(error=0.0) if plan.level is None else plan
+    return exact.choosing(exact.front[0], exact.bounds)
+
+
+class _Strict(Plans):
+    """Plans of a forward that must be as captured."""
+
+    def note_astray(self, followed: Followed, where: str) -> None:
+        raise Unmeasured(f"the forward is not the one that was captured: {where}")
+
+
+@contextmanager
+def following(model: nn.Module, given: Any, plan: Plan) -> Iterator[None]:
+    """A block in which a forward of the model follows a plan, whoever else wants it to follow one."""
+    followed = Followed(plan, plan.schedule, plan.graph.inputs)
+    ahead = Following(model, _Strict(plan, "replan"), followed, plan.level)
+    base = LEVELS["L0"] if plan.level is None else plan.level
+    way = ahead.way(base)
+    policy, level = (FixedBits(base), base) if way is None else (way.policy, way.level)
+    session = Session(model, ModulePaths(model), Recipes(policy), level, 0, current_rank())
+    with session:
+        ahead.begin(session)
+        complete = False
+        try:
+            session.owners.add_inputs(tensors_in(given))
+            yield
+            complete = True
+        finally:
+            ahead.end(session, complete)

@@ -1,0 +1,307 @@
+"""What a compiled region's backward does with a tensor that its forward saves, read off the backward graph.
+
+A compiled region has no torch calls to look at: its forward and its backward are two graphs of aten operators, and the
+partitioner chose what goes from one to the other. A use here is an operator of ``rules`` and the tensor's role in it,
+so that the same table decides as for other models. Only what is recognised has one: anything else is kept exactly.
+
+Backward may compute parts of the forward again from what is saved. What a recomputed value is used for decides then,
+too, at the bits of a product at least; where it decides between two sides, as a ReLU's mask does, rounding may move an
+element to the other side, so it is kept exactly. Of what a plan has repeated from rounded values on purpose, more
+operators are known: products, convolutions and the normalisations of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from torch.fx import Graph, Node
+
+from integrations.rules.aten_attention import QUERY_KEY_VALUE, is_attention, is_remade
+from integrations.rules.aten_nodes import covers, has_same_numbers, hint, is_bool, name_of, number, origin_of, shape_of
+from integrations.rules.standardizing import CHANNELS
+
+
+@dataclass(frozen=True, order=True)
+class Use:
+    """One use of a saved tensor.
+
+    Attributes:
+        operator, role: as ``rules.RULES`` has them; an operator without a rule is kept exactly.
+        name: of the aten operator in the backward graph.
+        statistics: what a normalisation takes its statistics over, as ``norms.Statistics`` has it: the sizes of its
+            input, then the number of groups; empty for any other operator.
+    """
+
+    operator: str
+    role: str
+    name: str
+    statistics: tuple[int, ...] = ()
+
+
+class _Value(Enum):
+    """What a node of the backward graph is to the saved tensor."""
+
+    ITSELF = "the tensor, or a view, copy or cast of it"
+    POSITIVE = "its positive part, which is positive where it is"
+    RECOMPUTED = "a value computed again from it"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SAME = _names(
+    "view _unsafe_view reshape permute transpose t squeeze unsqueeze expand slice select alias detach "
+    "clone contiguous _to_copy convert_element_type unbind split split_with_sizes getitem lift_fresh_copy"
+)
+# Positions of the operands of which the result is a linear function, the other operand being a gradient.
+_PRODUCTS = MappingProxyType(
+    {
+        "mm": (0, 1),
+        "bmm": (0, 1),
+        "mv": (0, 1),
+        "dot": (0, 1),
+        "addmm": (1, 2),
+        "baddbmm": (1, 2),
+        "convolution_backward": (1,),
+    }
+)
+# Positions of value and result, in which backward is linear. It is not in query and key, whose exact softmax's sum it
+# has, if that is not computed again (``compiled_attention``).
+_ATTENTIONS = MappingProxyType(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
+        "_scaled_dot_product_flash_attention_backward": (3, 4),
+        "_scaled_dot_product_cudnn_attention_backward": (3, 4),
+        "_scaled_dot_product_efficient_attention_backward": (3, 5),
+        "_scaled_dot_product_fused_attention_overrideable_backward": (3, 6),
+        "_flash_attention_backward": (3, 4),
+        "_cudnn_attention_backward": (3, 4),
+        "_efficient_attention_backward": (3, 5),
+    }
+)
+# Backward operators: the position of the tensor, and the operator of the forward and the role that it has in a rule.
+_BACKWARDS = MappingProxyType(
+    {
+        "native_batch_norm_backward": (1, "batch_norm", "input"),
+        "cudnn_batch_norm_backward": (0, "batch_norm", "input"),
+        "native_layer_norm_backward": (1, "layer_norm", "input"),
+        "native_group_norm_backward": (1, "group_norm", "input"),
+        "_fused_rms_norm_backward": (1, "rms_norm", "input"),
+        "gelu_backward": (1, "gelu", "input"),
+        "silu_backward": (1, "silu", "input"),
+        "mish_backward": (1, "mish", "input"),
+        "sigmoid_backward": (1, "sigmoid", "result"),
+        "tanh_backward": (1, "tanh", "result"),
+        "_softmax_backward_data": (1, "softmax", "result"),
+        "threshold_backward": (1, "relu", "result"),
+        "leaky_relu_backward": (1, "leaky_relu", "input"),
+        "max_pool2d_with_indices_backward": (1, "max_pool2d", "input"),
+        "max_pool3d_with_indices_backward": (1, "max_pool3d", "input"),
+        "avg_pool2d_backward": (1, "avg_pool2d", "input"),
+        "avg_pool3d_backward": (1, "avg_pool3d", "input"),
+        "_adaptive_avg_pool2d_backward": (1, "adaptive_avg_pool2d", "input"),
+        "_adaptive_avg_pool3d_backward": (1, "adaptive_avg_pool3d", "input"),
+    }
+)
+# Those of one saved operand, which a backend may have decomposed into arithmetic: whatever step of it takes the tensor,
+# the derivative as a whole is what the rule speaks of.
+_DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data")
+# Computed again, they move by a bounded multiple of what the tensor does.
+_SMOOTH = _names("gelu silu mish sigmoid tanh erf")
+_BATCH_NORMS = _names(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
+    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward cudnn_batch_norm_backward"
+)
+_ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
+_ROW_STATISTICS = frozenset((3, 4))  # positions in the backward operators of row norms
+_SUMS = _names("add sub neg")
+# Positions of the operands in which a repetition is linear.
+_REPEATED = MappingProxyType(
+    {
+        "mm": (0, 1),
+        "bmm": (0, 1),
+        "mv": (0, 1),
+        "addmm": (0, 1, 2),
+        "baddbmm": (0, 1, 2),
+        "mul": (0, 1),
+        "convolution": (0,),
+        "native_layer_norm": (0,),
+        "_fused_rms_norm": (0,),
+    }
+)
+_TOO_MANY = 256  # steps that are followed
+
+
+class Backward:
+    """The uses of what the forward graph of a region hands to its backward graph."""
+
+    def __init__(self, forward: Graph, backward: Graph) -> None:
+        made = {node.name for node in forward.nodes}
+        inputs = backward.find_nodes(op="placeholder")
+        self._inputs: dict[str, Node] = {node.name: node for node in inputs}
+        self._gradients = _reached([node for node in inputs if "tangents" in node.name and node.name not in made])
+
+    def uses_of(self, saved: Node, planned: bool = False) -> frozenset[Use]:
+        """The uses of a node of the forward graph, which has the same name in the backward graph.
+
+        Args:
+            saved: the node.
+            planned: whether a plan weighed what is made again from it, and stores it in bits.
+        """
+        start = self._inputs.get(saved.name)
+        if start is None:
+            return frozenset((_unknown("a backward that does not name it"),))
+        found: set[Use] = set()
+        todo, seen = [(start, _Value.ITSELF)], {(start, _Value.ITSELF)}
+        while todo:
+            node, value = todo.pop()
+            for user in node.users:
+                steps = list(_follow(start, node, value, user, self._gradients, planned))
+                found.update(step for step in steps if isinstance(step, Use))
+                for step in steps:
+                    if isinstance(step, _Value) and (user, step) not in seen:
+                        seen.add((user, step))
+                        todo.append((user, step))
+            if len(seen) > _TOO_MANY:
+                found.add(_unknown("a long computation"))
+                break
+        return frozenset(found)
+
+
+def _reached(nodes: list[Node]) -> set[Node]:
+    """What depends on any of the nodes."""
+    found = set(nodes)
+    todo = list(nodes)
+    while todo:
+        for user in todo.pop().users:
+            if user not in found:
+                found.add(user)
+                todo.append(user)
+    return found
+
+
+def _follow(
+    start: Node, node: Node, value: _Value, user: Node, gradients: set[Node], planned: bool
+) -> Iterator[Use | _Value]:
+    """What ``user`` makes of ``node``: uses, and what its own result is to the saved tensor."""
+    name, origin = name_of(user.target), origin_of(user)
+    positions = tuple(index for index, argument in enumerate(user.args) if argument is node)
+    if user.op != "call_function" or not positions or node in user.kwargs.values():
+        yield _unknown(name or "its result")
+    elif user in gradients:
+        yield from _in_gradient(node, value, user, name, positions, planned)
+    elif name in _SAME and positions == (0,):
+        yield value if has_same_numbers(user) else _unknown(name)
+    elif origin in _DECOMPOSED:
+        _, operator, role = _BACKWARDS[origin]
+        yield Use(operator, role, origin)
+        if value is not _Value.ITSELF:
+            yield _product(origin)
+    elif name in ("le", "gt") and positions == (0,) and number(user.args[1]) == 0 and value is not _Value.RECOMPUTED:
+        yield Use("relu", "result", name)
+    elif name == "relu":
+        yield _Value.RECOMPUTED if value is _Value.RECOMPUTED else _Value.POSITIVE
+    elif name == "pow" and positions == (0,) and number(user.args[1]) == 1:
+        yield value
+    elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
+        yield _unknown(f"{name} of what is computed again")
+    elif (is_attention(name) and set(positions) <= {0, 1, 2}) or (
+        planned and len(positions) == 1 and positions[0] in _REPEATED.get(name, ())
+    ):
+        yield _Value.RECOMPUTED
+    elif not covers(node, user):
+        yield _unknown(name)
+    elif origin in _SMOOTH:
+        yield _Value.RECOMPUTED
+    else:
+        yield from _in_arithmetic(start, node, user, name, origin)
+
+
+def _in_gradient(
+    node: Node, value: _Value, user: Node, name: str, positions: tuple[int, ...], planned: bool
+) -> Iterator[Use | _Value]:
+    """A use together with the gradient."""
+    if is_remade(user):
+        yield from _in_attention(value, name, positions)
+    elif set(positions) <= set(_PRODUCTS.get(name, ())):
+        yield Use("linear", "input", name) if value is _Value.ITSELF else _product(name)
+    elif _is_factor(node, user, name, set(positions)) or (
+        planned and name in _ROW_NORMS and value is _Value.RECOMPUTED and set(positions) <= _ROW_STATISTICS
+    ):
+        yield _product(name)
+    elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user, planned):
+        _, operator, role = _BACKWARDS[name]
+        yield Use(operator, role, name, _statistics(name, node, user))
+        if value is not _Value.ITSELF:
+            yield _product(name)
+    else:
+        yield _unknown(name)
+
+
+def _in_attention(value: _Value, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
+    """A use in an attention whose result and sums, which come next among its arguments, are computed again."""
+    for position in positions:
+        if position in QUERY_KEY_VALUE:
+            yield Use("scaled_dot_product_attention", "recomputed", name)
+            if value is not _Value.ITSELF:
+                yield _product(name)
+        elif value is not _Value.RECOMPUTED:
+            yield _unknown(name)
+
+
+def _statistics(name: str, node: Node, user: Node) -> tuple[int, ...]:
+    """Those that the backward operator of a normalisation knows; none for one by running statistics."""
+    if name == "native_group_norm_backward":
+        return (*map(hint, shape_of(node)), hint(user.args[8]))
+    if name == "cudnn_batch_norm_backward" or (name == "native_batch_norm_backward" and user.args[7] is True):
+        return (*map(hint, shape_of(node)), CHANNELS)
+    return ()
+
+
+def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
+    """Whether the node is one factor of a product, and the gradient is in the other."""
+    if name in _ATTENTIONS:
+        return positions <= set(_ATTENTIONS[name])
+    return name in ("mul", "fma") and positions <= {0, 1} and covers(node, user)
+
+
+def _holds(name: str, value: _Value, user: Node, planned: bool) -> bool:
+    """Whether a backward operator's rule holds for its arguments."""
+    if name == "threshold_backward":
+        return number(user.args[2]) == 0 and value is not _Value.RECOMPUTED
+    if name == "leaky_relu_backward":
+        return value is not _Value.RECOMPUTED
+    again = planned and name in _ROW_NORMS
+    return value is _Value.ITSELF or again or not name.endswith("_norm_backward")
+
+
+def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
+    """A step of a forward that backward computes again."""
+    others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
+    numbers = [argument for argument in user.args if number(argument) is not None]
+    # Without a number it is a square, which moves by more than a bounded multiple of what the tensor does.
+    scaled = bool(numbers) and (name == "mul" or (name == "div" and user.args[0] is node))
+    if name in _SUMS or scaled:
+        yield _Value.RECOMPUTED
+    elif name == "mul" and origin in _BATCH_NORMS:
+        yield Use("batch_norm", "input", origin, (*map(hint, shape_of(user)), CHANNELS))
+        yield _Value.RECOMPUTED
+    elif name == "mul" and origin in _ROW_NORMS and shape_of(start)[-1:] == shape_of(user)[-1:]:
+        yield Use("layer_norm", "input", origin)
+        yield _Value.RECOMPUTED
+    elif name == "mul" and others and all(is_bool(other) for other in others):  # dropout
+        yield _Value.RECOMPUTED
+    else:
+        yield _unknown(name)
+
+
+def _product(name: str) -> Use:
+    return Use("mul", "input", name)
+
+
+def _unknown(name: str) -> Use:
+    return Use("", "", name)

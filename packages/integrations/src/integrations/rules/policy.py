@@ -1,0 +1,276 @@
+"""The policy of fixed bits: from a saved tensor's description to its codec, and the reason in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
+from integrations.common.jumps import names
+from integrations.rules.levels import Level
+from integrations.rules.rules import CHECKPOINT, RULES, Need, Rule
+from integrations.rules.slopes import has_slope
+from integrations.rules.stores import Store
+
+# They normalise the last dimensions; the others take statistics over many rows.
+_ROW_NORMS = ("layer_norm", "rms_norm")
+# The option of a level that says how many bits a need takes.
+_BITS = {
+    Need.LINEAR: "bits",
+    Need.PRODUCT: "product_bits",
+    Need.NORM: "norm_bits",
+    Need.SATURATING: "pointwise_bits",
+    Need.BOUNDED: "pointwise_bits",
+    Need.ATTENTION: "attention_bits",
+    Need.RECOMPUTED: "checkpoint_bits",
+}
+# Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
+_JUMPING = ("hardswish",)
+UNKNOWN = "the operator that saves it is unknown"
+# Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
+# save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
+_SMOOTH = names(
+    """lstm gru rnn_tanh lstm_cell gru_cell rnn_tanh_cell sin cos sinh cosh atan asinh erfc logaddexp logcumsumexp
+    mse_loss fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
+    fft_fftn fft_ifftn fft_rfftn fft_irfftn"""
+) | {"pow with another exponent"}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A codec and why it was chosen.
+
+    Attributes:
+        codec: ``None`` for a mask whose two values are only known from its data.
+        why: the reason.
+        form: a need for which the arguments of the call may allow a form of its own; ``codec`` is then that of the
+            values in it, or what is left where they do not.
+        indices: whether these are integers, whose range the arguments of the call may tell.
+        from_forward: whether the forward's own tensor is stored even where a plan has it made again from rounded ones:
+            backward decides by it, by its signs above all, or asks for nothing but its shape, or nobody knows what it
+            asks.
+        normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
+        slope_bits: of the derivative, to store that in the place of an activation's tensor if the arguments of the call
+            allow it (``rules/slopes.py``); all else here is what holds where they do not.
+    """
+
+    codec: Codec | None
+    why: str
+    form: Need | None = None
+    indices: bool = False
+    from_forward: bool = False
+    normalised: bool = False
+    slope_bits: int | None = None
+
+    @property
+    def asks_call(self) -> bool:
+        """Whether the arguments of the call are to be looked at."""
+        return self.indices or self.normalised or self.form is not None or self.slope_bits is not None
+
+
+class Policy(Protocol):
+    """What a session asks for codecs."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+
+
+@dataclass(frozen=True)
+class FixedBits:
+    """A level's policy: a pure function of ``SavedTensor``, the same on every rank and at every step."""
+
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = self._decide(saved)
+        return replace(decision, from_forward=True) if _decides(saved) else decision
+
+    def _decide(self, saved: SavedTensor) -> Decision:
+        if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
+            return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
+        if self.level.bits is None:
+            return Decision(Raw(), "the level quantises nothing")
+        if saved.module in self.level.keep:
+            return Decision(Raw(), "its module is one to keep exactly")
+        if saved.dtype is torch.bool:
+            return Decision(BitMask(), Need.MASK.value)
+        indices = saved.dtype in INTEGERS
+        rule = RULES.get(saved.operator)
+        if saved.operator and rule is None:  # a workspace of bytes, too, such as an LSTM's own
+            return Decision(Raw(), no_rule(saved.operator), indices=indices)
+        if saved.dtype not in FLOATS:
+            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=indices)
+        if rule is None:
+            return Decision(Raw(), UNKNOWN)
+        return self._apply(rule, saved)
+
+    def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
+        need = rule.need(saved.role)
+        if need in _BITS:
+            bits, group_size = self._bits(need), self.level.group_size
+            if bits is None:
+                return Decision(Raw(), f"{_BITS[need]} is None: kept exactly")
+            if need is Need.NORM and saved.operator in _ROW_NORMS:
+                group_size = _row_group(saved, group_size)
+                if not group_size:
+                    return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
+            if saved.operator == "grouped_mm":  # rows beyond its last group hold anything, NaN too, and are not read
+                group_size = _row_group(saved, group_size)
+                if not group_size:
+                    return Decision(Raw(), "rows that may be undefined, and share groups: kept exactly")
+            if need is Need.RECOMPUTED:  # a segment may begin with a normalisation of rows
+                group_size = _row_group(saved, group_size) or group_size
+            form = need if need is Need.SATURATING else None
+            normalised = need is Need.NORM and saved.operator not in _ROW_NORMS
+            return Decision(GroupAffine(bits, group_size), need.value, form, normalised=normalised)
+        if need is Need.SIGN:
+            return Decision(Positive(), need.value)
+        if need is Need.MASK:
+            return Decision(None, need.value)
+        if need in (Need.INSIDE, Need.SHAPE):
+            return Decision(Raw(), need.value, need)
+        return Decision(Raw(), rule.why or need.value)
+
+    def _bits(self, need: Need) -> int | None:
+        """Bits an element for a need; no need gets fewer than linear operators do."""
+        bits, own = self.level.bits, getattr(self.level, _BITS[need])
+        return None if bits is None or own is None else max(bits, own)
+
+
+@dataclass(frozen=True)
+class ExactForms:
+    """The policy of what is not to be rounded: what backward needs less of than the elements, such as signs, masks,
+    shapes and indices, is stored in as few bits as that takes, and all else is kept as it is.
+
+    Attributes:
+        level: says what is small, and what is kept; of its bits nothing.
+    """
+
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
+        if isinstance(decision.codec, GroupAffine):
+            return Decision(
+                Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward
+            )
+        return decision
+
+
+@dataclass(frozen=True)
+class Shared(FixedBits):
+    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
+    for those whose slope jumps where they are clamped. Nor does one have smaller groups than another, so that nothing
+    is stored a second time for the better: those of all suit rows that a normalisation may take."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = super().decide(saved)
+        codec = decision.codec
+        if not isinstance(codec, GroupAffine):
+            return decision
+        if codec.group_size == self.level.group_size or saved.operator == CHECKPOINT:
+            decision = replace(decision, codec=replace(codec, group_size=_shared_group(saved, self.level.group_size)))
+        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
+            return replace(decision, form=None)
+        return decision
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """A policy that stores what an activation saves by its derivative, and all else as another one says.
+
+    Attributes:
+        policy: the other.
+        bits: of the derivative, 1 to 8.
+        level: says what is too small, and which modules are kept exactly.
+    """
+
+    policy: Policy
+    bits: int
+    level: Level
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The other's decision, which holds where the call's arguments allow no codebook."""
+        decision = self.policy.decide(saved)
+        too_small = saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes
+        if too_small or saved.module in self.level.keep or not has_slope(saved):
+            return decision
+        return replace(decision, slope_bits=self.bits)
+
+
+@dataclass(frozen=True, eq=False)
+class Through:
+    """A policy that stores through one codec what another one rounds, and all else as that says.
+
+    Attributes:
+        policy: the other.
+        codec: any of actcore's, or one of the user's. A ``GroupAffine`` says how to round; its bits and groups are in
+            the other's level, so that what is normalised together still shares no group with others.
+    """
+
+    policy: Policy
+    codec: Codec
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The other's decision, with this codec if it rounds."""
+        decision = self.policy.decide(saved)
+        if not isinstance(decision.codec, GroupAffine):
+            return decision
+        if isinstance(self.codec, GroupAffine):
+            return replace(decision, codec=replace(decision.codec, rounding=self.codec.rounding))
+        return replace(decision, codec=self.codec, form=None, normalised=False)
+
+
+def policy_of(store: Store, base: Level) -> Policy:
+    """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
+    ``Store.level``."""
+    level = store.level(base)
+    policy = ExactForms(level) if store.bits is None else Shared(level)
+    return policy if store.slope_bits is None else Slopes(policy, store.slope_bits, level)
+
+
+def _decides(saved: SavedTensor) -> bool:
+    """Whether backward asks of a tensor on which side of a jump its elements are, or may: nobody knows what it asks
+    where there is no rule. Whole numbers and truth values are never made again from rounded values."""
+    rule = RULES.get(saved.operator)
+    if rule is None:
+        return saved.operator not in _SMOOTH and saved.dtype is not torch.bool and saved.dtype not in INTEGERS
+    return saved.role != "" and rule.decides(saved.role)
+
+
+def no_rule(operator: str) -> str:
+    """The reason why what such an operator saves is kept."""
+    return f"no rule for {operator}: kept exactly"
+
+
+def _row_group(saved: SavedTensor, limit: int) -> int:
+    """The largest group of at most ``limit`` elements that no two rows share; 0 where there is none.
+
+    A row of small numbers that shared a group with one of large numbers would be rounded as coarsely, and its
+    normalisation would make that error as large as the others' values.
+    """
+    contiguous = (
+        saved.strides and saved.strides[-1] == 1 and all(step % saved.shape[-1] == 0 for step in saved.strides[:-1])
+    )
+    if not contiguous:
+        return 0
+    return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
+
+
+def _shared_group(saved: SavedTensor, limit: int) -> int:
+    """A group that suits whoever reads the tensor: of one row where rows are what a normalisation may take, as those of
+    sequences are; images have rows, too, which are short and belong together."""
+    rows = _row_group(saved, limit)
+    if 0 < 4 * rows <= limit:
+        # Groups of 32 elements, as rows of 1376 have, take seven times as long, and half as many bytes more at 4 bits.
+        rows = next((size for size in range(limit, 8 * limit + 1, 32) if saved.shape[-1] % size == 0), rows)
+    return rows if rows and (len(saved.shape) <= 3 or 2 * rows >= limit) else limit
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,75 @@
+"""``Store``: how a value waits for backward that a plan neither keeps as it is nor leaves to be computed again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Self
+
+from integrations.rules.levels import Level
+
+NODE_KEY = "actcore_store"
+"""In ``node.meta`` of a graph that torch compiles: the store that a plan has for a node's result; ``None`` where that
+is kept as it is."""
+
+_WORDS = re.compile(r"(?:exact|([1-8]) bits)(?:, ([1-8])-bit derivative)?(, on the host)?")
+
+
+@dataclass(frozen=True, order=True)
+class Store:
+    """What is stored of a value in the place of its elements. ``str(store)`` is its name, ``Store.of`` reads that.
+
+    Operators that save one value may need different things of it, and each gets what it needs: the sign of a ReLU's
+    result is one exact bit whatever ``bits`` says, and the convolution that reads it has its elements in ``bits``.
+
+    Attributes:
+        bits: per element, of what bears rounding. ``None``: nothing is rounded; what backward needs no more of than a
+            sign, a mask, a shape or an index is stored in as few bits as that takes, and all else as it is.
+        slope_bits: per element, of the derivative of an activation that has read it (FewBit), in the place of its
+            input; ``None``: that is stored in ``bits``.
+        host: whether the stored form waits in host memory.
+    """
+
+    bits: int | None = None
+    slope_bits: int | None = None
+    host: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether backward finds what it would have found without the plan, bit for bit."""
+        return self.bits is None and self.slope_bits is None
+
+    def level(self, base: Level) -> Level:
+        """The level that stores everything so; ``base`` says the rest: groups, the smallest size, what is kept."""
+        bits = self.bits
+        if bits is None:
+            return replace(base, adaptive=False, offload=self.host)
+        return replace(
+            base,
+            bits=bits,
+            product_bits=bits,
+            norm_bits=bits,
+            pointwise_bits=bits,
+            attention_bits=bits,
+            checkpoint_bits=bits,
+            adaptive=False,
+            offload=self.host,
+        )
+
+    def __str__(self) -> str:
+        form = "exact" if self.bits is None else f"{self.bits} bits"
+        slope = "" if self.slope_bits is None else f", {self.slope_bits}-bit derivative"
+        return f"{form}{slope}{', on the host' if self.host else ''}"
+
+    @classmethod
+    def of(cls, words: str) -> Self:
+        """The store of that name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = _WORDS.fullmatch(words)
+        if found is None:
+            raise ValueError(f"a store must be named as str(store) does, such as 'exact' or '8 bits', got {words!r}")
+        bits, slope, host = found.groups()
+        return cls(int(bits) if bits else None, int(slope) if slope else None, bool(host))

@@ -1,0 +1,211 @@
+"""What a forward decided of each saved tensor, for the next one to do again without deciding anew.
+
+A forward saves the same tensors in the same order as the one before, in most models. So the ``Site`` of each leads to
+that of the tensor that was saved after it, and of this one the next forward only has to see that it is the same: the
+function that is called and what the tensor is to it, the module that calls it and how many came from there before,
+shape, strides, dtype and device, who keeps the memory alive, and where a tape follows a plan, the value. All that the
+decision follows from is compared, and nothing is taken by its place in the order: that only says with what to compare.
+Where something differs, this tensor goes the full way, which finds or makes its site, and the next is expected to be
+the one that came after that.
+
+``actcore.replay.Replay`` compares, and does what is one call of a codec or none; the rest is left to the session.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from actcore import BitMask, Compressed, GroupAffine, Kept, Narrow, Positive, in_cuda_graph
+from actcore.noise import step_key
+from actcore.replay import Replay, bind_replay
+from integrations.calls.call import Call
+from integrations.common.modules import CALL, innermost
+from integrations.rules.arguments import index_codec
+from integrations.rules.norms import Standardized
+from integrations.rules.standardizing import DECOMPRESS, order_of
+from integrations.runtime.recipes import Place, Recipe
+from integrations.runtime.site import Site, with_kernel
+from integrations.storing.forms import Clamped, Packed, Placeholder
+from integrations.storing.records import RECOMPUTED, Record
+from integrations.storing.regions import Exact, LastRestored, Region, View, lazy_of
+from integrations.storing.storage import Entry
+from integrations.watching.owners import BEFORE
+
+if TYPE_CHECKING:
+    from integrations.runtime.session import Session
+
+FORCED_OFF = os.environ.get("INTEGRATIONS_REPLAY") == "0"
+"""Whether every tensor goes the full way: results are the same, and a test of either is one of both."""
+
+
+class Sites:
+    """The sites of one session: those of the forward before, which it follows, and those that it finds.
+
+    Args:
+        session: whose tensors they are of.
+        watched: whether each tensor is to go the full way, since somebody looks on.
+
+    Attributes:
+        watched: as given.
+        pack: stores a tensor as the forward before has; ``None`` where it has to go the full way.
+    """
+
+    def __init__(self, session: Session, watched: bool) -> None:
+        self._session: Session = weakref.proxy(session)
+        self.watched = watched or FORCED_OFF
+        self._replay: Any = None  # before the first tensor is saved
+        self.pack: Callable[[Tensor], Packed | None] = _nothing if self.watched else self._begin
+
+    def end(self) -> None:
+        """The session is left. What it has in C leads back to it."""
+        self.watched, self._replay, self.pack = True, None, _nothing
+
+    def site_of(
+        self,
+        recipe: Recipe,
+        place: Place,
+        occurrence: int,
+        call: Call | None,
+        owner: str,
+        storage: torch.UntypedStorage,
+    ) -> Site | None:
+        """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` where none is asked
+        for."""
+        if self._replay is None:
+            return None
+        session, site = self._session, recipe.site
+        fates, value = session.fates, None
+        if fates is not None and fates.values is not None:
+            value = fates.values.get(storage._cdata)
+        elif fates is not None:  # only sites know the values
+            if site is None or not site.is_of(call, owner, site.value):
+                return None
+            value = site.value
+        if site is None or site.form is None or not site.is_of(call, owner, value):
+            site = Site(recipe, place, occurrence, call, owner)
+            site.value = value
+            caller = innermost()
+            site.caller = None if caller is None or session.paths.path_of(caller) != place[0] else weakref.ref(caller)
+        return site
+
+    def note(
+        self, site: Site, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None, packed: Packed
+    ) -> None:
+        """A tensor went the full way: the next one is expected to be the one that came after this."""
+        session = self._session
+        entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
+        if entry is not None and call is not None:
+            record, fate = session.records[-1], None if session.fates is None else session.fates.of(tensor, site)
+            if fate is not None and fate.again is not None:
+                if record.codec == RECOMPUTED and not fate.waits:
+                    site.learn_recomputed(record)
+            elif self._is_repeatable(tensor, site, call, packed):
+                site.learn(tensor, call, record, packed, entry, session.level.seed)
+        site.recipe.site = site
+        if self._replay.note(site):
+            session.recipes.first = site
+
+    def _is_repeatable(self, tensor: Tensor, site: Site, call: Call, packed: Packed) -> bool:
+        """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
+        from other arguments of its call, or from how its elements are read."""
+        taken = site.recipe.taken
+        if taken is None or any(lazy_of(tensor)) or (taken.codec is None and type(packed) is not View):
+            return False  # a mask that is kept has an element that others need not have
+        if taken.indices and taken.slope_bits is None and taken.form is None and site.still is None:
+            codec = index_codec(call.name, call.given)
+            if codec is not None and type(packed) is not View:
+                return False
+            site.still = partial(_has_indices, codec)
+        elif taken.asks_call:
+            # These two have their form from the function alone, whose arguments are looked at for others.
+            by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
+            if not by_function and not (taken.normalised and site.given is not None):
+                return False
+        return True
+
+    def _begin(self, tensor: Tensor) -> Packed | None:
+        """Packs the first tensor."""
+        self._replay = self._begun()
+        self.pack = self._replay.pack
+        if self._session.aside is None:
+            self._session.packing.replay = self._replay
+        return self.pack(tensor)
+
+    def _begun(self) -> Any:
+        session, fates = self._session, self._session.fates
+        tracker, owners, entries = session.tracker, session.owners, session.storages.entries
+        return Replay(
+            tracker=tracker,
+            occurrences=session.occurrences,
+            holders=owners.holders,
+            foreign=tracker.foreign.by_address,
+            exposed=tracker.exposed.by_address,
+            due=session.announced.due_by_address,
+            records=session.records,
+            entries=entries.by_address,
+            lent=session.storages.last,
+            dtype=owners.dtype,
+            values=None if fates is None else fates.values,
+            store=session.store,
+            module=session.module_of_call,
+            owner=session.owner,
+            capturing=in_cuda_graph,
+            put=entries.put,
+            again=None if fates is None else fates.again,
+            first=session.recipes.first,
+            step=step_key(session.step, session.rank),
+        )
+
+
+def _has_indices(codec: Narrow | None, call: Call) -> bool:
+    """Whether the arguments of a call tell this of the indices that it saves."""
+    return index_codec(call.name, call.given) == codec
+
+
+def _nothing(tensor: Tensor) -> None:
+    """Packs nothing."""
+
+
+BOUND = {
+    "Tensor": Tensor,
+    "Parameter": nn.Parameter,
+    "Call": Call,
+    "Site": Site,
+    "View": View,
+    "Kept": Kept,
+    "GroupAffine": GroupAffine,
+    "Standardized": Standardized,
+    "BitMask": BitMask,
+    "Narrow": Narrow,
+    "Positive": Positive,
+    "Clamped": Clamped,
+    "Record": Record,
+    "Region": Region,
+    "Exact": Exact,
+    "Entry": Entry,
+    "LastRestored": LastRestored,
+    "Compressed": Compressed,
+    "BEFORE": BEFORE,
+    "calling": CALL,
+    "compiles": getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True),
+    "dispatch_mode": torch._C._get_dispatch_mode,
+    "PROXY": torch._C._TorchDispatchModeKey.PROXY,
+    "torch_functions": torch._C._len_torch_function_stack,
+    "below_autograd": torch._C._AutoDispatchBelowAutograd,
+    "modes": torch._C._len_torch_dispatch_stack,
+    "decompress": with_kernel(torch.ops.actcore.group_affine_decompress.default),
+    "destandardize": with_kernel(DECOMPRESS),
+    "order": order_of,
+    "widen": with_kernel(torch.ops.actcore.narrow_decompress.default),
+    "spread": with_kernel(torch.ops.actcore.bit_mask_decompress.default),
+}
+"""What of Python the part in C knows, by the names that it has there."""
+
+bind_replay(BOUND)

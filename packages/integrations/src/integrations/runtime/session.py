@@ -1,0 +1,400 @@
+"""One forward under compression: the hooks that pack what autograd saves, and the records of what they did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from actcore import Codec, GroupAffine, Kept, SavedTensor, replayable, stream_of
+from actcore.replay import Pack
+from actcore.stored import listening
+from integrations.calls.call import Call
+from integrations.calls.hook_stack import OnStack
+from integrations.calls.tensors import storage_of, storages_of
+from integrations.common.modules import ModulePaths
+from integrations.rules.levels import Level
+from integrations.rules.rules import CHECKPOINT
+from integrations.runtime.announced import Announced, Due, noted, settle
+from integrations.runtime.compiled.hooks import hooks_of
+from integrations.runtime.fates import Fates
+from integrations.runtime.recipes import Place, Recipe, Recipes
+from integrations.runtime.replay import Sites
+from integrations.runtime.site import Site
+from integrations.storing.extent import Extent
+from integrations.storing.forms import Packed
+from integrations.storing.records import RECOMPUTED, Record, kept_by
+from integrations.storing.regions import Stream, inner
+from integrations.storing.storage import Storages
+from integrations.storing.store import StoredLater, Storing
+from integrations.storing.watch import Observer
+from integrations.storing.ways import Way
+from integrations.watching.checkpoints import Boundary, Checkpoints
+from integrations.watching.deciding import DECIDES
+from integrations.watching.owners import Owners
+from integrations.watching.tracker import CallTracker
+
+_innermost = threading.local()  # .session: the one entered last in this thread
+
+
+def is_compressing() -> bool:
+    """Whether this thread is in a compressed forward or block."""
+    return getattr(_innermost, "session", None) is not None
+
+
+class Session:
+    """A context in which every tensor that autograd saves is stored as the level says.
+
+    Args:
+        model: whose parameters, buffers and inputs belong to their owners.
+        paths: of the model's modules.
+        recipes: decide the codecs.
+        level: what else there is to know.
+        step: number of this forward, so that its noise is its own.
+        rank: of this process.
+        observer: is told what happens.
+        redraw: another number for a tensor, other noise; for measurements.
+        look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
+
+    Attributes:
+        paths, recipes, level, step, rank: as given.
+        way: how a tensor is stored of which no plan speaks.
+        fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level has it.
+        aside: a block in which the session's own operators on a tensor are not taken for the forward's; ``None`` where
+            nobody would.
+        occurrences: how many tensors this forward has saved so far, by place.
+        checkpoints: that the forward enters, while the session is entered; else ``None``.
+        packing: the pack hook, in C, while the session is entered.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: ModulePaths,
+        recipes: Recipes,
+        level: Level,
+        step: int,
+        rank: int,
+        observer: Observer | None = None,
+        redraw: Callable[[SavedTensor], int] | None = None,
+        look: Callable[[SavedTensor, Tensor], None] | None = None,
+    ) -> None:
+        self.tracker = CallTracker()
+        self._what = f"the compressed forward or block of {type(model).__name__}"
+        self.paths = paths
+        self.owners = Owners(model)
+        self.records: list[Record] = []
+        self.recipes, self.level = recipes, level
+        self._observer, self._redraw, self._look = observer, redraw, look
+        self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
+        self.step, self.rank = step, rank
+        self.storages = Storages()
+        self.way = Way(recipes.policy, level)
+        self.announced = Announced(self)
+        self._sites = Sites(self, observer is not None or redraw is not None or look is not None)
+        self.fates: Fates | None = None
+        self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
+        self.occurrences: dict[Place, int] = {}
+        self._contexts = ExitStack()
+        self._outer: Session | None = None
+        self.checkpoints: Checkpoints | None = None
+
+    def begin_as(self, recipes: Recipes, step: int, observer: Observer | None) -> None:
+        """Goes on as another forward of the same level, before anything was saved."""
+        self.recipes, self.step, self._observer = recipes, step, observer
+        self.way = Way(recipes.policy, self.level)
+        watched = self._sites.watched or observer is not None
+        self._sites.end()
+        self._sites = Sites(self, watched)
+        self.tracker.watcher = None if observer is None else self._watch
+
+    def __enter__(self) -> Self:
+        self.packing = Pack(self.pack, self._pack_other)
+        with ExitStack() as contexts:
+            contexts.callback(self._let_go)
+            self._hook, unpack = contexts.enter_context(hooks_of(self, self.level))
+            contexts.enter_context(self.tracker)
+            contexts.enter_context(listening(self.announced))
+            try:
+                contexts.enter_context(OnStack(self._hook, unpack, self._what))
+            except RuntimeError as error:
+                _explain(error)
+                raise
+            self._contexts = contexts.pop_all()
+        if self.level.bits is not None:
+            self.tracker.pack = self._hook
+        self.checkpoints = self.tracker.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
+        if self.level.rounds_checkpoints:
+            self.tracker.over = self.checkpoints.over
+        self._outer, _innermost.session = getattr(_innermost, "session", None), self
+        if self._observer is not None:
+            self.tracker.watcher = self._watch
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        complete = False
+        try:
+            try:
+                if error is None and self.checkpoints is not None:
+                    self.checkpoints.settle()
+            finally:
+                _innermost.session, self._hook, self.checkpoints = self._outer, None, None
+                self._sites.end()
+                self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
+                self.owners.release()
+                self._contexts.__exit__(kind, error, trace)
+            complete = error is None
+        finally:
+            if self._observer is not None and not complete:
+                self._observer.cancel()
+        if isinstance(error, RuntimeError):
+            _explain(error)
+        if self._observer is not None and complete:
+            self._observer.forward_is_over()
+
+    def _let_go(self) -> None:
+        """Of the hook, which leads back to the session."""
+        self.packing.replay = None
+        del self.packing
+
+    def _watch(self, tensors: Iterable[Tensor]) -> None:
+        assert self._observer is not None
+        here = getattr(_innermost, "session", None) is self  # another session at the same level has the same hooks
+        self._observer.called(tensors, here and self.is_innermost())
+
+    @property
+    def hook(self) -> Callable[[Tensor], Packed] | None:
+        """What autograd gives to this session while it is entered."""
+        return self._hook
+
+    @property
+    def replays(self) -> bool:
+        """Whether it does again what the forward before has decided."""
+        return not self._sites.watched
+
+    def is_innermost(self) -> bool:
+        """Whether autograd gives what it saves now to the hooks of this session's level."""
+        innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return innermost is not None and innermost[0] is self._hook
+
+    # ---- packing ----
+
+    def pack(self, tensor: Tensor) -> Packed:
+        """The pack hook. ``packing`` comes here with what it does not do itself."""
+        # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
+        with torch._C.DisableTorchFunction():
+            if self.aside is None:
+                return self._sites.pack(tensor) or self._pack_fully(tensor)
+            with self.aside(tensor):
+                return self._sites.pack(tensor) or self._pack_fully(tensor)
+
+    def _pack_other(self, tensor: Tensor) -> Packed:
+        """The same of a tensor of which ``packing`` knows that it is not as it was in the forward before."""
+        with torch._C.DisableTorchFunction():
+            return self._pack_fully(tensor)
+
+    def _pack_fully(self, tensor: Tensor) -> Packed:
+        """Stores a tensor that is not as it was in the forward before."""
+        call = self.tracker.call
+        if call is not None and call.module is not None:
+            return self._pack_anew(tensor, call.module)
+        session, module = self.owner_of_forward()
+        if call is not None and session is self:
+            call.module = module
+        return session._pack_anew(tensor, module)
+
+    def owner(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None) -> str:
+        """Who keeps the tensor alive besides autograd, in words; empty for nobody."""
+        return self.owners.owner(tensor, storage, self.tracker.foreign, call)
+
+    def module_of_call(self) -> str | None:
+        """The path of the module that makes the call; ``None`` where that may be another session's."""
+        module = self.paths.running()
+        return "" if module is None and self._outer is None else module
+
+    def owner_of_forward(self) -> tuple[Session, str]:
+        """The session whose model is running, and the path of its module: this one, or that of a block around this
+        block."""
+        session: Session | None = self
+        while session is not None:
+            module = session.paths.running()
+            if module is not None:
+                return session, module
+            session = session._outer
+        return self, ""
+
+    def occurrence(self, place: Place) -> int:
+        """How many tensors this forward has saved in that place before."""
+        occurrence = self.occurrences.get(place, 0)
+        self.occurrences[place] = occurrence + 1
+        return occurrence
+
+    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
+        """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
+        outer, self.tracker.call = self.tracker.call, Boundary()
+        try:
+            with nullcontext() if self.aside is None else self.aside(tensor):
+                return self._pack_anew(tensor, self.paths.running() or "", obstacle)
+        finally:
+            self.tracker.call = outer
+
+    def _pack_anew(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
+        """Stores a tensor of which nothing is known from the forward before."""
+        call = self.tracker.call
+        storage = storage_of(tensor)
+        if call is None:
+            role = "" if self.checkpoints is None else self.checkpoints.role(tensor)
+            operator = CHECKPOINT if role else ""
+            if self.checkpoints is not None and role == "input":
+                obstacle = self.checkpoints.obstacle()
+        else:
+            operator, role = call.operator, call.role(tensor, storage)
+        place = (module, operator, role)
+        occurrence = self.occurrence(place)
+        if storage is None:
+            self.records.append(self.record_of_compound(tensor, place, occurrence))
+            return Kept.of(tensor)
+        recipe = self.recipes.of(tensor, place, occurrence)
+        if self._look is not None:
+            self._look(recipe.saved, tensor)
+        owner = self.owner(tensor, storage, call)
+        beside = bool(obstacle) or isinstance(call, Boundary)
+        due = None if beside else self.announced.due(storage)
+        site: Site | None = None
+        if not beside and due is None:
+            site = self._sites.site_of(recipe, place, occurrence, call, owner, storage)
+        if owner:
+            noted(self.records, recipe.kept_by(owner), due)
+            packed: Packed = Kept.of(tensor)
+        else:
+            packed = self.store(tensor, storage, recipe, call, site, due, obstacle)
+        if site is not None:
+            self._sites.note(site, tensor, storage, call, packed)
+        return packed
+
+    def store(
+        self,
+        tensor: Tensor,
+        storage: torch.UntypedStorage,
+        recipe: Recipe,
+        call: Call | None,
+        site: Site | None = None,
+        due: Due | None = None,
+        obstacle: str = "",
+    ) -> Packed:
+        """Stores a tensor that autograd alone keeps alive.
+
+        Args:
+            tensor, storage: it, and its memory.
+            recipe: its description.
+            call: that saves it.
+            site: of it, if it has one.
+            due: what was announced of it.
+            obstacle: why it is kept as it is, where it has to be.
+        """
+        fate = None if self.fates is None else self.fates.of(tensor, site)
+        way = self.way if fate is None else fate.way
+        decision, extent = recipe.decision(way.policy), recipe.extent
+        original_bytes = 0 if due is not None and due.row is not None else self.storages.original_bytes(storage)
+        why = way.planned if way.planned and isinstance(decision.codec, GroupAffine) else decision.why
+        record = Record(recipe.saved, "kept", obstacle or why, "", original_bytes)
+        if due is None:
+            self.records.append(record)
+        else:
+            record = noted(self.records, record, due)
+        if obstacle:
+            return self.storages.keep(tensor, extent, record, overlapping=True)
+        stream = self._stream(recipe, tensor)
+        if fate is not None and fate.again is not None and not isinstance(call, Boundary):
+            handle = None
+            if not (fate.aside and decision.from_forward):
+                later = StoredLater(way.level, decision, extent, recipe.saved, stream, call) if fate.waits else None
+                handle = fate.again(tensor, later)
+            if handle is not None:
+                record.codec, record.why = RECOMPUTED, "made again for backward"
+                settle(due)
+                return self._input(tensor, handle, extent, record)
+        exposed = self.tracker.exposed
+        if exposed.by_address and storage in exposed:
+            self.storages.forget(storage)
+        packed, codec = Storing(way.level, self.storages).store(tensor, decision, extent, record, call, stream)
+        if due is not None:
+            settle(due)
+        if codec is None:
+            return packed
+        self._tell(recipe.saved, tensor, codec, packed)
+        lossy = call is None and isinstance(inner(codec), GroupAffine)
+        return self._input(tensor, packed, extent, record) if lossy else packed
+
+    def _input(self, tensor: Tensor, packed: Packed, extent: Extent, record: Record) -> Packed:
+        """What autograd holds in the place of a tensor: an input of a checkpoint may have to be kept after all."""
+        checkpoint = self.checkpoints
+        if checkpoint is None or self.tracker.call is not None or not self.level.rounds_checkpoints:
+            return packed
+        if record.saved.operator != CHECKPOINT:
+            return packed
+        kept, storages = Kept.of(tensor), self.storages
+
+        def exactly() -> Packed | None:
+            if kept.tensor._version != kept.version:
+                return None
+            found = storages.keep(kept.tensor, extent, record, overlapping=True)
+            record.codec, record.why = "kept", DECIDES
+            return found
+
+        return checkpoint.stored(packed, exactly)
+
+    def _stream(self, recipe: Recipe, tensor: Tensor) -> Stream:
+        """The stream for a tensor's noise in this forward."""
+        return replayable(self.stream(recipe.identity, recipe.saved), tensor)
+
+    def stream(self, identity: str, saved: SavedTensor) -> int:
+        """The stream for a tensor's noise in this forward, as Python counts."""
+        stream: int = stream_of(identity, self.step, self.rank, self._redraw(saved) if self._redraw else 0)
+        return stream
+
+    def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:
+        """Tells the observer what was quantised."""
+        codec = None if self._observer is None or codec is None else inner(codec)
+        if self._observer is None or not isinstance(codec, GroupAffine):
+            return
+        if saved.operator == CHECKPOINT:  # inside of which nobody can measure
+            self._observer.stored_beside(packed)
+        else:
+            self._observer.stored(saved, tensor, codec, packed)
+
+    def record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
+        """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
+        saved = _described(tensor, place, occurrence)
+        storages = storages_of(tensor)
+        holders = [self.owners.holder(storage, self.tracker.foreign) for storage in storages]
+        if holders and all(holders):
+            return kept_by(holders[0], saved)
+        free = [storage for storage, holder in zip(storages, holders, strict=True) if not holder]
+        nbytes = sum(self.storages.original_bytes(storage) for storage in free)
+        why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
+        return Record(saved, "kept", why, "", nbytes, nbytes)
+
+
+def _described(tensor: Tensor, place: Place, occurrence: int) -> SavedTensor:
+    module, operator, role = place
+    if tensor.is_nested and tensor.layout is torch.strided:  # has neither shape nor strides to ask for
+        shape = torch.Size((tensor.size(0),))
+        return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
+    return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
+
+
+def _explain(error: RuntimeError) -> None:
+    """Adds the ways out to torch's refusal."""
+    if "saved tensor hooks" in str(error):
+        error.add_note(
+            "torch.func transforms refuse saved-tensor hooks, and integrations compresses through them: call "
+            "torch.func outside of the compressed forward, or restore the model first (integrations.restore_model)."
+        )

@@ -1,0 +1,258 @@
+"""Stored forms that serve one operator only, and so are not shared with others that save the same storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, compress
+from integrations.common.plain import has_elements
+from integrations.rules.arguments import Arguments, two_valued
+from integrations.rules.rules import Need
+from integrations.storing.regions import Exact, View, codec_name
+
+SLOPE = "backward asks only for the derivative, of which these bits tell the nearest level"
+"""The reason in a row."""
+_NO_CURVATURE = (
+    "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would give "
+    "another number for it; store its input in bits (slope_bits=None) where gradients are differentiated"
+)
+
+
+class Form(Protocol):
+    """What autograd holds in place of a tensor."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def name(self) -> str:
+        """How a report calls it."""
+
+    @property
+    def host(self) -> bool:
+        """Whether it was taken to host memory."""
+
+    def unpack(self) -> Tensor: ...
+
+
+class Remade(Protocol):
+    """What autograd holds in place of a tensor that backward makes again."""
+
+    def unpack(self) -> Tensor: ...
+
+
+Packed: TypeAlias = Kept | Exact | View | Form | Remade
+"""What autograd holds in place of a saved tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A compressed tensor, or what stands for it."""
+
+    compressed: Compressed
+
+    @property
+    def nbytes(self) -> int:
+        return self.compressed.nbytes
+
+    @property
+    def name(self) -> str:
+        return codec_name(self.compressed.codec)
+
+    @property
+    def host(self) -> bool:
+        return isinstance(self.compressed.codec, Offload)
+
+    def unpack(self) -> Tensor:
+        return self.compressed.decompress()
+
+
+@dataclass(frozen=True, eq=False)
+class Clamped(Held):
+    """Values between two bounds, at which the values beyond them lie, too."""
+
+    low: float
+    high: float
+
+    def source(self, tensor: Tensor) -> Tensor:
+        """What is stored of a tensor, before its rounding."""
+        return tensor.detach().clamp(self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class Sides(Held):
+    """Values between two bounds, exclusively; of those beyond, only on which side they are, exactly. See ``_sides``."""
+
+    low: float
+    high: float
+    margin: float
+
+    def unpack(self) -> Tensor:
+        values = self.compressed.decompress()
+        beyond = (values < self.low - self.margin / 2) | (values > self.high + self.margin / 2)
+        eps = torch.finfo(values.dtype).eps
+        inside = values.clamp(self.low + eps * abs(self.low), self.high - eps * abs(self.high))
+        return values.where(beyond, inside)
+
+
+@dataclass(frozen=True, eq=False)
+class Slope(Held):
+    """The codes of a ``Codebook``, for the first derivative alone."""
+
+    def unpack(self) -> Tensor:
+        """Elements with the levels for slopes.
+
+        Raises:
+            RuntimeError: autograd asks with a graph of this backward to come, in which they would mean nothing.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(_NO_CURVATURE)
+        return super().unpack()
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """A tensor of which only shape, dtype and memory format matter."""
+
+    layout: Layout
+    dtype: torch.dtype
+    device: torch.device
+
+    nbytes = 0
+    name = "shape"
+    host = False
+
+    def unpack(self) -> Tensor:
+        if self.layout.contiguous or not self.layout.dense:
+            return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.layout.shape)
+        # Channels last: an operator gives its gradient the memory format that it reads off the strides.
+        return torch.empty_strided(self.layout.shape, self.layout.strides, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class WindowIndices:
+    """The indices of a max pooling, as the place of each in its window."""
+
+    packed: Held
+    input_shape: Sequence[int]
+    options: Sequence[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    @property
+    def name(self) -> str:
+        return "window indices, on the host" if self.host else "window indices"
+
+    @property
+    def host(self) -> bool:
+        return self.packed.host
+
+    def unpack(self) -> Tensor:
+        indices: Tensor = torch.ops.actcore.window_index_unpack(self.packed.unpack(), self.input_shape, *self.options)
+        return indices
+
+
+# Beyond this range the slope is, to 1e-4 or better, what it is at its ends; so what lies beyond may as well lie there,
+# and no outlier makes the steps of its group coarse.
+SATURATED = MappingProxyType(
+    {
+        "gelu": (-5.0, 5.0),
+        "silu": (-12.0, 12.0),
+        "mish": (-12.0, 12.0),
+        "softplus": (-10.0, 10.0),
+        "elu": (-10.0, 0.0),
+        "celu": (-10.0, 0.0),
+        "log_sigmoid": (-10.0, 10.0),
+        "logsigmoid": (-10.0, 10.0),
+        "erf": (-3.5, 3.5),
+    }
+)
+# The same where the slope jumps at the ends, by 1/2 for hardswish: on which side an element is stays exact.
+_JUMPING = MappingProxyType({"hardswish": (-3.0, 3.0)})
+
+
+def form_of(
+    need: Need,
+    operator: str,
+    given: Arguments,
+    tensor: Tensor,
+    codec: Codec,
+    place: Callable[[Codec], Codec],
+    *,
+    seed: int,
+    stream: int | Tensor,
+) -> Form | None:
+    """The form that suits a need, or ``None`` where the call's arguments do not allow it.
+
+    Args:
+        codec: of the values, where values are stored.
+        place: takes a codec to where the stored form is to be.
+    """
+    if need is Need.SHAPE:
+        return Placeholder(Layout.of(tensor), tensor.dtype, tensor.device)
+    if need is Need.INSIDE:
+        stand_in = two_valued(operator, given, tensor)
+        return None if stand_in is None else Held(compress(stand_in[0], place(stand_in[1])))
+    if need is Need.SATURATING and operator in SATURATED:
+        low, high = SATURATED[operator]
+        placed = place(codec)
+        if type(placed) is GroupAffine:
+            return Clamped(placed.compress_clamped(tensor, low, high, seed=seed, stream=stream), low, high)
+        return Clamped(compress(tensor.clamp(low, high), placed, seed=seed, stream=stream), low, high)
+    if need is Need.SATURATING and isinstance(codec, GroupAffine) and codec.bits > 1:
+        moved, low, high, margin = _sides(tensor, *_JUMPING[operator], codec.bits)
+        return Sides(compress(moved, place(codec), seed=seed, stream=stream), low, high, margin)
+    return None
+
+
+def _sides(tensor: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float, float]:
+    """Puts what lies at or beyond ``low`` and ``high`` at ``low - margin`` and ``high + margin``.
+
+    A group's step is at most (high - low + 2 margin) / levels, which is below the margin if that is larger than
+    (high - low) / (levels - 2). So rounding moves nothing across a bound: an element inside is more than a step away
+    from either end, and an element at an end is a bound of its group, which is exact.
+
+    Returns:
+        The tensor so changed, and ``low``, ``high`` and ``margin``, with which ``Sides`` reads it.
+    """
+    levels = (1 << bits) - 1
+    # What the dtype's own rounding of the two ends may take away is added.
+    margin = 1.01 * (high - low) / (levels - 2) + 4 * torch.finfo(tensor.dtype).eps * max(abs(low), abs(high))
+    moved = tensor.clamp(low, high)  # keeps NaN
+    moved = moved.masked_fill_(tensor <= low, low - margin).masked_fill_(tensor >= high, high + margin)
+    return moved, low, high, margin
+
+
+def window_indices(operator: str, given: Arguments, indices: Tensor, codec: Codec) -> WindowIndices | None:
+    """The packed form of a max pooling's indices, as ``codec`` keeps it; ``None`` where it is not such a pooling, or a
+    window has more than 256 places."""
+    dims = {"max_pool2d": 2, "max_pool3d": 3}.get(operator.removesuffix("_with_indices"))
+    source = given.get(0, "input")
+    if dims is None or indices.dtype is not torch.int64 or not isinstance(source, Tensor):
+        return None
+    kernel = _sizes(given.get(1, "kernel_size"), dims)
+    stride = given.get(2, "stride")
+    strides = _sizes(stride, dims) if stride else kernel  # none, or of no numbers
+    padding, dilation = (_sizes(given.get(*place), dims) for place in ((3, "padding", 0), (4, "dilation", 1)))
+    if math.prod(kernel) > 256:
+        return None
+    options = (kernel, strides, padding, dilation, bool(given.get(5, "ceil_mode", False)))
+    packed, misfit = torch.ops.actcore.window_index_pack(indices.contiguous(), list(source.shape), *options)
+    # torch made the indices, so they fit; on the CPU, where it costs nothing to look, it is made sure.
+    if misfit.device.type == "cpu" and has_elements(misfit) and misfit.item():
+        return None
+    return WindowIndices(Held(compress(packed, codec)), list(source.shape), options)
+
+
+def _sizes(value: Any, dims: int) -> list[int]:
+    sizes = [value] * dims if isinstance(value, int) else list(value)
+    return sizes * dims if len(sizes) == 1 else sizes

@@ -1,0 +1,315 @@
+"""A stretch of a storage that was saved, and what autograd holds in its place.
+
+A ``Region`` holds what its users need and no more: a sign mask, a quantised value, or the memory itself. When a later
+user needs more bits, the value is replaced, and all views share the better one; when one needs the tensor exactly, the
+memory stays and everything else is dropped. Under ``Offload`` the stored form is on the host, an exact one included,
+and serves the same users.
+
+A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared. What was restored
+last is lent to the next view that asks for the same, as those of query, key and value do, as long as there is one to
+come and no other region is restored: one tensor more than autograd itself holds, at most.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actcore import BitMask, Codec, Compressed, GroupAffine, Kept, Layout, Narrow, Offload, Positive, Raw
+from integrations.rules.norms import Standardized
+from integrations.storing.extent import Extent
+from integrations.storing.records import Record
+
+_EXACT = (Raw, BitMask, Narrow)
+_ROOM = 1 << 16  # elements of memory up to which what is rounded comes back with its gaps
+
+Stream = int | Tensor
+"""Of a tensor's noise: as Python counts, or on the device."""
+
+
+class LastRestored:
+    """The region that was restored last, among those of one ``Storages``, while views of it are still to come."""
+
+    __slots__ = ("region",)
+
+    def __init__(self) -> None:
+        self.region: weakref.ref[Region] | None = None
+
+    def becomes(self, region: Region | None) -> None:
+        """Lets what another region lends go."""
+        last = None if self.region is None else self.region()
+        if last is not None and last is not region:
+            last.lent = None
+        self.region = None if region is None else weakref.ref(region)
+
+
+class Region:
+    """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them.
+
+    Attributes:
+        waiting: views of its elements that backward has not read. Who asks for signs alone makes them anew.
+        lent: what was restored, of which stored form and on which stream, where it is the last; and its version, since
+            a backward that changes it in place has it for itself.
+    """
+
+    __slots__ = (
+        "__weakref__", "dense", "dtype", "kept", "last", "layout", "lazy", "lent", "numel", "record", "sign",
+        "sign_record", "start", "value", "version", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, tensor: Tensor, extent: Extent, last: LastRestored) -> None:
+        _, self.numel, self.dense, self.layout = extent
+        self.start: int = tensor.storage_offset()  # type: ignore[assignment]
+        self.dtype, self.version, self.lazy = tensor.dtype, tensor._version, lazy_of(tensor)
+        self.value: Compressed | None = None
+        self.sign: Compressed | None = None
+        self.kept: Kept | None = None
+        self.waiting = 0
+        self.lent: tuple[Compressed, Any, Tensor, int] | None = None
+        self.last = last
+        self.record: Record | None = None
+        self.sign_record: Record | None = None
+
+    def covers(self, tensor: Tensor, layout: Layout) -> bool:
+        """Whether the tensor, of the same storage, can be rebuilt from this region."""
+        if not self.shares_elements(tensor):
+            return False
+        if layout == self.layout and tensor.storage_offset() == self.start:
+            return True
+        if not self.dense:
+            return False
+        offset = tensor.storage_offset()
+        last = offset + sum((size - 1) * step for size, step in zip(layout.shape, layout.strides, strict=True))
+        return bool(self.start <= offset and last < self.start + self.numel)
+
+    def shares_elements(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the same storage means by its elements what this region does: not so for another
+        version, a view as another dtype, or one that is lazily negated or conjugated where this is not."""
+        return tensor.dtype == self.dtype and tensor._version == self.version and lazy_of(tensor) == self.lazy
+
+    def source(self, tensor: Tensor) -> Tensor:
+        """This region's elements, through any tensor of its storage."""
+        return tensor.detach().as_strided(self.layout.shape, self.layout.strides, self.start)
+
+    # ---- what the users need ----
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keeps the memory itself and drops what is stored besides."""
+        self.kept = Kept.of(tensor)
+        for record in (self.record, self.sign_record):
+            if record is not None:
+                record.stored_bytes, record.host = 0, False
+                record.codec = "kept"
+                record.why = "its storage is kept exactly for another operator"
+        self.value = self.sign = None
+
+    def store(
+        self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: Stream
+    ) -> None:
+        """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
+        # A dense tensor of as many elements is all of the region, whatever its shape, and stored in the same order.
+        whole = extent.dense and extent.numel == self.numel
+        if self.kept is not None:
+            record.codec, record.why = "kept", "its storage is kept exactly for another operator"
+        elif sign and not self._exact:
+            if self.sign is None:
+                self.sign = self._compress(tensor, whole, codec, record, seed, stream)
+                self.sign_record = record
+            else:
+                record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
+        elif self.value is None or fineness(codec) > fineness(self.value.codec):
+            if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
+                codec = Offload(codec)  # what was on the host stays there
+            self.value = self._compress(tensor, whole, codec, record, seed, stream)
+            _share(self.record, record)
+            self.record = record
+            if self._exact and self.sign is not None:
+                _share(self.sign_record, record)
+                self.sign = self.sign_record = None
+        else:
+            record.codec, record.why = codec_name(self.value.codec), "shares the copy that is stored already"
+
+    def _compress(
+        self, tensor: Tensor, whole: bool, codec: Codec, record: Record, seed: int, stream: Stream
+    ) -> Compressed:
+        if isinstance(codec, Raw):
+            compressed = codec.compress(self.source(tensor).clone())
+            record.codec, record.why = codec_name(codec), f"{record.why}; a copy, since its storage is larger"
+        else:
+            source = tensor if whole else self.source(tensor)
+            if isinstance(inner(codec), GroupAffine) and self._has_gaps:
+                source = source.detach().clone()  # in the same order: what fills its gaps has a region of its own
+            if isinstance(inner(codec), GroupAffine):
+                compressed = codec.compress(source, seed=seed, stream=stream)
+            else:  # which may be one of the user's, made of torch's operators
+                with torch.no_grad():
+                    compressed = codec.compress(source.detach(), seed=seed, stream=stream)
+            if type(codec) is GroupAffine and compressed.codec is codec:  # as most are
+                record.codec, record.stored_bytes = _name(codec), codec.stored_bytes(self.numel, self.dtype)
+                return compressed
+            record.codec = codec_name(compressed.codec)
+        record.stored_bytes = compressed.nbytes
+        record.host = isinstance(compressed.codec, Offload)
+        return compressed
+
+    @property
+    def _has_gaps(self) -> bool:
+        """Whether the elements lie apart, as those of query, key and value in what one product makes, in so much memory
+        that it matters: restored so, each of the three would take that of all."""
+        shape, strides = self.layout
+        if self.dense or not self.layout.spaced or 0 in strides:
+            return False
+        return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) >= _ROOM
+
+    @property
+    def _exact(self) -> bool:
+        """Whether the value stored is the tensor's own, from which signs can be read, too."""
+        return self.value is not None and isinstance(inner(self.value.codec), Raw)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored besides the memory itself."""
+        return sum(stored.nbytes for stored in (self.value, self.sign) if stored is not None)
+
+    def elements(self, sign: bool, lends: bool = True) -> Tensor:
+        """The region's elements, as good as they are stored.
+
+        Args:
+            sign: whether they are asked for their signs alone.
+            lends: whether they may be lent to the next view that asks, and stay until then.
+        """
+        if self.kept is not None:
+            return self.source(self.kept.unpack())
+        stored = self.sign if sign and self.sign is not None else self.value
+        assert stored is not None
+        lent = self.lent
+        if lent is None and lends and self.waiting <= 0:  # nobody else is to come
+            if self.last.region is not None:
+                self.last.becomes(None)  # before there is another tensor
+            return stored.codec.decompress(stored)
+        if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]) or lent[2]._version != lent[3]:
+            if not lends:
+                return stored.codec.decompress(stored)
+            lent = self.lent = None
+            self.last.becomes(None)  # before there is another tensor
+            elements = stored.codec.decompress(stored)
+            lent = (stored, _stream_of(elements), elements, elements._version)
+        if lends:
+            self.lent = lent if self.waiting > 0 else None
+            self.last.becomes(self if self.waiting > 0 else None)
+        return lent[2]
+
+
+@dataclass(slots=True, eq=False)
+class Exact:
+    """What autograd holds in place of a tensor that is kept; the region tells later users of its storage."""
+
+    kept: Kept
+    region: Region | None = None
+
+    def unpack(self) -> Tensor:
+        return self.kept.unpack()
+
+
+class View:
+    """What autograd holds in place of a tensor that is stored: a view of a region."""
+
+    __slots__ = ("layout", "offset", "region", "sign", "waits")
+
+    def __init__(self, region: Region, layout: Layout, offset: int, sign: bool) -> None:
+        self.region, self.layout, self.offset, self.sign = region, layout, offset, sign
+        self.waits = not sign
+        region.waiting += self.waits
+
+    def unpack(self) -> Tensor:
+        self._is_read()
+        if self.sign and self.region.last.region is not None:
+            self.region.last.becomes(None)  # before there is another tensor
+        return self.view_of(self.region.elements(self.sign, lends=not self.sign))
+
+    def beside(self) -> Beside:
+        """The same for a repetition, and no more for who is waited for."""
+        self._is_read()
+        return Beside(self)
+
+    def _is_read(self) -> None:
+        if self.waits:
+            self.waits = False
+            self.region.waiting -= 1
+
+    def view_of(self, elements: Tensor) -> Tensor:
+        """The tensor, of the region's elements."""
+        region, layout = self.region, self.layout
+        same = elements.stride() == layout.strides and elements.shape == layout.shape and self.offset == region.start
+        if same or not region.dense:
+            return elements
+        offset = elements.storage_offset() + self.offset - region.start
+        return elements.as_strided(layout.shape, layout.strides, offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beside:
+    """What the call of a repetition holds in place of a tensor that is stored. What it restores is there while its
+    operator runs, and no longer: what comes next makes tensors of its own, and backward may read this one much later.
+    """
+
+    view: View
+
+    def unpack(self) -> Tensor:
+        view = self.view
+        return view.view_of(view.region.elements(view.sign, lends=False))
+
+
+def _stream_of(tensor: Tensor) -> Any:
+    """The stream that a tensor would be used on: one that was restored on another may not be there yet."""
+    real = tensor.is_cuda and torch.cuda.is_initialized()  # a fake one needs no GPU
+    return torch.cuda.current_stream(tensor.device) if real else None
+
+
+def lazy_of(tensor: Tensor) -> tuple[bool, bool]:
+    """What torch does to the elements when they are read."""
+    return tensor.is_neg(), tensor.is_conj()
+
+
+def inner(codec: Codec) -> Codec:
+    """What makes the stored form, wherever that is kept."""
+    return codec.inner if isinstance(codec, Offload) else codec
+
+
+def is_sign(codec: Codec) -> bool:
+    """Whether only signs are stored."""
+    return isinstance(inner(codec), Positive)
+
+
+def _share(earlier: Record | None, record: Record) -> None:
+    """Says of an earlier record that ``record`` counts what serves it now."""
+    if earlier is not None:
+        earlier.stored_bytes = 0
+        earlier.codec, earlier.why = record.codec, "shares a copy with more bits"
+
+
+def codec_name(codec: Codec) -> str:
+    """How a record calls a codec."""
+    if isinstance(codec, Offload):
+        return f"{codec_name(codec.inner)}, on the host"
+    return _name(codec) if isinstance(codec, Hashable) else str(codec)
+
+
+@lru_cache(maxsize=1024)
+def _name(codec: Hashable) -> str:
+    return "copied" if isinstance(codec, Raw) else str(codec)
+
+
+def fineness(codec: Codec) -> tuple[int, bool, int]:
+    """How much a stored value keeps: bits an element, then whether these are of it as it is normalised, then how few
+    share bounds; what is exact keeps most. A codec of the user's is not compared: what there is serves."""
+    codec = inner(codec)
+    if not isinstance(codec, GroupAffine):
+        return (64 if isinstance(codec, _EXACT) else 0, False, 0)
+    return (codec.bits, isinstance(codec, Standardized), -codec.group_size)

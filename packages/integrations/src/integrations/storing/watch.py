@@ -1,0 +1,44 @@
+"""Who looks on: an observer of what a session stores, and who is asked when autograd unpacks a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from torch import Tensor
+
+from actcore import GroupAffine, SavedTensor
+from actcore import replay as native
+from integrations.storing.forms import Packed
+
+Unpack = Callable[[Packed], Tensor]
+
+
+class Observer(Protocol):
+    """Who is told what a session sees, while it measures."""
+
+    def called(self, tensors: Iterable[Tensor], ours: bool) -> None:
+        """A call is over: its arguments and results, and whether what autograd saved for it came to our hooks."""
+
+    def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
+        """A tensor was quantised, or found stored already."""
+
+    def stored_beside(self, packed: Packed) -> None:
+        """A tensor was quantised, or found so, in bits that are not to be chosen."""
+
+    def forward_is_over(self) -> None:
+        """The session was left in good order."""
+
+    def cancel(self) -> None:
+        """The session was left by an exception."""
+
+
+@contextmanager
+def watched_unpacks(unpack: Unpack) -> Iterator[None]:
+    """What is unpacked in this thread goes through ``unpack`` for the length of the block."""
+    outer = native.watch(unpack)
+    try:
+        yield
+    finally:
+        native.watch(outer)

@@ -1,0 +1,247 @@
+"""The inputs of ``torch.utils.checkpoint``, from which backward computes a segment again.
+
+Autograd saves the positional ones in a function of checkpoint's own, which no ``TorchFunctionMode`` sees; the Python
+stack tells. The others, keyword arguments, tensors in containers and those that the segment reads from its closure, are
+saved by nobody: they live because the function lives that computes the segment again. A checkpoint's hook leads to
+that function, and when the segment is over, one that holds stored forms takes its place, in this call's object alone.
+Torch's module stays as it is, for other threads and other models, and it does not matter by which name or wrapper
+``checkpoint`` was called.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import checkpoint as torch_checkpoint
+
+from actcore.replay import bind_checkpoints
+from integrations.calls.call import Call
+from integrations.calls.checkpoint_frames import checkpoint_of
+from integrations.calls.masks import may_be_masked
+from integrations.calls.rebuild import Rebuilder
+from integrations.common.storages import StorageSet
+from integrations.storing.forms import Packed
+from integrations.watching.deciding import DECIDES, Deciding, HeldInput, Scripts
+from integrations.watching.held import Again, Found, Packer
+
+_CHECKPOINT = torch_checkpoint.checkpoint.__module__
+_BETWEEN = ("torch.autograd", "torch._dynamo", "integrations.runtime", "integrations.watching", "actcore")
+"""Modules whose frames are between a checkpoint's saving and our hook."""
+
+# What a checkpoint's own functions call what it was given. Their other cells are states of generators and the like.
+_GIVEN = frozenset({"fn", "args", "kwargs"})
+
+_REENTRANT = (
+    "a checkpoint with use_reentrant=True holds it besides its positional tensors: kept exactly; use_reentrant=False "
+    "stores it"
+)
+_CIRCULAR = "a checkpoint holds it by a function or container that holds itself, and cannot be copied: kept exactly"
+
+
+class Boundary(Call):
+    """In the place of a call: a checkpoint, which holds a tensor."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(torch_checkpoint.checkpoint, (), {})
+
+    def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
+        """``"input"`` if a gradient goes through the tensor, and no mask is in it; else ``"other"``."""
+        return _role(tensor)
+
+
+class Checkpoints:
+    """The checkpoints that a forward enters, and what they hold besides what autograd saves for them.
+
+    Args:
+        packer: of the forward.
+        own: its pack hook.
+        born: storages that the forward has made.
+
+    Attributes:
+        around: makes a block for what is stored when a checkpoint is over, which is no operator of the forward.
+    """
+
+    __slots__ = (
+        "_born", "_decided", "_deciding", "_entered", "_inputs", "_inside", "_met", "_own", "_packer", "_reentrant",
+        "_scripts", "_unseen_decided", "_unseen_is_over", "_waiting", "around",
+    )  # fmt: skip
+
+    def __init__(self, packer: Packer, own: Callable[[Tensor], Any], born: StorageSet) -> None:
+        self._packer, self._own, self._born = packer, own, born
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: list[weakref.ref[Any]] = []  # those whose segment may be running still
+        self._reentrant: list[Packed] = []  # while these live, others that save their storages keep them, too
+        self._inside = False  # of a segment, as far as hooks tell
+        self._deciding, self._scripts = Deciding(), Scripts()
+        self._decided: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What ran without gradients since something ran with them, or an input was saved: a reentrant segment.
+        self._unseen_decided = self._unseen_is_over = False
+        self._inputs: weakref.WeakKeyDictionary[Any, list[HeldInput]] = weakref.WeakKeyDictionary()
+        self._entered: Any = None  # the checkpoint that saves its positional inputs
+
+    def look(self) -> None:
+        """Meets the checkpoint inside of which the caller is, and settles those that are over.
+
+        ``CallTracker`` calls it, and ``over``, where they may have something to do (``csrc/bindings/calls.cpp``).
+        """
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._inside = inside = hooks is not None and hooks[0] is not self._own
+        if inside:
+            self._meet(checkpoint_of(hooks[0]))
+        # A selective checkpoint counts each operator that runs inside of it: ours must wait.
+        if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
+            with self.around():
+                self.settle()
+
+    def over(self, call: Call, outputs: Sequence[Tensor]) -> None:
+        """A call is over: notes whether it decided something in a segment."""
+        if self._unseen_is_over or (not self._inside and torch.is_grad_enabled()):
+            self._unseen_decided = self._unseen_is_over = False
+        if not self._inside and torch.is_grad_enabled():
+            return
+        if self._deciding.decides(call, outputs):
+            self._unseen_decided |= not self._inside
+            for reference in self._waiting if self._inside else ():
+                checkpoint = reference()
+                if checkpoint is not None and not checkpoint.forward_completed:
+                    self._decided.add(checkpoint)
+
+    def settle(self) -> None:
+        """Puts stored forms into the checkpoints whose segment is over.
+
+        Not before: the segment may change what it was given, and what backward computes again follows that.
+        """
+        waiting, self._waiting = self._waiting, []
+        for reference in waiting:
+            checkpoint = reference()
+            if checkpoint is not None and not checkpoint.forward_completed:
+                self._waiting.append(reference)
+            elif checkpoint is not None:
+                decided = checkpoint in self._decided
+                with torch._C.DisableTorchFunction():
+                    for saved in self._inputs.pop(checkpoint, ()):
+                        saved.settle(decided)
+                self._replace(checkpoint, DECIDES if decided else "")
+
+    def role(self, tensor: Tensor) -> str:
+        """What a tensor that is being saved outside of any call is to a checkpoint, as ``Boundary`` has it; empty if
+        no checkpoint saves it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
+            frame = frame.f_back
+        if frame is None or frame.f_globals.get("__name__") != _CHECKPOINT:
+            return ""
+        self.settle()
+        self._entered = None
+        self._meet_below(frame, tensor)
+        return _role(tensor)
+
+    def obstacle(self) -> str:
+        """Why the tensor that a checkpoint saves now is to be kept exactly; empty if nothing speaks against its stored
+        form as yet."""
+        if self._entered is not None:
+            return ""
+        self._unseen_is_over = True
+        return DECIDES if self._unseen_decided else ""
+
+    def stored(self, packed: Packed, exactly: Callable[[], Packed | None]) -> Packed:
+        """What autograd is to hold in the place of a checkpoint's input that is stored so.
+
+        Args:
+            packed: the stored form.
+            exactly: keeps the tensor as it is instead; ``None`` if that is not there any more.
+        """
+        if self._entered is None:
+            return packed
+        held = HeldInput(packed, exactly)
+        self._inputs.setdefault(self._entered, []).append(held)
+        return held
+
+    def _meet(self, checkpoint: Any) -> None:
+        # What a backward computes again is gone when it has passed.
+        if checkpoint is not None and checkpoint not in self._met and torch._C._current_graph_task_id() == -1:
+            self._met.add(checkpoint)
+            self._waiting.append(weakref.ref(checkpoint))
+            if self._scripts.are_in(checkpoint.recompute_fn):
+                self._decided.add(checkpoint)
+
+    def _meet_below(self, frame: FrameType | None, tensor: Tensor) -> None:
+        """Meets the checkpoint that saves a positional input: the only way to one whose segment makes no call that
+        anybody sees, such as a compiled one."""
+        while frame is not None and frame.f_globals.get("__name__") == _CHECKPOINT:
+            names = frame.f_locals
+            if "new_frame" in names:
+                self._meet(names["new_frame"])
+                if names["new_frame"] in self._met:
+                    self._entered = names["new_frame"]
+                return
+            if "function" in names and "args" in names:  # a reentrant one; told of with the first tensor that it saves
+                if next((value for value in names["args"] if isinstance(value, Tensor)), None) is tensor:
+                    self._tell_of_reentrant([names["function"], *names["args"]])
+                    self._unseen_decided |= self._scripts.are_in(names["function"], *names["args"])
+                return
+            frame = frame.f_back
+
+    def _tell_of_reentrant(self, held: list[Any]) -> None:
+        """Records what it keeps. Its backward runs on into the graphs of such tensors, by themselves, so a stored form
+        would have to bring these along."""
+        found = Found(self._born)
+        rebuilder = Rebuilder(found)
+        for value in held:
+            if not isinstance(value, Tensor):
+                rebuilder.visit(value)
+        self._reentrant += found.keep_all(self._packer, _REENTRANT)
+
+    def _replace(self, checkpoint: Any, obstacle: str) -> None:
+        owners = _owners_of_functions(checkpoint)
+        functions = [getattr(owner, name) for owner, name in owners]
+        if any(isinstance(function, Again) for function in functions):  # by a session around this one, or inside
+            return
+        found = Found(self._born)
+        rebuilder = Rebuilder(found)
+        with torch._C.DisableTorchFunction():
+            functions = [rebuilder.visit_function(function, _GIVEN) for function in functions]
+            args = [rebuilder.visit(value) for value in getattr(checkpoint, "saved_args", ())]
+            if not found:
+                return
+            if rebuilder.circular:
+                functions = [getattr(owner, name) for owner, name in owners]
+                exact = found.keep_all(self._packer, _CIRCULAR)
+            else:
+                exact = found.store_all(self._packer, obstacle)
+                if args:
+                    checkpoint.saved_args = args
+        for (owner, name), function in zip(owners, functions, strict=True):
+            setattr(owner, name, Again(function, exact))
+
+
+bind_checkpoints(
+    {
+        "Checkpoints": Checkpoints,
+        "top_hooks": torch._C._autograd._top_saved_tensors_default_hooks,
+        "is_grad_enabled": torch.is_grad_enabled,
+    }
+)
+
+
+def _role(tensor: Tensor) -> str:
+    return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
+
+
+def _owners_of_functions(checkpoint: Any) -> list[tuple[Any, str]]:
+    """Where a checkpoint has the functions through which it holds what it was given, as object and attribute."""
+    owners = [(checkpoint, "recompute_fn")]
+    saver = getattr(checkpoint, "input_saver", None)  # before torch 2.13
+    if saver is not None:
+        owners.append((saver.grad_fn, "get_args"))
+    return owners

@@ -1,0 +1,184 @@
+"""Which call saves a tensor, and what the tensor is to it.
+
+A pack hook is told neither. While a forward runs, a ``TorchFunctionMode`` sees each call with its arguments before
+autograd saves anything for it. Composites written in Python (``F.dropout``, ``F.cross_entropy``) are one call: the mode
+is off inside it. ``F.multi_head_attention_forward`` is opened, since it is whole layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from actcore.replay import Calls, bind_calls
+from integrations.calls import attention
+from integrations.calls.call import Call
+from integrations.calls.history import RESET_HOOKS
+from integrations.calls.tensors import LEAVES, storage_of, storages_of, tensors_in
+from integrations.common.storages import StorageSet
+
+if TYPE_CHECKING:
+    from integrations.watching.checkpoints import Checkpoints
+
+
+# What lets somebody write to a tensor's memory without its version moving: ``.data`` and raw pointers.
+_EXPOSING = (
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.data_ptr,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.storage,
+    Tensor.untyped_storage,
+)
+_ATTENTION = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+# What tells something of a tensor's shape or kind: much of what some libraries call, and nothing is saved for it.
+_DESCRIBING = (
+    *(getattr(Tensor, name).__get__ for name in ("device", "dtype", "layout", "ndim", "requires_grad", "shape")),
+    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_leaf", "is_nested", "is_quantized", "is_sparse")),
+    *(
+        getattr(Tensor, name)
+        for name in ("dim", "element_size", "get_device", "numel", "size", "storage_offset", "stride")
+    ),
+    *(getattr(Tensor, name) for name in ("is_complex", "is_contiguous", "is_floating_point")),
+)
+_SPECIAL: Mapping[Any, str] = MappingProxyType(
+    {
+        **dict.fromkeys(_DESCRIBING, "describing"),
+        **dict.fromkeys(_EXPOSING, "exposing"),
+        **dict.fromkeys(_ATTENTION, "attention"),
+        F.multi_head_attention_forward: "layers",
+        RESET_HOOKS: "resetting",
+    }
+)
+"""Functions for which more is to be done than to watch, or less."""
+
+
+class CallTracker(Calls, TorchFunctionMode):
+    """Sees every torch function that a forward calls. What it does of each is in C (``csrc/bindings/calls.cpp``).
+
+    Attributes:
+        call: the call that is running, or ``None``.
+        foreign: storages that were there before the forward: somebody else keeps them alive.
+        born: storages that calls of this forward made.
+        exposed: storages that may be written to without their version moving.
+        pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
+            inside a checkpoint, which runs the forward again without this mode and counts what is saved.
+        remaking: how backward makes again what an attention kernel makes, for whom else it is; ``None`` for nobody.
+        watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
+        checkpoints: look on before each call, where there may be something to see; ``None`` where nobody asks.
+        over: is given each call that is over, with the tensors that it returned, where there are checkpoints only if
+            these may care; ``None`` where nobody asks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pack: Callable[[Tensor], Any] | None = None
+        self.remaking: attention.Remaking | None = None
+        self.call: Call | None = None
+        self.foreign = StorageSet()
+        self.born = StorageSet()
+        self.exposed = StorageSet()
+        self.watcher: Callable[[list[Tensor]], None] | None = None
+        self.checkpoints: Checkpoints | None = None
+        self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call has been seen that has to do with tensors."""
+        return not (len(self.born) or len(self.foreign))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if torch.compiler.is_compiling():  # nothing for torch.compile to trace: a compiled region stays one
+            return func(*args, **(kwargs or {}))
+        special = _SPECIAL.get(func)
+        if special == "resetting":  # and nothing to be looked at under a lock
+            return func(*args, **(kwargs or {}))
+        given = kwargs if type(kwargs) is dict else dict(kwargs or {})
+        if special == "describing" and self.watcher is None and (self.over is None or self.checkpoints is not None):
+            return self.described(func, args, given)
+        run = None if special is None else lambda call: self._run(special, call, func, types, args, given)
+        return self.tracked(func, args, given, run)
+
+    def _run(
+        self,
+        special: str,
+        call: Call,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if special == "exposing":
+            self._expose(call.arguments)
+        elif special == "attention" and self._packs_now():
+            call.recomputes = True
+            output = attention.recomputed(func, call.given, self.remaking)
+            if output is not None:
+                return output
+            call.recomputes = False
+        elif special == "layers" and all(kind in (Tensor, nn.Parameter) for kind in types):
+            with self:
+                return opened(F.multi_head_attention_forward)(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _packs_now(self) -> bool:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return self.pack is not None and hooks is not None and hooks[0] is self.pack
+
+    def _meet(self, argument: Tensor) -> None:
+        """Marks an argument that no call of this forward made."""
+        own = storage_of(argument)
+        for storage in storages_of(argument) if own is None else (own,):
+            if storage not in self.born:
+                self.foreign.add(storage)
+
+    def _bear(self, output: Tensor, call: Call) -> None:
+        """Marks a result, unless it shares memory with what was there before, as ``parameter.detach()`` does."""
+        for argument in call.arguments:
+            if type(argument) is nn.Parameter:
+                self._meet(argument)
+        for storage in storages_of(output):
+            if storage not in self.foreign:
+                self.born.add(storage)
+
+    def _expose(self, arguments: list[Tensor]) -> None:
+        for argument in arguments:
+            if (storage := storage_of(argument)) is not None:
+                self.exposed.add(storage)
+
+
+def opened(composite: Any) -> FunctionType:
+    """The same function, whose own calls a mode sees: it does not ask first whether to hand itself to the mode."""
+    names = {**composite.__globals__, "has_torch_function": lambda tensors: False}
+    opened = FunctionType(composite.__code__, names, composite.__name__, composite.__defaults__, composite.__closure__)
+    opened.__kwdefaults__ = composite.__kwdefaults__
+    return opened
+
+
+bind_calls(
+    {
+        "Call": Call,
+        "Tensor": Tensor,
+        "Parameter": nn.Parameter,
+        "StorageSet": StorageSet,
+        "LEAVES": LEAVES,
+        "tensors_in": tensors_in,
+    }
+)
