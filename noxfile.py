@@ -34,15 +34,13 @@ def environment(session: nox.Session) -> None:
     session.install(*CORE["build-system"]["requires"], *GROUPS("build"), silent=False)
     # Without isolation the build uses this torch instead of downloading its own. Its output says which operators are
     # built and which are skipped.
-    session.install("--verbose", "--no-build-isolation", "--no-deps", "./packages/core", silent=False)
-    session.install("-e", "./packages/integrations", "-e", "./packages/bench")
-    session.install(*GROUPS("test", "types", "docs", "wheel"))
-    # torchvision, which timm needs, fits one torch alone: pinned, pip looks for the torchvision of this torch, and does
-    # not exchange torch for that of the newest torchvision. With --no-install there is no answer, and nothing to pin.
-    ask = "import importlib.metadata as m; print(m.version('torch').partition('+')[0])"
-    if torch := session.run_install("python", "-c", ask, silent=True):
-        session.install(f"torch=={torch.strip()}", *GROUPS("models"))
+    build = ["--no-build-isolation", "--no-deps", f"--config-settings=cmake.define.ACTCORE_WITH_CUDA={WITH_CUDA}"]
+    session.install("--verbose", *build, "./packages/core", silent=False)
+    session.install("-e", "./packages/integrations", "-e", "./packages/bench", *GROUPS("test", "types"))
 
+
+# The CUDA operators are half of the build: where no GPU would run them, `nox -s cuda` compiles them.
+WITH_CUDA = os.environ.get("ACTCORE_WITH_CUDA") or ("AUTO" if shutil.which("nvidia-smi") else "OFF")
 
 # Nox cannot share an environment between sessions, so these have none: `environment` runs first, and they use its.
 shared_session = functools.partial(nox.session, venv_backend="none", requires=["environment"])
@@ -55,9 +53,22 @@ def run_python(session: nox.Session, *args: str | Path, silent: bool = False, **
     return printed if silent else ""
 
 
+def also(session: nox.Session, *groups: str) -> None:
+    """Have these dependency groups in the environment, too: a session brings what the others can do without."""
+    pinned = []
+    if "models" in groups:
+        # torchvision, which timm needs, fits one torch alone: pinned, pip looks for the torchvision of this torch, and
+        # does not exchange torch for that of the newest torchvision.
+        ask = "import importlib.metadata as m; print(m.version('torch').partition('+')[0])"
+        pinned = [f"torch=={run_python(session, '-c', ask, silent=True).strip()}"]
+    python = str(ROOT / session.cache_dir.parent / "environment" / "bin" / "python")
+    session.run_install(python, "-m", "pip", "install", "--quiet", *pinned, *GROUPS(*groups), external=True)
+
+
 @shared_session(tags=["check"])
 def tests(session: nox.Session) -> None:
     """Run every test of the three packages. What follows `--` goes to pytest."""
+    also(session, "models")
     run_python(session, "-m", "pytest", *session.posargs)
 
 
@@ -115,15 +126,30 @@ def types(session: nox.Session) -> None:
     run_python(session, "-m", "mypy", *session.posargs)
 
 
+@shared_session(tags=["check"])
+def cuda(session: nox.Session) -> None:
+    """Compile the CUDA operators, whether or not a GPU is there to run them."""
+    if shutil.which("nvcc") is None:
+        session.skip("there is no nvcc")
+    with tempfile.TemporaryDirectory() as site:
+        chosen = ["build-dir=build/cuda", "cmake.define.ACTCORE_WITH_CUDA=ON"]
+        install = ["-m", "pip", "install", "--no-build-isolation", "--no-deps", "--target", site]
+        run_python(session, *install, *(f"--config-settings={one}" for one in chosen), "./packages/core")
+        if not list(Path(site, "actcore").glob("_ops_cuda*")):
+            session.error("the CUDA operators were left out")
+
+
 @shared_session(tags=["release"])
 def docs(session: nox.Session) -> None:
     """Build the documentation into docs/_build; a warning is an error."""
+    also(session, "docs", "models")
     run_python(session, "-m", "sphinx", "--fail-on-warning", "--keep-going", "docs", "docs/_build")
 
 
 @shared_session(tags=["release"])
 def wheel(session: nox.Session) -> None:
     """Build actcore's sdist into dist/, from it alone the wheel, and run that wheel's self-check."""
+    also(session, "wheel")
     shutil.rmtree("dist", ignore_errors=True)
     run_python(session, "-m", "build", "--no-isolation", "--outdir", "dist", "packages/core")
     [sdist] = Path("dist").glob("*.tar.gz")
@@ -155,10 +181,16 @@ BENCHES = {
 }
 
 
+WITHOUT_MODELS = ("gnn", "kernels", "sensitivity")
+"""Benchmarks that take no model of timm, transformers or the like."""
+
+
 def bench(name: str, what: str) -> None:
     """Make the session of a benchmark."""
 
     def run(session: nox.Session) -> None:
+        if name not in WITHOUT_MODELS:
+            also(session, "models")
         run_python(session, "-m", "bench", name, *session.posargs)
 
     run.__doc__ = f"{what}. What follows `--` goes to `python -m bench {name}`."
@@ -175,5 +207,6 @@ def bench_quick(session: nox.Session) -> None:
     folder = Path("bench-results", "quick")
     shutil.rmtree(folder, ignore_errors=True)  # what is there would be taken up, and nothing would be seen to work
     folder.mkdir(parents=True)
+    also(session, "models")
     for name in BENCHES:
         run_python(session, "-m", "bench", name, "--quick", "--json", folder / f"{name}.json", *session.posargs)

@@ -164,7 +164,7 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
   }
   Ref held = stored_here(self, site.get(), tensor, storage.get(), address.get());
   if (held.get() != Py_None) return held.release();
-  PyObject* given[] = {tensor, storage.get(), known->site_recipe.of(site.get()), call.get(), site.get()};
+  PyObject* given[] = {tensor, storage.get(), known->site_spec.of(site.get()), call.get(), site.get()};
   return PyObject_Vectorcall(at(self, Replay::kStore), given, 5, nullptr);
 }
 

@@ -34,7 +34,7 @@ Known::Known(const py::dict& given) {
   call_function = {call, "function"}, call_module = {call, "module"};
   call_arguments = {call, "arguments"}, call_recomputes = {call, "recomputes"};
   call_args = {call, "_args"}, call_kwargs = {call, "_kwargs"}, site_given = {site, "given"};
-  site_function = {site, "function"}, site_recipe = {site, "recipe"}, site_place = {site, "place"};
+  site_function = {site, "function"}, site_spec = {site, "spec"}, site_place = {site, "place"};
   site_module = {site, "module"}, site_role = {site, "role"}, site_occurrence = {site, "occurrence"};
   site_following = {site, "following"}, site_shape = {site, "shape"}, site_strides = {site, "strides"};
   site_dtype = {site, "dtype"}, site_device = {site, "device"}, site_requires_grad = {site, "requires_grad"};

@@ -67,7 +67,7 @@ struct Known {
   PyObject *below, *modes, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions;
   Operator decompress, destandardize, spread, widen;
   Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;
-  Field site_function, site_recipe, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
+  Field site_function, site_spec, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
   Field site_strides, site_dtype, site_device, site_requires_grad, site_owner, site_value, site_next, site_form;
   Field site_record, site_region, site_held, site_encoder, site_arguments, site_parts, site_fields, site_noise,
       site_kernel, site_flat, site_caller, site_sharing, site_given, site_still, site_whole, site_checked;

@@ -47,7 +47,7 @@ struct Known {
   std::unordered_map<PyObject*, Kind> kinds;
   PyObject* name_repeating = PyUnicode_InternFromString("repeating");
   PyObject* name_paused = PyUnicode_InternFromString("paused");
-  PyObject* name_astray = PyUnicode_InternFromString("astray");
+  PyObject* name_mismatch = PyUnicode_InternFromString("mismatch");
   PyObject* name_ops = PyUnicode_InternFromString("ops");
   PyObject* name_next = PyUnicode_InternFromString("next");
   PyObject* name_storages = PyUnicode_InternFromString("storages");
@@ -188,9 +188,10 @@ int note(PyObject* tape, const Kind& kind, PyObject* planned, Py_ssize_t next, P
 
 // The operator that is expected, if it is not made again; null, without an error, where that is for others to tell.
 PyObject* plainly_planned(PyObject* tape, Py_ssize_t* next, Ref* ops) {
-  Ref astray(PyObject_GetAttr(tape, known->name_astray)), place(PyObject_GetAttr(tape, known->name_next));
+  Ref mismatch(PyObject_GetAttr(tape, known->name_mismatch)), place(PyObject_GetAttr(tape, known->name_next));
   *ops = Ref(PyObject_GetAttr(tape, known->name_ops));
-  if (!astray || !place || !*ops || PyObject_IsTrue(astray.get()) != 0 || !PyTuple_Check(ops->get())) return nullptr;
+  if (!mismatch || !place || !*ops || PyObject_IsTrue(mismatch.get()) != 0 || !PyTuple_Check(ops->get()))
+    return nullptr;
   *next = PyLong_AsSsize_t(place.get());
   if (*next < 0 || *next >= PyTuple_GET_SIZE(ops->get())) return nullptr;
   PyObject* planned = PyTuple_GET_ITEM(ops->get(), *next);

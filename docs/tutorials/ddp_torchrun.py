@@ -32,8 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from integrations import compress_model
-from integrations.handle import compression
+from integrations import compress_model, compression
 
 BATCH, LENGTH = 8, 128  # texts of each rank, and bytes a text
 

@@ -17,7 +17,7 @@ from bench.gnn.report import render
 from bench.gnn.summary import rows
 from bench.gnn.training import Run, train_in_turn
 from bench.memory import Memory
-from integrations.handle import compression
+from integrations import compression
 
 CPU = torch.device("cpu")
 OPTIONS = measure.Options(

@@ -10,7 +10,7 @@ from bench.gnn.models import MODELS
 from bench.gnn.recipe import Recipe
 from bench.gnn.sampling import Walks, evaluated, induced
 from bench.gnn.training import Run, train_in_turn
-from integrations.handle import compression
+from integrations import compression
 
 SAMPLE = Recipe(sample=600, hidden=32)
 

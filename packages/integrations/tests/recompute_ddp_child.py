@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
-from integrations import compress_model
+from integrations import compress_model, compression
 from integrations.adaptive import ranks
 from integrations.checkpoint import apply, plan
-from integrations.handle import compression, recomputing
+from integrations.handle import recomputing
 from integrations.measuring import bounded as bounded_plans
 from integrations.step.costs.rates import constant
 

@@ -32,7 +32,7 @@ class _Given:
             self.made.append(made)
         return made
 
-    def note_astray(self, followed, where):
+    def note_mismatch(self, followed, where):
         warn(
             f"{self.plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients "
             "are right and memory is not saved"

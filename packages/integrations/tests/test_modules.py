@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
-from integrations import compress_model, restore_model
-from integrations.handle import compression
+from integrations import compress_model, compression, restore_model
 
 from .nets import assert_same, gradients, mlp, normal, rows
 

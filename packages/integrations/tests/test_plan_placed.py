@@ -155,10 +155,10 @@ def test_the_forward_after_another_one_has_a_tape(tapes: list[Tape], saves: str)
     _stepped(model, _input())
     assert len(tapes) == count  # nobody knows yet
     _stepped(model, _input())
-    assert tapes[-1].astray
+    assert tapes[-1].mismatch
     _stepped(model, _input())
     assert plan_of(model) is not plan
-    assert not tapes[-1].astray
+    assert not tapes[-1].mismatch
 
 
 def test_a_forward_that_goes_to_and_fro_is_told_of() -> None:

@@ -10,13 +10,16 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
 from actcore import replay as native
+from integrations import checkpoint
 from integrations.runtime import replay
 from integrations.runtime import session as sessions
 
@@ -148,6 +151,37 @@ def test_what_has_changed_for_good_is_decided_once(decided: list[str]) -> None:
         decided.clear()
         model(_input(number), number).sum().backward()
         assert bool(decided) == (number in (0, 1, 2)), number
+
+
+def test_what_a_plan_recomputes_is_decided_once(decided: list[str]) -> None:
+    """What the repetition reads is stored by Python in each forward; nothing else is."""
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU()))).train()
+    made = checkpoint.plan(model, _input(0).repeat(64, 1))
+    assert made.segments
+    checkpoint.apply(model, made)
+    for number in range(3):
+        decided.clear()
+        model(_input(number).repeat(64, 1)).sum().backward()
+    assert 0 < decided.count("stored") <= decided.count("anew") < 8
+
+
+def test_a_mode_sees_the_codec() -> None:
+    """Which is called without torch's dispatcher where no mode is."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    integrations.compress_model(model, "L1", min_bytes=0)
+    for number in range(3):
+        model(_input(number)).sum().backward()
+    seen: list[str] = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Noted():
+        model(_input(3)).sum().backward()
+    assert "actcore.group_affine_compress.default" in seen
+    assert "actcore.group_affine_decompress.default" in seen
 
 
 @pytest.mark.parametrize("skips", ["the backward", "one reader", "none"])

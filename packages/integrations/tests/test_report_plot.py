@@ -12,6 +12,7 @@ import integrations
 from integrations import Report, Row
 from integrations.report.curve import curve_of
 from integrations.report.tree import MODEL, cut, tree_of
+from integrations.report.words import format_bytes
 
 from .nets import mlp, normal
 
@@ -117,7 +118,7 @@ def test_the_table_has_modules_with_their_sums():
     assert "100.0%" in text
     lines = [line for line in text.splitlines() if "(model)" in line]
     assert len(lines) == 1
-    assert integrations.report.format_bytes(report.original_bytes) in lines[0]
+    assert format_bytes(report.original_bytes) in lines[0]
 
 
 def test_a_table_of_modules_has_their_depth():

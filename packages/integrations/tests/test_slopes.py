@@ -20,8 +20,8 @@ from integrations.rules.levels import LEVELS, Level
 from integrations.rules.policy import policy_of
 from integrations.rules.slopes import activation_of
 from integrations.rules.stores import Store
-from integrations.runtime.recipes import Recipes
 from integrations.runtime.session import Session
+from integrations.runtime.specs import Specs
 from integrations.step.capturing.capture import capture
 from integrations.step.costs.codecs import restore_seconds, store_seconds
 from integrations.step.costs.rates import constant
@@ -35,7 +35,7 @@ from .nets import Net, normal
 def stored_by(store, model, *inputs, level=LEVELS["L0"]):
     """The model's result, everything saved in that store, and the records."""
     policy = policy_of(store, level)
-    session = Session(model, ModulePaths(model), Recipes(policy), store.level(level), 0, 0)
+    session = Session(model, ModulePaths(model), Specs(policy), store.level(level), 0, 0)
     with session:
         output = model(*inputs)
     return output, session.records

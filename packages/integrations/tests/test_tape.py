@@ -45,7 +45,7 @@ def _followed(
 ) -> tuple[int, str, list[int]]:
     torch.manual_seed(0)
     tape = _tape_of(schedule.graph, schedule.kept, model, args, kwargs)
-    return tape.next, tape.astray, sorted(tape.values.values())
+    return tape.next, tape.mismatch, sorted(tape.values.values())
 
 
 def _assert_alike(
@@ -126,5 +126,5 @@ def test_an_operator_that_fails_is_not_followed() -> None:
     graph = capture(model, args)
     model.fails = True
     tape = _tape_of(graph, range(len(graph.values)), model, args, {})
-    assert tape.astray == ""
+    assert tape.mismatch == ""
     assert tape.next == len(graph.ops)

@@ -15,7 +15,7 @@ from integrations import fewbit, qmodules
 from integrations.adaptive.surroundings import undo_after_trial
 from integrations.common.compiling import compiled_module
 from integrations.common.ecosystem import require_one_checkpointing
-from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.handle import blocks, outcome
 from integrations.handle.blocks import BlockCompression, entered, in_block
 from integrations.handle.compression import Compression
@@ -126,7 +126,7 @@ def compress_model(
     if asked is not None:
         exchanges.require_repeatable()
         require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint")
-        ForwardStandIn.require_none(inner, "give it to the whole model's compress_model")
+        ForwardWrapper.require_none(inner, "give it to the whole model's compress_model")
         handle.recomputing = recomputing_for(inner, handle.level, asked)
     if exchanges:
         exchanges.apply(inner, handle.level)

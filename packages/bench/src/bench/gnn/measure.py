@@ -19,11 +19,11 @@ from bench.arguments import THREADS
 from bench.errors import BenchError
 from bench.gnn import datasets, memory, training
 from bench.gnn.graph import Graph
-from bench.gnn.models import MODELS, WEIGHT_DECAY
+from bench.gnn.models import MODELS, NAMES, WEIGHT_DECAY
 from bench.gnn.recipe import DEFAULT, Recipe
 from bench.gnn.results import Results
 from bench.gnn.sampling import Walks
-from bench.gnn.summary import REFERENCE
+from bench.gnn.summary import REFERENCE, rows
 from bench.kernels import time_kernels
 from bench.machine import Machine
 from bench.progress import progress
@@ -160,8 +160,18 @@ def _train(options: Options, graph: Graph, results: Results) -> Results:
                 seconds=results.seconds + time.perf_counter() - start,
             )
             _save(results, options)
-            bar.tell(f"{model}, seed {seed + 1} of {options.seeds}: {results.seconds / 60:.1f} minutes")
+            if seed == options.seeds - 1:  # the last of this model
+                bar.tell(_accuracies(model, results))
+            elif not bar.is_live:
+                bar.tell(f"{model}, seed {seed + 1} of {options.seeds}: {results.seconds / 60:.1f} minutes")
     return results
+
+
+def _accuracies(model: str, results: Results) -> str:
+    """A model's row, before the table is there."""
+    found = [row for row in rows(results) if row.model == model and row.accuracy is not None]
+    each = (f"{'fp32' if row.level == REFERENCE else row.level} {row.accuracy:.1f} %" for row in found)
+    return f"{NAMES.get(model, model)}, test {results.measure}: {', '.join(each)}"
 
 
 def _measure_memory(options: Options, dataset: str, results: Results) -> Results:
@@ -202,7 +212,7 @@ def _save(results: Results, options: Options) -> None:
 
 
 class _Bar:
-    """Counts epochs on stderr; where that is no terminal, a line for each model and seed."""
+    """Counts epochs on stderr, with a line for each model that is done; where that is no terminal, for each seed."""
 
     def __init__(self, bar: Progress, name: str, total: int) -> None:
         self._bar, self._name = bar, name
@@ -211,9 +221,13 @@ class _Bar:
     def advance(self, what: str, epochs: int) -> None:
         self._bar.update(self._task, advance=epochs, description=f"{self._name}: {what}")
 
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody sees the bar move."""
+        return self._bar.console.is_terminal
+
     def tell(self, line: str) -> None:
-        if not self._bar.console.is_terminal:
-            self._bar.console.print(line)
+        self._bar.console.print(line, highlight=False)
 
 
 @contextmanager

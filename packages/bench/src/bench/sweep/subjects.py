@@ -15,7 +15,7 @@ class Subject:
     """A model or a layer of one of the ecosystems.
 
     Attributes:
-        ecosystem: one of ``ECOSYSTEMS``.
+        ecosystem: one of ``ECOSYSTEMS``; ``OTHER`` for a module of no library.
         family: that it stands for.
         name: by which its library knows it.
         make: makes it with random weights, and a batch for it; with the same seed of torch the same ones.
@@ -27,7 +27,7 @@ class Subject:
     make: Callable[[], Case]
 
 
-TIMM, TRANSFORMERS, PYG = "timm", "transformers", "PyG"
+TIMM, TRANSFORMERS, PYG, OTHER = "timm", "transformers", "PyG", ""
 
 ECOSYSTEMS: Mapping[str, str] = MappingProxyType(
     {TIMM: "timm", TRANSFORMERS: "transformers", PYG: "torch_geometric.nn"}
@@ -35,7 +35,7 @@ ECOSYSTEMS: Mapping[str, str] = MappingProxyType(
 """The library of each."""
 
 INTEGRATIONS: Mapping[str, str] = MappingProxyType(
-    {TIMM: "integrations.timm", TRANSFORMERS: "integrations.hf", PYG: "integrations.pyg"}
+    {TIMM: "integrations.timm", TRANSFORMERS: "integrations.hf", PYG: "integrations.pyg", OTHER: "integrations"}
 )
 """Where the ``compress_model`` of each is."""
 

@@ -9,7 +9,7 @@ from torch import nn
 from actcore import Codec
 from integrations import attach
 from integrations.common.compiling import compiled_module
-from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.handle.compression import Compression
 from integrations.handle.forward import CompressedForward
 from integrations.handle.recomputing import Recomputing
@@ -59,7 +59,7 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
         raise ValueError(
             f"{type(inner).__name__} has a plan already; call integrations.checkpoint.restore_model(model) first"
         )
-    ForwardStandIn.require_none(inner, "compress_model(model, checkpoint=plan) does both")
+    ForwardWrapper.require_none(inner, "compress_model(model, checkpoint=plan) does both")
     handle = attach.new_handle(Compression, inner, "L0", False, {})
     handle.recomputing = Recomputing(inner, plan, handle.level, shapes, codec)
     attach.attach(handle)
@@ -76,7 +76,7 @@ def restore_model(model: Model) -> Model:
     inner = _module(model)
     found = CompressedForward.of(inner)
     if found is None or found.handle.recomputing is None or not found.handle.level.off:
-        others = [one for one in ForwardStandIn.all_of(inner) if one.keeps]
+        others = [one for one in ForwardWrapper.all_of(inner) if one.keeps]
         way_out = "call integrations.checkpoint.apply(model, plan) first"
         if others:
             way_out = f"it is {others[0].what}, which {others[0].undo} undoes"

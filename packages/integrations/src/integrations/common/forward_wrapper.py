@@ -1,4 +1,4 @@
-"""``ForwardStandIn``: an object in the place of a model's ``forward``."""
+"""``ForwardWrapper``: an object in the place of a model's ``forward``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integrations.common.in_model import ModelRef
 from integrations.common.modules import called_module
 
 
-class ForwardStandIn(ABC):
+class ForwardWrapper(ABC):
     """Stands in a model's ``forward``, and calls the original.
 
     An attribute of the instance, so that a ``with`` block ends whatever it began, whatever ends the forward; forward
@@ -71,10 +71,10 @@ class ForwardStandIn(ABC):
         return self.forward
 
     @staticmethod
-    def all_of(model: nn.Module) -> Iterator[ForwardStandIn]:
+    def all_of(model: nn.Module) -> Iterator[ForwardWrapper]:
         """The model's stand-ins, the outermost first; none where somebody else has wrapped them."""
         found: Any = model.__dict__.get("forward")
-        while isinstance(found, ForwardStandIn):
+        while isinstance(found, ForwardWrapper):
             yield found
             found = found.forward
 
@@ -82,7 +82,7 @@ class ForwardStandIn(ABC):
     def of(cls, model: nn.Module) -> Self | None:
         """The model's stand-in of this kind, which others may stand before; ``None`` where somebody else has wrapped
         it, or there is none."""
-        return next((found for found in ForwardStandIn.all_of(model) if isinstance(found, cls)), None)
+        return next((found for found in ForwardWrapper.all_of(model) if isinstance(found, cls)), None)
 
     @staticmethod
     def require_none(model: nn.Module, way_out: str) -> None:
@@ -96,7 +96,7 @@ class ForwardStandIn(ABC):
             ValueError: it has.
         """
         for module in model.modules():
-            for found in ForwardStandIn.all_of(module):
+            for found in ForwardWrapper.all_of(module):
                 if found.keeps:
                     name = next(name for name, one in model.named_modules() if one is module)
                     which = f"its module {name!r}" if name else "it"
@@ -123,7 +123,7 @@ class ForwardStandIn(ABC):
             if self.replaced:
                 own["forward"] = self.forward
             return
-        while isinstance(outer, ForwardStandIn):
+        while isinstance(outer, ForwardWrapper):
             if outer.forward is self:
                 outer._stands_for(self.forward, self.replaced)
                 return

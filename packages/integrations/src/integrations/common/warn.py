@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 # Between what warns and what the user wrote: ours, the modules that torch calls, the end of a ``with``.
-_BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__, "<eval_with_key>")
+_BETWEEN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__, "<eval_with_key>")
 
 
 def warn(message: str) -> None:

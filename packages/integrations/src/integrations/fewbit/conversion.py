@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from torch import nn
 
 from integrations.common.exchanged import exchanged_lines
-from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.common.in_model import ModelRef
 from integrations.common.module_tree import paths_of
 from integrations.fewbit.registry import is_activation
@@ -37,7 +37,7 @@ class Conversion:
     converted: tuple[tuple[str, str, str], ...]  # path, class before, class after
     kept: tuple[tuple[str, str], ...]  # path, reason
     calls: Calls | None
-    forward: ForwardStandIn | None  # what stands in the model's forward
+    forward: ForwardWrapper | None  # what stands in the model's forward
 
 
 @dataclass(frozen=True)

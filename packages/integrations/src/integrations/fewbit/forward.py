@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.fewbit.calls import FewBitCalls
 from integrations.fewbit.conversion import Calls
 
 
-class FewBitForward(ForwardStandIn):
+class FewBitForward(ForwardWrapper):
     """Stands in a model's ``forward``: the original, with its calls of activation functions in few bits while the model
     is in training. Dynamo traces it: a compiled model is one graph."""
 

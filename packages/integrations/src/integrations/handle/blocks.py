@@ -15,7 +15,7 @@ from integrations.handle.adapt import Adapter
 from integrations.handle.closures import require_closure
 from integrations.handle.compression import Compression
 from integrations.handle.gradient_error import GradientError
-from integrations.handle.running import recipes_under
+from integrations.handle.running import specs_under
 from integrations.report import Report
 from integrations.rules.levels import Level
 from integrations.runtime.session import Session
@@ -120,7 +120,7 @@ class BlockCompression(Compression):
         """Makes the block that is open the step of a state that was loaded."""
         step, self.step = self.step, self.step + 1
         plan, probe = self._adapter.start_forward(self.level, step)
-        session.begin_as(recipes_under(self, plan), step, probe)
+        session.begin_as(specs_under(self, plan), step, probe)
 
     def _as_block(self, closure: Callable[[], Any], name: str) -> Callable[[], Any]:
         require_closure(closure)

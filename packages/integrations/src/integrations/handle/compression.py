@@ -27,7 +27,7 @@ from integrations.handle.unused import await_forward, await_no_longer, awaits_fo
 from integrations.report import Report, Row
 from integrations.rules.levels import Level
 from integrations.runtime.following import Following, runs_transformed
-from integrations.runtime.recipes import PlannedRecipes
+from integrations.runtime.specs import PlannedSpecs
 from integrations.step.capturing.capture import is_capturing
 from integrations.step.graphs.schedule import Schedule
 
@@ -305,14 +305,14 @@ class Compression(HandleState):
             "timed": None,
             "waits": awaits_forward(self),
         }
-        del state["paths"], state["recipes"]
+        del state["paths"], state["specs"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         waits = state.pop("waits")
         super().__setstate__(state)
         self.paths = ModulePaths(self.model)
-        self.recipes = PlannedRecipes()
+        self.specs = PlannedSpecs()
         self.key = key_for(self)
         if waits:
             await_forward(self)

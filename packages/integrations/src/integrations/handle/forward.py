@@ -26,7 +26,7 @@ from integrations.common.compiling import (
     own_frame,
     without_dynamo,
 )
-from integrations.common.forward_wrapper import ForwardStandIn
+from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.common.warn import warn
 from integrations.handle.compression import Compression
 from integrations.handle.handles import handle_of
@@ -35,7 +35,7 @@ from integrations.planning.plan import Plan
 from integrations.runtime.compiled.forward import Compiled
 
 
-class CompressedForward(ForwardStandIn):
+class CompressedForward(ForwardWrapper):
     """Stands in a model's ``forward``: the original, under compression."""
 
     what = "compressed"

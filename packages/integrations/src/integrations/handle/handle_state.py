@@ -16,8 +16,8 @@ from integrations.common.warn import warn
 from integrations.handle.keeping import with_kept
 from integrations.handle.recomputing import Recomputing
 from integrations.rules.levels import Level
-from integrations.runtime.recipes import PlannedRecipes
 from integrations.runtime.session import Session
+from integrations.runtime.specs import PlannedSpecs
 from integrations.runtime.timed import TimedSession
 from integrations.storing.records import Record
 
@@ -32,7 +32,7 @@ class HandleState(InModel, ABC):
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored; a forward that somebody still holds is the plain one then.
         recomputing: what backward makes again; ``None`` where it makes nothing.
-        recipes: what is known of the tensors that its forwards save.
+        specs: what is known of the tensors that its forwards save.
         redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
         records: of the last forward, or the one that runs.
         sessions: by thread, while a forward runs.
@@ -50,7 +50,7 @@ class HandleState(InModel, ABC):
         self.closed = self.paused = False
         self.redraw: Callable[[SavedTensor], int] | None = None
         self.recomputing: Recomputing | None = None
-        self.recipes = PlannedRecipes()
+        self.specs = PlannedSpecs()
         self.records: list[Record] = []
         self.timed: list[TimedSession] | None = None
         self.sessions: dict[int, Session] = {}

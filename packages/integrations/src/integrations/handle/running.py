@@ -17,9 +17,9 @@ from integrations.handle.unmeasured import judge_measurement
 from integrations.planning.plan import Plan as FollowedPlan
 from integrations.rules.policy import FixedBits, Policy
 from integrations.runtime.compiled.hooks import may_be_replayed
-from integrations.runtime.recipes import Recipes
 from integrations.runtime.repeating.repeating import require_no_plan
 from integrations.runtime.session import Session
+from integrations.runtime.specs import Specs
 from integrations.runtime.timed import TimedSession
 from integrations.storing.ways import Way
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from integrations.runtime.following import Following
 
 
-def recipes_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Recipes:
-    """The handle's recipes, with a plan's bits where there is one; as a way has it, where that is given.
+def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Specs:
+    """The handle's specs, with a plan's bits where there is one; as a way has it, where that is given.
 
     Args:
         followed: what the forward follows, the same object in each; ``None`` for nothing.
@@ -38,7 +38,7 @@ def recipes_under(handle: HandleState, plan: Plan | None, way: Way | None = None
     else:
         fixed = FixedBits(handle.stores_at)
         policy = fixed if plan is None else PlannedBits(fixed, plan)
-    return handle.recipes.under(policy, followed)
+    return handle.specs.under(policy, followed)
 
 
 class RunningSession:
@@ -59,7 +59,7 @@ class RunningSession:
         self._session = kind(
             handle.model,
             handle.paths,
-            recipes_under(handle, plan, way, None if following is None else following.schedule),
+            specs_under(handle, plan, way, None if following is None else following.schedule),
             handle.stores_at if way is None else way.level,
             step,
             current_rank(),

@@ -20,8 +20,8 @@ from integrations.report.words import format_bytes
 from integrations.rules.levels import LEVELS
 from integrations.rules.policy import FixedBits
 from integrations.runtime.following import Following
-from integrations.runtime.recipes import Recipes
 from integrations.runtime.session import Session
+from integrations.runtime.specs import Specs
 from integrations.step.capturing.loss import Loss
 
 
@@ -99,7 +99,7 @@ def _exact(plan: Plan) -> Plan:
 class _Strict(Plans):
     """Plans of a forward that must be as captured."""
 
-    def note_astray(self, followed: Followed, where: str) -> None:
+    def note_mismatch(self, followed: Followed, where: str) -> None:
         raise Unmeasured(f"the forward is not the one that was captured: {where}")
 
 
@@ -111,7 +111,7 @@ def following(model: nn.Module, given: Any, plan: Plan) -> Iterator[None]:
     base = LEVELS["L0"] if plan.level is None else plan.level
     way = ahead.way(base)
     policy, level = (FixedBits(base), base) if way is None else (way.policy, way.level)
-    session = Session(model, ModulePaths(model), Recipes(policy), level, 0, current_rank())
+    session = Session(model, ModulePaths(model), Specs(policy), level, 0, current_rank())
     with session:
         ahead.begin(session)
         complete = False

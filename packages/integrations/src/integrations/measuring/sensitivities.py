@@ -17,8 +17,8 @@ from integrations.calls.tensors import tensors_in
 from integrations.common.modules import ModulePaths
 from integrations.rules.levels import LEVELS
 from integrations.rules.policy import FixedBits
-from integrations.runtime.recipes import Recipes
 from integrations.runtime.session import Session
+from integrations.runtime.specs import Specs
 from integrations.step.capturing.loss import Loss
 
 # Stored so, the step is as good as one in which everything is kept, and takes a third of its memory.
@@ -60,8 +60,8 @@ def _let_go(place: int, gradient: Tensor) -> None:
 def _probed(probe: Probe) -> Any:
     @contextmanager
     def around(model: nn.Module, given: Any) -> Iterator[None]:
-        recipes = Recipes(FixedBits(_STORED))
-        session = Session(model, ModulePaths(model), recipes, _STORED, 0, current_rank(), observer=probe)
+        specs = Specs(FixedBits(_STORED))
+        session = Session(model, ModulePaths(model), specs, _STORED, 0, current_rank(), observer=probe)
         with session:
             session.owners.add_inputs(tensors_in(given))
             yield

@@ -44,7 +44,7 @@ class Followed(NamedTuple):
 
 
 @dataclass
-class _Astray:
+class _Mismatches:
     """Forwards with certain inputs that were not as captured.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plans:
         self.last = self.followed = self._first = plan
         self._shapes = shapes
         self._plans = {one.graph.inputs: one for one in (plan, *plan.also)}
-        self._astray: dict[Signature, _Astray] = {}
+        self._mismatches: dict[Signature, _Mismatches] = {}
         self._attempts = Attempts()
         self._excess: set[tuple[Signature, str]] = set()  # inputs and states that were told of as over the budget
         self._told_of_loss = False
@@ -88,15 +88,15 @@ class Plans:
         inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
         self._attempts.start()
         with self._lock:
-            plan, astray = self._plan_of(inputs), self._astray.get(inputs, _Astray())
+            plan, mismatch = self._plan_of(inputs), self._mismatches.get(inputs, _Mismatches())
             if plan is None and self._shapes == "refuse":
                 raise ValueError(
                     f"inputs must be of the shapes and under the autocast that the plan was made for, "
                     f"{self._first.graph.inputs}, or smaller, got {inputs}; plan for these, or apply the plan with "
                     "shapes='replan'"
                 )
-            if (plan is None or (astray.due and astray.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
-                real = astray.captures == _MOST_CAPTURES
+            if (plan is None or (mismatch.due and mismatch.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
+                real = mismatch.captures == _MOST_CAPTURES
                 # Of cut parameters there are no real tensors to capture with; other ranks have no part in a capture.
                 if not (real and (whole_parameters(model) or distributed())):
                     made = self._attempts.plan(model, inputs, lambda: self._made(model, args, kwargs, real))
@@ -104,7 +104,7 @@ class Plans:
                         return None
                     if made is not None:
                         plan = self._plans[inputs] = made
-                        astray.due = False
+                        mismatch.due = False
             self.last = plan = plan or self.last
             self.followed = followed = plan.accumulating if 2 * standing > trained else plan
             if plan.is_bounded and not followed.is_bounded:
@@ -138,7 +138,7 @@ class Plans:
                 "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
             )
 
-    def note_astray(self, followed: Followed, where: str) -> None:
+    def note_mismatch(self, followed: Followed, where: str) -> None:
         """A forward was not the one that its plan is for, which says nothing about the plan's own inputs if it has
         others."""
         plan, inputs = followed.plan, followed.inputs
@@ -150,19 +150,19 @@ class Plans:
 
     def _note(self, plan: Plan, inputs: Signature) -> bool | None:
         """Whether there will be another capture; ``None`` if nothing is to be said."""
-        if inputs not in self._astray and not self._is_counted(inputs):
+        if inputs not in self._mismatches and not self._is_counted(inputs):
             told, self._told = self._told, True
             return None if told else False
-        astray = self._astray.setdefault(inputs, _Astray())
-        if astray.due or self._plan_of(inputs) is not plan:  # it is known, or another thread has had one made
+        mismatch = self._mismatches.setdefault(inputs, _Mismatches())
+        if mismatch.due or self._plan_of(inputs) is not plan:  # it is known, or another thread has had one made
             return None
-        astray.captures += 1
-        astray.due = True
-        return astray.captures <= _MOST_CAPTURES
+        mismatch.captures += 1
+        mismatch.due = True
+        return mismatch.captures <= _MOST_CAPTURES
 
     def _is_counted(self, inputs: Signature) -> bool:
         """Whether forwards with these inputs may have a capture of their own."""
-        others = sum(known not in self._plans for known in self._astray)
+        others = sum(known not in self._plans for known in self._mismatches)
         return inputs in self._plans or (self._has_room(inputs) and others < _MOST_PLANS)
 
     def _has_room(self, inputs: Signature) -> bool:

@@ -1,1 +1,8 @@
-"""From an operator and a role to what backward needs, and to the codecs that have it; for eager and compiled code."""
+"""From an operator and a role to what backward needs, and to the codecs that have it; for eager and compiled code.
+
+``add_rule`` gives an operator of one's own a rule: ``docs/extend.md``.
+"""
+
+from integrations.rules.rules import Need, Rule, add_rule
+
+__all__ = ["Need", "Rule", "add_rule"]

@@ -3,7 +3,7 @@
 A linear operator's input enters only the gradient of the other operand, linearly, so an unbiased rounding of it leaves
 that gradient unbiased. A nonlinear operator has no such protection: it gets exactly the bits that its gradient needs,
 or so many that the error of its derivative is bounded, or is kept. ``docs/operators.md`` is this table for readers,
-``docs/architecture.md`` has the measurements.
+``docs/internals/adaptive.md`` has the measurements.
 """
 
 from __future__ import annotations
@@ -117,8 +117,40 @@ _OPERATORS = (
     (_JUMPS, "selu prelu rrelu abs prod cumprod"),
 )
 
-RULES = MappingProxyType({name: rule for rule, names in _OPERATORS for name in names.split()})
+_rules = {name: rule for rule, names in _OPERATORS for name in names.split()}
+RULES = MappingProxyType(_rules)
 """Rules by operator name (see ``operator_name``)."""
+
+
+def add_rule(operator: str, rule: Rule) -> None:
+    """Has what an operator of one's own saves stored by a rule, from the next model on that is compressed.
+
+    ::
+
+        add_rule("mylib::scaled_linear", Rule(input=Need.LINEAR, other=Need.LINEAR))
+
+    A rule that is wrong makes gradients wrong: take ``Need.LINEAR`` only for what enters a gradient linearly.
+
+    Args:
+        operator: as reports name it: the namespace of a custom operator, and its name.
+        rule: what backward needs of the tensors that it saves; ``Need.EXACT`` of all that is not named.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the operator has a rule, or is one of torch's.
+    """
+    if not isinstance(operator, str):
+        raise TypeError(f"operator must be a string, such as 'mylib::scaled_linear', got {operator!r}")
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule must be a Rule, such as Rule(input=Need.LINEAR), got {rule!r}")
+    if "::" not in operator:
+        raise ValueError(
+            f"operator must be of a library of your own, named 'library::operator', got {operator!r}; rules of torch's "
+            "operators are in integrations/rules/rules.py"
+        )
+    if operator in _rules:
+        raise ValueError(f"operator must have no rule yet, got {operator!r}, which has one")
+    _rules[operator] = rule
 
 
 @lru_cache(maxsize=4096)

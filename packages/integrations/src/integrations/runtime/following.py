@@ -120,10 +120,10 @@ class Following:
             schedule = schedule.where_rounded
         schedule = schedule.within(units)
         session.tracker.pack = session.hook if own_attention else None
-        self._others = session.recipes.others
+        self._others = session.specs.others
         with ExitStack() as contexts:
             contexts.enter_context(fresh_casts())
-            if session.recipes.need_no_tape and session.replays and not schedule.needs_tape:
+            if session.specs.need_no_tape and session.replays and not schedule.needs_tape:
                 session.fates = _Placed(session, schedule, self._without_store(session))
             else:
                 contexts.enter_context(self._taped(session, schedule, rounds, bool(units)))
@@ -160,16 +160,16 @@ class Following:
         fates, session.fates, session.tracker.remaking = session.fates, None, None
         if not complete:
             return
-        recipes, count = session.recipes, len(session.records)
+        specs, count = session.specs, len(session.records)
         if self._tape is not None:
             self._tape.finish()
-            if self._tape.astray:
-                recipes.note_other()  # whose tensors have other values than the plan's
-                self._plans.note_astray(self._followed, self._tape.astray)
-            elif recipes.others == self._others:  # of no thread that has left its sites meanwhile
-                recipes.placed = count if isinstance(fates, _Taped) and fates.placed else None
-        elif recipes.placed not in (None, count) or (isinstance(fates, _Placed) and fates.is_other):
-            recipes.note_other()
+            if self._tape.mismatch:
+                specs.note_other()  # whose tensors have other values than the plan's
+                self._plans.note_mismatch(self._followed, self._tape.mismatch)
+            elif specs.others == self._others:  # of no thread that has left its sites meanwhile
+                specs.placed = count if isinstance(fates, _Taped) and fates.placed else None
+        elif specs.placed not in (None, count) or (isinstance(fates, _Placed) and fates.is_other):
+            specs.note_other()
 
 
 class _WithoutStore(NamedTuple):
@@ -278,7 +278,7 @@ class _Taped(_Fates):
             value = self._tape.value_of(tensor)
             if value == UNPLANNED or value in schedule.becomes:
                 return None
-            if schedule.is_made_again(value) and schedule.store_of(value) is not None:
+            if schedule.is_recomputed(value) and schedule.store_of(value) is not None:
                 return None
         return self._tape.remade(made)
 

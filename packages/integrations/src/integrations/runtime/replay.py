@@ -30,8 +30,8 @@ from integrations.common.modules import CALL, innermost
 from integrations.rules.arguments import index_codec
 from integrations.rules.norms import Standardized
 from integrations.rules.standardizing import DECOMPRESS, order_of
-from integrations.runtime.recipes import Place, Recipe
 from integrations.runtime.site import Site, with_kernel
+from integrations.runtime.specs import Place, SavedTensorSpec
 from integrations.storing.forms import Clamped, Packed, Placeholder
 from integrations.storing.records import RECOMPUTED, Record
 from integrations.storing.regions import Exact, LastRestored, Region, View, lazy_of
@@ -69,7 +69,7 @@ class Sites:
 
     def site_of(
         self,
-        recipe: Recipe,
+        spec: SavedTensorSpec,
         place: Place,
         occurrence: int,
         call: Call | None,
@@ -80,7 +80,7 @@ class Sites:
         for."""
         if self._replay is None:
             return None
-        session, site = self._session, recipe.site
+        session, site = self._session, spec.site
         fates, value = session.fates, None
         if fates is not None and fates.values is not None:
             value = fates.values.get(storage._cdata)
@@ -89,7 +89,7 @@ class Sites:
                 return None
             value = site.value
         if site is None or site.form is None or not site.is_of(call, owner, value):
-            site = Site(recipe, place, occurrence, call, owner)
+            site = Site(spec, place, occurrence, call, owner)
             site.value = value
             caller = innermost()
             site.caller = None if caller is None or session.paths.path_of(caller) != place[0] else weakref.ref(caller)
@@ -108,14 +108,14 @@ class Sites:
                     site.learn_recomputed(record)
             elif self._is_repeatable(tensor, site, call, packed):
                 site.learn(tensor, call, record, packed, entry, session.level.seed)
-        site.recipe.site = site
+        site.spec.site = site
         if self._replay.note(site):
-            session.recipes.first = site
+            session.specs.first = site
 
     def _is_repeatable(self, tensor: Tensor, site: Site, call: Call, packed: Packed) -> bool:
         """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
         from other arguments of its call, or from how its elements are read."""
-        taken = site.recipe.taken
+        taken = site.spec.taken
         if taken is None or any(lazy_of(tensor)) or (taken.codec is None and type(packed) is not View):
             return False  # a mask that is kept has an element that others need not have
         if taken.indices and taken.slope_bits is None and taken.form is None and site.still is None:
@@ -159,7 +159,7 @@ class Sites:
             capturing=in_cuda_graph,
             put=entries.put,
             again=None if fates is None else fates.again,
-            first=session.recipes.first,
+            first=session.specs.first,
             step=step_key(session.step, session.rank),
         )
 

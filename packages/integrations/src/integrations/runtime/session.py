@@ -23,9 +23,9 @@ from integrations.rules.rules import CHECKPOINT
 from integrations.runtime.announced import Announced, Due, noted, settle
 from integrations.runtime.compiled.hooks import hooks_of
 from integrations.runtime.fates import Fates
-from integrations.runtime.recipes import Place, Recipe, Recipes
 from integrations.runtime.replay import Sites
 from integrations.runtime.site import Site
+from integrations.runtime.specs import Place, SavedTensorSpec, Specs
 from integrations.storing.extent import Extent
 from integrations.storing.forms import Packed
 from integrations.storing.records import RECOMPUTED, Record, kept_by
@@ -53,7 +53,7 @@ class Session:
     Args:
         model: whose parameters, buffers and inputs belong to their owners.
         paths: of the model's modules.
-        recipes: decide the codecs.
+        specs: decide the codecs.
         level: what else there is to know.
         step: number of this forward, so that its noise is its own.
         rank: of this process.
@@ -62,7 +62,7 @@ class Session:
         look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
 
     Attributes:
-        paths, recipes, level, step, rank: as given.
+        paths, specs, level, step, rank: as given.
         way: how a tensor is stored of which no plan speaks.
         fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level has it.
         aside: a block in which the session's own operators on a tensor are not taken for the forward's; ``None`` where
@@ -76,7 +76,7 @@ class Session:
         self,
         model: nn.Module,
         paths: ModulePaths,
-        recipes: Recipes,
+        specs: Specs,
         level: Level,
         step: int,
         rank: int,
@@ -89,12 +89,12 @@ class Session:
         self.paths = paths
         self.owners = Owners(model)
         self.records: list[Record] = []
-        self.recipes, self.level = recipes, level
+        self.specs, self.level = specs, level
         self._observer, self._redraw, self._look = observer, redraw, look
         self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
         self.step, self.rank = step, rank
         self.storages = Storages()
-        self.way = Way(recipes.policy, level)
+        self.way = Way(specs.policy, level)
         self.announced = Announced(self)
         self._sites = Sites(self, observer is not None or redraw is not None or look is not None)
         self.fates: Fates | None = None
@@ -104,10 +104,10 @@ class Session:
         self._outer: Session | None = None
         self.checkpoints: Checkpoints | None = None
 
-    def begin_as(self, recipes: Recipes, step: int, observer: Observer | None) -> None:
+    def begin_as(self, specs: Specs, step: int, observer: Observer | None) -> None:
         """Goes on as another forward of the same level, before anything was saved."""
-        self.recipes, self.step, self._observer = recipes, step, observer
-        self.way = Way(recipes.policy, self.level)
+        self.specs, self.step, self._observer = specs, step, observer
+        self.way = Way(specs.policy, self.level)
         watched = self._sites.watched or observer is not None
         self._sites.end()
         self._sites = Sites(self, watched)
@@ -261,20 +261,20 @@ class Session:
         if storage is None:
             self.records.append(self.record_of_compound(tensor, place, occurrence))
             return Kept.of(tensor)
-        recipe = self.recipes.of(tensor, place, occurrence)
+        spec = self.specs.of(tensor, place, occurrence)
         if self._look is not None:
-            self._look(recipe.saved, tensor)
+            self._look(spec.saved, tensor)
         owner = self.owner(tensor, storage, call)
         beside = bool(obstacle) or isinstance(call, Boundary)
         due = None if beside else self.announced.due(storage)
         site: Site | None = None
         if not beside and due is None:
-            site = self._sites.site_of(recipe, place, occurrence, call, owner, storage)
+            site = self._sites.site_of(spec, place, occurrence, call, owner, storage)
         if owner:
-            noted(self.records, recipe.kept_by(owner), due)
+            noted(self.records, spec.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
         else:
-            packed = self.store(tensor, storage, recipe, call, site, due, obstacle)
+            packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:
             self._sites.note(site, tensor, storage, call, packed)
         return packed
@@ -283,7 +283,7 @@ class Session:
         self,
         tensor: Tensor,
         storage: torch.UntypedStorage,
-        recipe: Recipe,
+        spec: SavedTensorSpec,
         call: Call | None,
         site: Site | None = None,
         due: Due | None = None,
@@ -293,7 +293,7 @@ class Session:
 
         Args:
             tensor, storage: it, and its memory.
-            recipe: its description.
+            spec: its description.
             call: that saves it.
             site: of it, if it has one.
             due: what was announced of it.
@@ -301,21 +301,21 @@ class Session:
         """
         fate = None if self.fates is None else self.fates.of(tensor, site)
         way = self.way if fate is None else fate.way
-        decision, extent = recipe.decision(way.policy), recipe.extent
+        decision, extent = spec.decision(way.policy), spec.extent
         original_bytes = 0 if due is not None and due.row is not None else self.storages.original_bytes(storage)
         why = way.planned if way.planned and isinstance(decision.codec, GroupAffine) else decision.why
-        record = Record(recipe.saved, "kept", obstacle or why, "", original_bytes)
+        record = Record(spec.saved, "kept", obstacle or why, "", original_bytes)
         if due is None:
             self.records.append(record)
         else:
             record = noted(self.records, record, due)
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
-        stream = self._stream(recipe, tensor)
+        stream = self._stream(spec, tensor)
         if fate is not None and fate.again is not None and not isinstance(call, Boundary):
             handle = None
             if not (fate.aside and decision.from_forward):
-                later = StoredLater(way.level, decision, extent, recipe.saved, stream, call) if fate.waits else None
+                later = StoredLater(way.level, decision, extent, spec.saved, stream, call) if fate.waits else None
                 handle = fate.again(tensor, later)
             if handle is not None:
                 record.codec, record.why = RECOMPUTED, "made again for backward"
@@ -329,7 +329,7 @@ class Session:
             settle(due)
         if codec is None:
             return packed
-        self._tell(recipe.saved, tensor, codec, packed)
+        self._tell(spec.saved, tensor, codec, packed)
         lossy = call is None and isinstance(inner(codec), GroupAffine)
         return self._input(tensor, packed, extent, record) if lossy else packed
 
@@ -351,9 +351,9 @@ class Session:
 
         return checkpoint.stored(packed, exactly)
 
-    def _stream(self, recipe: Recipe, tensor: Tensor) -> Stream:
+    def _stream(self, spec: SavedTensorSpec, tensor: Tensor) -> Stream:
         """The stream for a tensor's noise in this forward."""
-        return replayable(self.stream(recipe.identity, recipe.saved), tensor)
+        return replayable(self.stream(spec.identity, spec.saved), tensor)
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
         """The stream for a tensor's noise in this forward, as Python counts."""

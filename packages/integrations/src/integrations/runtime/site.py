@@ -21,7 +21,7 @@ from integrations.rules.arguments import ASSUMED, departures
 from integrations.rules.norms import Standardized, given_to
 from integrations.rules.standardizing import COMPRESS as STANDARDIZE
 from integrations.rules.standardizing import order_for
-from integrations.runtime.recipes import Place, Recipe
+from integrations.runtime.specs import Place, SavedTensorSpec
 from integrations.storing.forms import Clamped, Packed, Placeholder
 from integrations.storing.projection import beginnings
 from integrations.storing.records import Record
@@ -38,10 +38,11 @@ SIGNS = torch.ops.actcore.positive_mask.default
 
 def with_kernel(encoder: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, Callable[..., Any] | None]:
     """An operator, and what does the same to a CPU's tensor without torch's dispatcher; ``None`` where nothing does."""
-    return encoder, KERNELS.get(encoder._schema.name.removeprefix("actcore::"))
+    schema = getattr(encoder, "_schema", None)
+    return encoder, None if schema is None else KERNELS.get(schema.name.removeprefix("actcore::"))
 
 
-KEPT, VALUE, SIGN, HELD, SHAPE, MADE_AGAIN = range(6)
+KEPT, VALUE, SIGN, HELD, SHAPE, RECOMPUTED_LATER = range(6)
 """As what a tensor is stored: as it is; encoded, in a region that others may share; by its signs, there, too; encoded
 for one operator alone; not at all; not yet, since a plan makes it again. In the order of ``Form`` in
 ``csrc/bindings/replay_stores.cpp``."""
@@ -57,7 +58,7 @@ class Site:
     turned out not to follow from the site.
 
     Attributes:
-        recipe: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
+        spec: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
         function: that saves it; ``None`` where nobody saw a call.
         given: the argument that its stored form follows from, as ``norms.given_to`` has it; ``None`` for none.
         still: whether what else was decided by the arguments of the call would be decided so by those of another;
@@ -85,14 +86,43 @@ class Site:
     """
 
     __slots__ = (
-        "arguments", "caller", "checked", "device", "dtype", "encoder", "fields", "flat", "following", "form",
-        "function", "given", "held", "kernel", "module", "next", "noise", "occurrence", "owner", "parts", "place",
-        "recipe", "record", "region", "requires_grad", "role", "shape", "sharing", "still", "strides", "value", "whole",
+        "arguments",
+        "caller",
+        "checked",
+        "device",
+        "dtype",
+        "encoder",
+        "fields",
+        "flat",
+        "following",
+        "form",
+        "function",
+        "given",
+        "held",
+        "kernel",
+        "module",
+        "next",
+        "noise",
+        "occurrence",
+        "owner",
+        "parts",
+        "place",
+        "record",
+        "region",
+        "requires_grad",
+        "role",
+        "shape",
+        "sharing",
+        "spec",
+        "still",
+        "strides",
+        "value",
+        "whole",
     )  # fmt: skip
 
-    def __init__(self, recipe: Recipe, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
-        saved = recipe.saved
-        self.recipe, self.place, self.occurrence, self.following = recipe, place, occurrence, occurrence + 1
+    def __init__(self, spec: SavedTensorSpec, place: Place, occurrence: int, call: Call | None, owner: str) -> None:
+        saved = spec.saved
+        self.spec, self.place, self.occurrence, self.following = spec, place, occurrence, occurrence + 1
         self.module, _, self.role = place
         self.function, self.owner, self.given = _function_of(call), owner, _given(call)
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
@@ -102,7 +132,7 @@ class Site:
         self.next: Site | None = None
         self.form: int | None = None
         self.sharing = ALONE
-        self.record: Record | None = recipe.kept_by(owner) if owner else None
+        self.record: Record | None = spec.kept_by(owner) if owner else None
         self.region: Region | None = None
         self.held: Packed | None = None
         self.encoder: Any = None
@@ -119,7 +149,7 @@ class Site:
         self.noise: int | None = None
 
     def is_of(self, call: Call | None, owner: str, value: int | None) -> bool:
-        """Whether a tensor of the same recipe is as this one."""
+        """Whether a tensor of the same spec is as this one."""
         called = self.function is _function_of(call) and self.given == _given(call)
         if not (called and self.owner == owner and self.value == value):
             return False
@@ -151,14 +181,14 @@ class Site:
 
     def learn_recomputed(self, record: Record) -> None:
         """Notes that a plan makes the tensor again when backward reads it."""
-        self.record, self.form = copy.copy(record), MADE_AGAIN
+        self.record, self.form = copy.copy(record), RECOMPUTED_LATER
 
     def _learn_view(self, tensor: Tensor, call: Call, record: Record, packed: View, seed: int) -> None:
-        region, layout = packed.region, self.recipe.extent.layout
+        region, layout = packed.region, self.spec.extent.layout
         if not region.dense:
             return
-        if region.numel != self.recipe.extent.numel or packed.offset != region.start:
-            whole = beginnings(tensor, call) if call.recomputes and not self.recipe.extent.dense else None
+        if region.numel != self.spec.extent.numel or packed.offset != region.start:
+            whole = beginnings(tensor, call) if call.recomputes and not self.spec.extent.dense else None
             if whole is None or region.start != 0 or region.layout != Layout((region.numel,), (1,)):
                 return
             self.whole = whole
@@ -192,7 +222,7 @@ class Site:
             seed: of the noise.
             bounds: that its elements were clamped to.
         """
-        codec, extent = None if stored is None else stored.codec, self.recipe.extent
+        codec, extent = None if stored is None else stored.codec, self.spec.extent
         on_cpu = self.device.type == "cpu"
         if type(codec) is GroupAffine:
             if bounds and not (extent.layout.contiguous and on_cpu):
@@ -200,12 +230,12 @@ class Site:
             self.encoder, self.parts = COMPRESS_CLAMPED if bounds else COMPRESS, 2
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += bounds
-            self.noise = identity_of(self.recipe.identity)
+            self.noise = identity_of(self.spec.identity)
         elif type(codec) is Standardized:
             order = order_for(codec, codec.groups, extent.layout, self.dtype) if on_cpu else None
             if order is None:  # made by other operators
                 return False
-            self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.recipe.identity)
+            self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.spec.identity)
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += (codec.count, *order)
         elif type(codec) is BitMask and (codec.values == (0, 1) if self.dtype is torch.bool else on_cpu):

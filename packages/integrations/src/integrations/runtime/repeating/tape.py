@@ -34,7 +34,7 @@ class Tape(TorchDispatchMode):
         keeping: how what repetitions read is kept; ``None``: as it is.
 
     Attributes:
-        astray: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
+        mismatch: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
             Nothing is repeated from there on.
         paused: whether what runs is not the forward's.
         ops: that are expected; ``next`` is the place of the one that is expected now.
@@ -44,7 +44,7 @@ class Tape(TorchDispatchMode):
     def __init__(self, schedule: Schedule, keeping: Keeping | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paused = False
-        self.astray = ""
+        self.mismatch = ""
         self.ops, self.next = schedule.ops, 0
         self._keeping: Keeping = _EXACTLY if keeping is None else keeping
         self._schedule = schedule
@@ -75,7 +75,7 @@ class Tape(TorchDispatchMode):
 
     def finish(self) -> None:
         """The forward is over."""
-        if not self.astray and self.next < len(self.ops):
+        if not self.mismatch and self.next < len(self.ops):
             self._leave("nothing")
 
     @left_to_python
@@ -131,9 +131,9 @@ class Tape(TorchDispatchMode):
             later: how it is stored once it is made; ``None``: it is kept until it is read.
         """
         value = self.value_of(tensor)
-        if value == UNPLANNED or not self._schedule.is_made_again(value):
+        if value == UNPLANNED or not self._schedule.is_recomputed(value):
             return None
-        level = self._inner if self._schedule.is_made_inside(value) else self._outer
+        level = self._inner if self._schedule.is_recomputed_inside(value) else self._outer
         segment = level.segment_of.get(value)
         # One that has been used up was so by a backward in the middle of this forward.
         if segment is None or segment.calls is None:
@@ -163,7 +163,7 @@ class Tape(TorchDispatchMode):
     def _planned(self) -> Planned | None:
         """The operator that is expected; ``None`` where nothing is."""
         ops = self.ops
-        return None if self.astray or self.next >= len(ops) else ops[self.next]
+        return None if self.mismatch or self.next >= len(ops) else ops[self.next]
 
     def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
         """The segments in which an operator is to be repeated, of each kind one."""
@@ -229,11 +229,11 @@ class Tape(TorchDispatchMode):
         for (place, tensor), number in zip(new, numbers[len(written) :], strict=True):
             memory.add(tensor, number)
             makes.append((number, place))
-        return None if self.astray else (tuple(makes), tuple(changes))
+        return None if self.mismatch else (tuple(makes), tuple(changes))
 
     def _numbers(self, traits: Traits, count: int, results: Sequence[Any]) -> Sequence[int]:
         """The numbers of the values that the next operator makes."""
-        if not self.astray:
+        if not self.mismatch:
             if self.next == len(self.ops):
                 self._leave(traits.name)
             else:
@@ -254,7 +254,7 @@ class Tape(TorchDispatchMode):
             expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
         else:
             expected = "its end"
-        self.astray = f"at operator {self.next} the plan has {expected}, and there came {found}"
+        self.mismatch = f"at operator {self.next} the plan has {expected}, and there came {found}"
 
 
 def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -81,11 +81,11 @@ class Schedule:
         again, or what is saved may have other shapes than before."""
         return bool(self.recomputed) or self.any_sizes
 
-    def is_made_again(self, value: int) -> bool:
+    def is_recomputed(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is not kept."""
         return self.final(value) in self.recomputed
 
-    def is_made_inside(self, value: int) -> bool:
+    def is_recomputed_inside(self, value: int) -> bool:
         """Whether that is made by an inner segment."""
         return self.final(value) in self.inner
 

@@ -25,7 +25,7 @@ Place = tuple[str, str, str]
 """Module, operator and role."""
 
 
-class Recipe:
+class SavedTensorSpec:
     """One saved tensor of a model.
 
     Attributes:
@@ -72,8 +72,8 @@ class Recipe:
         )
 
 
-class Recipes:
-    """The recipes of one model under one policy, in forwards that follow one plan or none. Threads may share them: each
+class Specs:
+    """The specs of one model under one policy, in forwards that follow one plan or none. Threads may share them: each
     entry is replaced as a whole.
 
     Attributes:
@@ -89,7 +89,7 @@ class Recipes:
         self.first: Site | None = None
         self.placed: int | None = None
         self.others = 0
-        self._recipes: dict[tuple[Place, int], Recipe] = {}
+        self._specs: dict[tuple[Place, int], SavedTensorSpec] = {}
 
     @property
     def need_no_tape(self) -> bool:
@@ -102,30 +102,30 @@ class Recipes:
         self.placed = None
         self.others += 1
 
-    def of(self, tensor: Tensor, place: Place, occurrence: int) -> Recipe:
-        """The recipe for a strided tensor: the one of the forward before, unless shape, strides, dtype, device or the
+    def of(self, tensor: Tensor, place: Place, occurrence: int) -> SavedTensorSpec:
+        """The spec for a strided tensor: the one of the forward before, unless shape, strides, dtype, device or the
         need of a gradient have changed."""
-        recipe = self._recipes.get((place, occurrence))
-        if recipe is None or not recipe.fits(tensor):
+        spec = self._specs.get((place, occurrence))
+        if spec is None or not spec.fits(tensor):
             module, operator, role = place
             saved = SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)
-            recipe = Recipe(saved, Extent.of(tensor))
-            self._recipes[place, occurrence] = recipe
-        return recipe
+            spec = SavedTensorSpec(saved, Extent.of(tensor))
+            self._specs[place, occurrence] = spec
+        return spec
 
 
-class PlannedRecipes:
-    """The recipes of one model, for each of the last plans that its forwards have followed."""
+class PlannedSpecs:
+    """The specs of one model, for each of the last plans that its forwards have followed."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[object, Recipes]] = {}  # by the plan's id, with the plan, so that it stays its own
+        self._found: dict[int, tuple[object, Specs]] = {}  # by the plan's id, with the plan, so that it stays its own
 
-    def under(self, policy: Policy, plan: object = None) -> Recipes:
+    def under(self, policy: Policy, plan: object = None) -> Specs:
         """Those for forwards that follow a plan, or none: the ones of the forward before, unless its policy was
         another."""
         found = self._found.pop(id(plan), None)
         if found is None or found[1].policy != policy:
-            found = plan, Recipes(policy)
+            found = plan, Specs(policy)
         self._found[id(plan)] = found  # the last one, and the first is the one that was not followed for longest
         if len(self._found) > _PLANS:
             self._found.pop(next(iter(self._found)), None)
