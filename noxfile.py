@@ -9,6 +9,7 @@ ACTCORE_TORCH chooses the torch in pip's words, for example ACTCORE_TORCH="torch
 
 import functools
 import os
+import re
 import shlex
 import shutil
 import tarfile
@@ -63,6 +64,13 @@ def also(session: nox.Session, *groups: str) -> None:
         pinned = [f"torch=={run_python(session, '-c', ask, silent=True).strip()}"]
     python = str(ROOT / session.cache_dir.parent / "environment" / "bin" / "python")
     session.run_install(python, "-m", "pip", "install", "--quiet", *pinned, *GROUPS(*groups), external=True)
+    # With -R nothing is installed; what is missing then would be skipped, and look well.
+    names = [re.match(r"[\w-]+", one).group() for one in GROUPS(*groups)]  # type: ignore[union-attr]
+    ask = f"import importlib.metadata as m\nfor n in {names!r}:\n    m.version(n)"
+    try:
+        run_python(session, "-c", ask, silent=True)
+    except nox.command.CommandFailed:
+        session.error(f"the environment lacks some of {', '.join(names)}: run this once without -R")
 
 
 @shared_session(tags=["check"])
@@ -103,7 +111,17 @@ def sanitize(session: nox.Session) -> None:
             "UBSAN_OPTIONS": "print_stacktrace=1",
             "ACTCORE_FUZZ_EXAMPLES": os.environ.get("ACTCORE_FUZZ_EXAMPLES", "2000"),
         }
-        names = ("fuzz", "damaged", "operators", "bits", "masks", "allocation", "allocation_errors", "steps")
+        names = (
+            "fuzz",
+            "damaged",
+            "direct_kernels",
+            "operators",
+            "bits",
+            "masks",
+            "allocation",
+            "allocation_errors",
+            "steps",
+        )
         tests = [f"packages/core/tests/test_{name}.py" for name in names]
         ask = "import actcore; print(*actcore.build_info()['runnable_cpu_kernels'])"
         for kernels in run_python(session, "-c", ask, silent=True, **environment).split():

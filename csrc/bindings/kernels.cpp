@@ -79,10 +79,15 @@ bool put(const ops::Direct& direct, Py_ssize_t place, PyObject* given, uint64_t*
   }
 }
 
-// The tensor of a handle, which is let go.
-Ref taken(uint64_t word) {
+Handle handle_of(uint64_t word) {
   Handle tensor = nullptr;
   std::memcpy(&tensor, &word, sizeof tensor);
+  return tensor;
+}
+
+// The tensor of a handle, which is let go.
+Ref taken(uint64_t word) {
+  const Handle tensor = handle_of(word);
   void* object = nullptr;
   if (torch.to_python(tensor, nullptr, &object) != 0)
     PyErr_SetString(PyExc_RuntimeError, "torch made no object of a tensor; its own words are on stderr");
@@ -99,6 +104,8 @@ bool run(const ops::Direct& direct, uint64_t* stack, Py_ssize_t count) {
   } catch (const std::exception& error) {
     failure = error.what();
     if (failure.empty()) failure = "it failed without a word";
+  } catch (...) {
+    failure = "it failed with something that is no exception";
   }
   PyEval_RestoreThread(thread);
   if (failure.empty()) return true;
@@ -117,7 +124,7 @@ PyObject* call(PyObject* self, PyObject* const* given, size_t flags, PyObject* n
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (put(direct, i, given[i], &stack[static_cast<size_t>(i)])) continue;
     for (Py_ssize_t before = 0; before < i; ++before)
-      if (direct.arguments[before] == 't') taken(stack[static_cast<size_t>(before)]);
+      if (direct.arguments[before] == 't') torch.let_go(handle_of(stack[static_cast<size_t>(before)]));
     return nullptr;
   }
   if (!run(direct, stack.data(), count)) return nullptr;

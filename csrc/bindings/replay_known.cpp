@@ -28,7 +28,8 @@ Known::Known(const py::dict& given) {
   };
   decompress = operation("decompress"), destandardize = operation("destandardize");
   spread = operation("spread"), widen = operation("widen");
-  modes = object("modes"), order = object("order"), before = object("BEFORE"), calling = object("calling");
+  modes = object("modes"), profiled = object("profiled"), order = object("order"), before = object("BEFORE"),
+  calling = object("calling");
   compiles = object("compiles"), dispatch_mode = object("dispatch_mode"), proxy = object("PROXY");
   torch_functions = object("torch_functions");
   call_function = {call, "function"}, call_module = {call, "module"};
@@ -68,9 +69,13 @@ Known::Known(const py::dict& given) {
 bool is_real(PyObject* tensor) { return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter); }
 
 PyObject* Operator::of(PyObject* tensor) const {
-  const bool direct = kernel != Py_None && has(tensor, known->names.is_cpu, Py_True) &&
-                      PyLong_AsLong(Ref(PyObject_CallNoArgs(known->modes)).get()) == 0;
-  return direct ? kernel : by_torch;
+  if (kernel == Py_None || !has(tensor, known->names.is_cpu, Py_True)) return by_torch;
+  for (PyObject* seen_by : {known->modes, known->profiled}) {
+    Ref found(PyObject_CallNoArgs(seen_by));
+    if (!found) PyErr_Clear();
+    if (!found || PyObject_IsTrue(found.get()) != 0) return by_torch;
+  }
+  return kernel;
 }
 
 bool is_same(Ref found, PyObject* expected) {

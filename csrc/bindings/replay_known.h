@@ -54,7 +54,7 @@ struct Names {
 struct Operator {
   PyObject *by_torch = nullptr, *kernel = Py_None;
 
-  // What to call with a tensor, as a mode of torch would see it if there is one.
+  // What to call with a tensor: the operator, where a mode or a profiler of torch is to see it.
   PyObject* of(PyObject* tensor) const;
 };
 
@@ -64,7 +64,7 @@ struct Known {
 
   PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive,
       *narrow, *clamped, *compressed, *entry_type, *exact_type;
-  PyObject *below, *modes, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions;
+  PyObject *below, *modes, *profiled, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions;
   Operator decompress, destandardize, spread, widen;
   Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;
   Field site_function, site_spec, site_place, site_module, site_role, site_occurrence, site_following, site_shape;

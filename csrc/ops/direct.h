@@ -1,5 +1,6 @@
 // Operators as they can be called without torch's dispatcher, which takes longer than quantising a small tensor. For
-// whoever knows that there is nothing to dispatch: torch's own tensors on the CPU, below autograd.
+// whoever knows that there is nothing to dispatch: torch's own tensors on the CPU, below autograd, whose memory holds the
+// elements as they are read (neither lazily negated nor conjugated).
 #pragma once
 
 #include <cstdint>

@@ -101,10 +101,10 @@ def asked(monkeypatch, results, tmp_path):
 def test_defaults(asked):
     assert cli.main(["gnn"]) == 0
     [options] = asked
-    assert options.models == ["gcn", "sage", "gat", "gcnii"]
+    assert options.models == ["gcn", "sage", "gat"]
     assert options.levels == ["L1", "L1.1", "L1.2"]
-    assert (options.dataset, options.device.type, options.seeds, options.epochs) == ("auto", "cpu", 3, 100)
-    assert options.parts == ["train", "memory", "kernels"]
+    assert (options.dataset, options.device.type, options.seeds, options.epochs) == ("auto", "cpu", 1, 100)
+    assert options.parts == ["train", "memory"]
     assert options.anew
     assert {file.name for file in Path("bench-results").iterdir()} == {"gnn-cpu.json", "gnn-cpu.png"}
 
@@ -125,8 +125,14 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
 def test_quick_leaves_out_what_takes_long(asked):
     assert cli.main(["gnn", "--quick"]) == 0
     assert asked[-1].models == ["gcn", "sage", "gat"]
-    assert cli.main(["gnn"]) == 0
+    assert cli.main(["gnn", "--quick", "--seeds", "3"]) == 0
+    assert (asked[-1].models, asked[-1].seeds) == (["gcn", "sage", "gat"], 3)
+
+
+def test_seeds_make_a_long_run(asked):
+    assert cli.main(["gnn", "--seeds", "3"]) == 0
     assert asked[-1].models == ["gcn", "sage", "gat", "gcnii"]
+    assert asked[-1].parts == ["train", "memory", "kernels"]
 
 
 def test_quick_gives_way_to_what_is_said(asked):

@@ -67,7 +67,10 @@ def test_a_rule(own_rules):
     ("operator", "rule", "message"),
     [
         ("mine", Rule(), "operator must be of a library of your own"),
-        ("integrations::linear_randomized", Rule(), "operator must have no rule yet"),
+        ("aten::gelu", Rule(), "operator must be of a library of your own"),
+        ("mylib::op.default", Rule(), "operator must be of a library of your own"),
+        ("integrations::linear_randomized", Rule(), "operator must have no other rule yet"),
+        ("mylib::other", Rule(input="LINEAR"), "rule must have a Need for its input"),
         (3, Rule(), "operator must be a string"),
         ("mylib::other", Need.LINEAR, "rule must be a Rule"),
     ],

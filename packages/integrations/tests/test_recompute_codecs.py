@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import actcore
+import integrations
 from integrations.checkpoint import apply, capture, plan
 from integrations.step.graphs.graph import Graph
 from integrations.step.graphs.schedule import Schedule
@@ -290,3 +291,52 @@ def test_what_is_no_codec():
     model, _ = made(heads, x, **HEADS)
     with pytest.raises(TypeError, match=r"codec must be a codec, such as actcore.GroupAffine\(bits=8\), got 8"):
         apply(model, plan(model, x), codec=8)
+
+
+def with_codec(codec, **options):
+    """A model with a plan whose kept values are stored by a codec, after a step."""
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU()))).train()
+    x = normal(256, 64)
+    apply(model, plan(model, x), codec=codec, **options)
+    model(x).sum().backward()
+    return model, x
+
+
+def test_what_the_handle_says_of_a_codec():
+    """Its error is measured, since no plan knows it."""
+    model, x = with_codec(actcore.GroupAffine(2))
+    handle = integrations.compression(model)
+    with pytest.raises(ValueError, match=r"closure must be given where codec stores what a plan keeps"):
+        handle.gradient_error()
+
+    def closure():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    assert handle.gradient_error(closure).relative > 0.01
+    assert "what is kept stored by GroupAffine(bits=2" in str(handle.report())
+    handle.monitor(closure, every=1)
+    for _ in range(2):
+        model(x).sum().backward()
+    assert handle.last_error.relative > 0.01
+    exact = integrations.compression(with_codec(actcore.Raw())[0])
+    with pytest.raises(ValueError, match="gradients are exact"):
+        exact.monitor(closure)
+
+
+def test_a_state_has_the_shapes_and_says_what_codec_it_was_of():
+    model, _ = with_codec(EIGHT, shapes="refuse")
+    state = integrations.compression(model).state_dict()
+    same, _ = with_codec(EIGHT)
+    integrations.compression(same).load_state_dict(state)
+    assert integrations.compression(same).recomputing.codec == EIGHT
+    with pytest.raises(ValueError, match="inputs must be of the shapes"):
+        same(normal(300, 64))
+    other, _ = with_codec(None)
+    with pytest.warns(UserWarning, match=r"stored what its plan keeps by GroupAffine\(bits=8.*give .*apply the codec"):
+        integrations.compression(other).load_state_dict(state)
+    assert integrations.compression(other).recomputing.codec is None
+    with pytest.raises(ValueError, match="the state's shapes must be 'replan' or 'refuse', got 'any'"):
+        integrations.compression(other).load_state_dict(
+            {**state, "recomputing": {**state["recomputing"], "shapes": "any"}}
+        )

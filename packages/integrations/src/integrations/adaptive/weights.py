@@ -21,8 +21,7 @@ taken for all that it knows; the rest keeps its weight by the rules, corrected a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from integrations.adaptive.measurement import Measurement
@@ -99,11 +98,6 @@ def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
             concerned = _VECTOR / layers
         weights[last[save.value]] += part * concerned
     return tuple(weights)
-
-
-def weights_by(measurement: Measurement | None) -> Callable[[Graph, Sequence[Save]], tuple[float, ...]]:
-    """``measured_weights`` of a measurement; ``usual_weights`` without one."""
-    return usual_weights if measurement is None else partial(measured_weights, measurement=measurement)
 
 
 def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measurement) -> tuple[float, ...]:

@@ -8,8 +8,7 @@
 Stands on ``actcore``'s search and takes up Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
 graphs" (CVPR 2021): ``optimal_grad_checkpointing`` is the call of its README.
 
-Imports run downwards only: applied.py and optimal.py; compiled/; planning/; execution/ and capturing/, of which neither
-knows the other; costs/; graphs/; dispatch/.
+These are the calls; captures are in ``integrations.step``, the search in ``planning``, repetitions in ``runtime``.
 """
 
 from integrations.checkpoint.applied import apply, plan_of, restore_model

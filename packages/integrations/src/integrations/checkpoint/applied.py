@@ -28,7 +28,7 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
     bit where its operators are deterministic. Weights, hooks, ``state_dict`` keys and the class stay; ``eval()``,
     ``no_grad`` and ``inference_mode`` are not affected; ``restore_model`` undoes it. Apply it to the module that
     DistributedDataParallel wraps, before or after it does. ``integrations.compression(model).report()`` tells what was
-    kept and what was recomputed.
+    kept and what was recomputed. A part of a model may have a plan of its own, with a handle and a report of its own.
 
     Args:
         model: the one that the plan was made for, or another of the same modules and shapes.
@@ -38,7 +38,8 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
             the same budget, in the time of a capture; ``"refuse"`` raises.
         codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. Stored
             so is what a level would round (``docs/operators.md``); what backward asks no more of than signs, masks or
-            indices is stored exactly, in as few bits as that takes, and all else is kept. What is computed again
+            indices is stored exactly, in as few bits as that takes, and all else is kept. Where rows are normalised one
+            by one, groups of a ``GroupAffine`` are of one row, whatever size it has. What is computed again
             follows from the stored values, so gradients are no longer those of the model bit for bit. Each forward
             rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is computed again, too.
 

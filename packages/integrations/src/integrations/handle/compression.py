@@ -199,13 +199,19 @@ class Compression(HandleState):
 
         Raises:
             TypeError: the closure cannot be called.
-            ValueError: there is neither a closure nor a plan, or the level is off.
+            ValueError: there is neither a closure nor a plan, or the level is off; or there is no closure, and what the
+                plan keeps is stored by a codec, of which the plan knows nothing.
             RuntimeError: as for ``adapt``.
         """
         if closure is not None:
             return measure_error(self, closure)
         followed = None if self.recomputing is None else self.recomputing.plan
         if followed is not None and self.level.off:
+            if self.recomputing is not None and self.recomputing.codec is not None:
+                raise ValueError(
+                    "closure must be given where codec stores what a plan keeps, which predicts no error: "
+                    "handle.gradient_error(closure)"
+                )
             known = followed.measured
             return GradientError(followed.choice.error if known is None else known, measured=known is not None)
         if self.plan is None:

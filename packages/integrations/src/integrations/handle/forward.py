@@ -29,6 +29,7 @@ from integrations.common.compiling import (
 from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.common.warn import warn
 from integrations.handle.compression import Compression
+from integrations.handle.handle_state import HandleState
 from integrations.handle.handles import handle_of
 from integrations.handle.running import RunningSession
 from integrations.planning.plan import Plan
@@ -57,6 +58,8 @@ class CompressedForward(ForwardWrapper):
         if torch.compiler.is_compiling():
             alone = self._compiled
             if alone is not None:
+                if self.handle.recomputing is not None and self.handle.recomputing.codec is not None:
+                    _told_of_codec(self.handle.key)
                 return alone.trace(self.forward, args, kwargs)
             if self.handle.active and _breaks_graph(self.handle.key):
                 return _apart(self, args, kwargs)
@@ -124,19 +127,28 @@ def _open(
     if copy is not None:
         return None, run, copy
     if forward._compiled is not None:
-        _tell_of_codec(forward)
+        _tell_of_codec(forward.handle)
         return None, forward._compiled.run, forward.forward
     session = forward.handle.session_of_forward(args, kwargs, compiled=True)
     if session is None:
         return None, run, forward.forward
     session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
     if session.plan is not None:
+        _tell_of_codec(forward.handle)
         return session, _compiled_for(forward, session.plan).run, forward.forward
     return session, run, forward.forward
 
 
-def _tell_of_codec(forward: CompressedForward) -> None:
-    handle = forward.handle
+@torch.compiler.assume_constant_result
+def _told_of_codec(key: str) -> bool:
+    """``_tell_of_codec`` while dynamo traces."""
+    handle = handle_of(key)
+    if handle is not None:
+        _tell_of_codec(handle)
+    return True
+
+
+def _tell_of_codec(handle: HandleState) -> None:
     if handle.recomputing is not None and handle.recomputing.codec is not None:
         handle.warn_once(
             "codec",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
-from actcore import Codec
+from actcore import Codec, Raw
 from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.ranks import come_together
 from integrations.common.locking import OwnLock
+from integrations.common.warn import warn
 from integrations.measuring.bounded import Weights, chosen, front_of, with_error_measured
 from integrations.measuring.together import Answer, of_rank_0
 from integrations.planning.attempts import Attempts
@@ -27,8 +28,10 @@ from integrations.runtime.following import Following
 from integrations.step.graphs.fingerprint import fingerprint
 from integrations.step.graphs.sharding import class_of
 from integrations.step.graphs.signature import Signature
+from integrations.storing.regions import inner
 from integrations.storing.ways import through
 
+_ADDED = {"shapes", "codec"}  # to a state, by a later version of it
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
 
@@ -170,6 +173,8 @@ class Recomputing:
     @property
     def rounds(self) -> bool:
         """Whether plans may round, where the level does not."""
+        if self.codec is not None and not isinstance(inner(self.codec), Raw):
+            return True
         return bool(self._bounds.error) if not isinstance(self.asked, Plan) else self.asked.error > 0
 
     def following(
@@ -267,7 +272,8 @@ class Recomputing:
         count = len(plan.segments)
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
-        return f"By a plan: {peak}{_error_of(plan)}; backward makes again {again}"
+        stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
+        return f"By a plan: {peak}{stored}; backward makes again {again}"
 
     def title(self) -> str:
         """What was asked for, for a report."""
@@ -280,16 +286,18 @@ class Recomputing:
         return {
             "asked": asked.content() if isinstance(asked, Bounds) else asked,
             "plan": None if plan is None else plan.to_json(),
+            "shapes": self.shapes,
+            "codec": None if self.codec is None else str(self.codec),
         }
 
     @staticmethod
     def of(state: Mapping[str, Any], model: nn.Module, level: Level, before: Recomputing | None = None) -> Recomputing:
-        """The one that ``state`` is of. What no state holds is as it was ``before``.
+        """The one that ``state`` is of. A codec, which no state holds, is the one that was there ``before``.
 
         Raises:
             ValueError: it has another form, or a plan of another model.
         """
-        if not isinstance(state, Mapping) or set(state) != {"asked", "plan"}:
+        if not isinstance(state, Mapping) or set(state) | _ADDED != {"asked", "plan"} | _ADDED:
             raise ValueError(f"the state's checkpoint must be what state_dict returned, got {state!r:.80}")
         asked: Any = state["asked"]
         try:
@@ -305,7 +313,15 @@ class Recomputing:
             asked = plan if asked is None else asked
             if not isinstance(asked, Bounds):
                 require_asked(asked)
-        shapes, codec = ("replan", None) if before is None else (before.shapes, before.codec)
+        shapes: Any = state.get("shapes", "replan")
+        if shapes not in get_args(Shapes):
+            raise ValueError(f"the state's shapes must be 'replan' or 'refuse', got {shapes!r}")
+        codec = None if before is None or not level.off else before.codec
+        if state.get("codec") is not None and codec is None:
+            warn(
+                f"the state is of a {class_of(model).__name__} that stored what its plan keeps by {state['codec']}, "
+                "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
+            )
         found = Recomputing(model, asked, level, shapes, codec)
         if plan is not None and found.plans is None:
             found.plans = _Fronts(plan, level)

@@ -13,8 +13,9 @@ from integrations.rules.levels import Level, resolve_level
 if TYPE_CHECKING:
     from integrations.handle.compression import Compression
 
-STATE_VERSION = 6
-"""1 had no plan, 2 no monitor, 3 no shapes of parameters, 4 nothing that is recomputed, 5 no bounds and no stores."""
+STATE_VERSION = 7
+"""1 had no plan, 2 no monitor, 3 no shapes of parameters, 4 nothing that is recomputed, 5 no bounds and no stores,
+6 neither shapes nor codec."""
 _KEYS = ("version", "level", "options", "step", "adaptive", "monitor", "recomputing")
 
 

@@ -117,6 +117,7 @@ _OPERATORS = (
     (_JUMPS, "selu prelu rrelu abs prod cumprod"),
 )
 
+_TORCHS = ("torch", "aten", "prims", "prim", "builtins")
 _rules = {name: rule for rule, names in _OPERATORS for name in names.split()}
 RULES = MappingProxyType(_rules)
 """Rules by operator name (see ``operator_name``)."""
@@ -136,20 +137,24 @@ def add_rule(operator: str, rule: Rule) -> None:
         rule: what backward needs of the tensors that it saves; ``Need.EXACT`` of all that is not named.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: the operator has a rule, or is one of torch's.
+        TypeError: an argument, or a part of the rule, has the wrong type.
+        ValueError: the operator has another rule, is one of torch's, or has no such name.
     """
     if not isinstance(operator, str):
         raise TypeError(f"operator must be a string, such as 'mylib::scaled_linear', got {operator!r}")
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be a Rule, such as Rule(input=Need.LINEAR), got {rule!r}")
-    if "::" not in operator:
+    for role in ("input", "other", "result", "internal", "recomputed"):
+        if not isinstance(rule.need(role), Need):
+            raise TypeError(f"rule must have a Need for its {role}, such as Need.LINEAR, got {rule.need(role)!r}")
+    library, _, name = operator.partition("::")
+    if not library.isidentifier() or not name.isidentifier() or library in _TORCHS:
         raise ValueError(
             f"operator must be of a library of your own, named 'library::operator', got {operator!r}; rules of torch's "
             "operators are in integrations/rules/rules.py"
         )
-    if operator in _rules:
-        raise ValueError(f"operator must have no rule yet, got {operator!r}, which has one")
+    if _rules.get(operator, rule) != rule:
+        raise ValueError(f"operator must have no other rule yet, got {operator!r}, which has one")
     _rules[operator] = rule
 
 

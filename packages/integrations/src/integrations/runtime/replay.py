@@ -173,6 +173,11 @@ def _nothing(tensor: Tensor) -> None:
     """Packs nothing."""
 
 
+def _decoder(operator: torch._ops.OpOverload) -> tuple[Any, Any]:
+    """An operator, and what does the same without torch's dispatcher."""
+    return (operator, None) if FORCED_OFF else with_kernel(operator)
+
+
 BOUND = {
     "Tensor": Tensor,
     "Parameter": nn.Parameter,
@@ -200,11 +205,12 @@ BOUND = {
     "torch_functions": torch._C._len_torch_function_stack,
     "below_autograd": torch._C._AutoDispatchBelowAutograd,
     "modes": torch._C._len_torch_dispatch_stack,
-    "decompress": with_kernel(torch.ops.actcore.group_affine_decompress.default),
-    "destandardize": with_kernel(DECOMPRESS),
+    "profiled": torch._C._autograd._profiler_enabled,
+    "decompress": _decoder(torch.ops.actcore.group_affine_decompress.default),
+    "destandardize": _decoder(DECOMPRESS),
     "order": order_of,
-    "widen": with_kernel(torch.ops.actcore.narrow_decompress.default),
-    "spread": with_kernel(torch.ops.actcore.bit_mask_decompress.default),
+    "widen": _decoder(torch.ops.actcore.narrow_decompress.default),
+    "spread": _decoder(torch.ops.actcore.bit_mask_decompress.default),
 }
 """What of Python the part in C knows, by the names that it has there."""
 

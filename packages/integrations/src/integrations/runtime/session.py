@@ -42,11 +42,6 @@ from integrations.watching.tracker import CallTracker
 _innermost = threading.local()  # .session: the one entered last in this thread
 
 
-def is_compressing() -> bool:
-    """Whether this thread is in a compressed forward or block."""
-    return getattr(_innermost, "session", None) is not None
-
-
 class Session:
     """A context in which every tensor that autograd saves is stored as the level says.
 
