@@ -1,4 +1,5 @@
 import gc
+import os
 import threading
 import weakref
 
@@ -13,6 +14,8 @@ from .nets import assert_nothing_active
 def pytest_configure(config):
     """Many models here are made so that nothing can be compressed; test_never_silent.py is about the warning."""
     config.addinivalue_line("filterwarnings", "ignore:.*nothing is stored in fewer bytes:UserWarning")
+    if "PYTEST_XDIST_WORKER" in os.environ:  # workers are told the width of the terminal, which tables would take
+        os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(autouse=True, scope="session")

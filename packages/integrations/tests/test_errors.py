@@ -89,7 +89,7 @@ def test_asking_what_is_no_model(function):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 99}, "state must be of version 6, got 99"),
+        ({"version": 99}, "state must be of version 7, got 99"),
         ({"colour": 1}, "state must have what state_dict returned and no more; it adds colour"),
         ({"adaptive": {"plan": None}}, "the state of L1 must have no plan, got"),
         ({"options": {"adaptive": True}}, "the state of L1 with adaptive=True must have what it has measured"),

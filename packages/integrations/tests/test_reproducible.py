@@ -90,7 +90,7 @@ def test_a_handles_state_is_plain():
     handle = integrations.compression(Trainer().model)
     state = handle.state_dict()
     assert state == {
-        "version": 6,
+        "version": 7,
         "level": "L1.2",
         "options": dataclasses.asdict(integrations.LEVELS["L1.2"]),
         "step": 0,
