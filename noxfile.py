@@ -75,9 +75,9 @@ def also(session: nox.Session, *groups: str) -> None:
 
 @shared_session(tags=["check"])
 def tests(session: nox.Session) -> None:
-    """Run every test of the three packages, two files at a time. What follows `--` goes to pytest."""
+    """Run every test of the three packages. What follows `--` goes to pytest: `-n 2 --dist loadfile` for two at once."""
     also(session, "models")
-    run_python(session, "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
+    run_python(session, "-m", "pytest", *session.posargs)
 
 
 @shared_session(tags=["check"])

@@ -127,8 +127,8 @@ def test_scratch_and_seconds_of_a_cpu(on_cpu):
     _, (median, product, small, *_), _, _ = on_cpu
     if median.scratch == 0:
         pytest.skip("not measured: the system does not tell what is resident")
-    # What else comes and goes in the process, and pages that each CPU counts by itself, 32 of 4 KiB at a time.
-    besides = 256 * 1024
+    # Pages that each of two CPUs counts by itself, 32 of 4 KiB at a time, in each of two readings.
+    besides = 2 * 2 * 128 * 1024
     assert abs(median.scratch + 4 - 4 * (1 << 20)) <= besides  # its result, of 4 bytes, is no scratch
     assert max(product.scratch, small.scratch) <= besides
     assert median.seconds > small.seconds > 0
