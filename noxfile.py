@@ -75,7 +75,7 @@ def also(session: nox.Session, *groups: str) -> None:
 
 @shared_session(tags=["check"])
 def tests(session: nox.Session) -> None:
-    """Run every test of the three packages. What follows `--` goes to pytest: `-n 2 --dist loadfile` for two at once."""
+    """Run every test of the three packages. What follows `--` goes to pytest; `-n 2 --dist loadfile` runs two files."""
     also(session, "models")
     run_python(session, "-m", "pytest", *session.posargs)
 
