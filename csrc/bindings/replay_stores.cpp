@@ -199,6 +199,16 @@ Ref stored(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, Py
   return noted(self, std::move(record)) ? std::move(held) : Ref();
 }
 
+// What autograd holds of a tensor of whose memory no region tells others, with a record of it.
+Ref told(Replay* self, PyObject* site, PyObject* storage, PyObject* address, bool known_before, Ref held) {
+  Ref record = copy_of(known->site_record.of(site));
+  Ref nbytes = known_before ? Ref(PyLong_FromLong(0)) : called(storage, known->names.nbytes);
+  if (!held || !record || !nbytes) return Ref();
+  known->record_original.set(record.get(), std::move(nbytes));
+  if (!known_before && !put(self, storage, address, Ref(PyList_New(0)))) return Ref();
+  return noted(self, std::move(record)) ? std::move(held) : Ref();
+}
+
 // Stores a tensor for one operator alone, whatever else is saved of its memory.
 Ref formed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, bool known_before,
            Form form) {
@@ -211,12 +221,7 @@ Ref formed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, Py
     if (!fields || PyDict_SetItem(fields.get(), known->names.compressed, value.get()) < 0) return Ref();
     held = with_fields(Py_TYPE(held.get()), std::move(fields));
   }
-  Ref record = copy_of(known->site_record.of(site));
-  Ref nbytes = known_before ? Ref(PyLong_FromLong(0)) : called(storage, known->names.nbytes);
-  if (!held || !record || !nbytes) return Ref();
-  known->record_original.set(record.get(), std::move(nbytes));
-  if (!known_before && !put(self, storage, address, Ref(PyList_New(0)))) return Ref();
-  return noted(self, std::move(record)) ? std::move(held) : Ref();
+  return told(self, site, storage, address, known_before, std::move(held));
 }
 
 // Leaves a tensor to be made again when backward reads it. None where nobody can make it.
@@ -225,12 +230,7 @@ Ref recomputed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage
   PyObject* again = at(self, Replay::kAgain);
   Ref held = again == Py_None ? Ref::to(Py_None) : Ref(PyObject_CallOneArg(again, tensor));
   if (!held || held.get() == Py_None) return held;
-  Ref record = copy_of(known->site_record.of(site));
-  Ref nbytes = known_before ? Ref(PyLong_FromLong(0)) : called(storage, known->names.nbytes);
-  if (!record || !nbytes) return Ref();
-  known->record_original.set(record.get(), std::move(nbytes));
-  if (!known_before && !put(self, storage, address, Ref(PyList_New(0)))) return Ref();
-  return noted(self, std::move(record)) ? std::move(held) : Ref();
+  return told(self, site, storage, address, known_before, std::move(held));
 }
 
 // How a tensor is stored whose memory was saved before, as Site.sharing has it.

@@ -29,31 +29,8 @@ UNBOUNDED = Bounds(error=0.0, stores=AGAIN)
 
 @dataclass(frozen=True)
 class Solution(ABC):
-    """A choice of how values wait for backward, among those that none other beats.
-
-    Attributes:
-        model: the class of the model.
-        graph: its training step: of the forward as it is; of a plan for a level, of the forward at that.
-        choice: what is kept, how, and what is made again.
-        front: all choices, by rising peak and falling seconds; the last adds the least time.
-        peak_bound: no choice has a lower peak.
-        exact: whether all choices were tried, so that none is missing from the front.
-        bounds: what it was asked to keep to. An error of 0 makes gradients as they are; ``None`` is that of a plan for
-            a level. A plan that was asked for neither memory nor time has the least peak of its front.
-        objective: by which the choice was made, where nothing was asked for.
-        capture_seconds, search_seconds: that planning took.
-        loss: from the model's output to what is differentiated, for plans that are made for other inputs. It is not
-            saved, so that those of a plan that was loaded start from what they would without one, with a warning.
-        menus: the stores that the graph's values may wait in; ``None``: none.
-        rounded: the training step where what backward reads is rounded, if there are choices of that, too.
-        rounded_menus: the stores of its values.
-        level: the level as which everything is stored that the choice has no store for; ``None``: it is kept as it is.
-        also: the plans of the same call for other inputs, none of which are within these or one another.
-        measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
-            ``choice.error`` is what there is.
-        unmeasured: why not, if somebody tried.
-        others: the plans of the same graphs for another bound on the error or state of the gradients that were made.
-    """
+    """A choice of how values wait for backward, among those that none other beats. Its fields are the attributes of
+    ``Plan``, which says what they are."""
 
     model: str
     graph: Graph

@@ -12,22 +12,7 @@ from integrations.storing.records import RECOMPUTED
 
 @dataclass(frozen=True)
 class Content:
-    """What a compressed forward saved.
-
-    Attributes:
-        level: name of the level, and what was changed of it: ``"L1 with bits=6"``.
-        rows: one per saved tensor, in the order of saving.
-        off: whether the level compresses nothing.
-        offload: whether the level takes what is stored to host memory.
-        plan: where the bits of an adaptive level come from, in words; empty at other levels.
-        monitor: what the monitor found, in words; empty without one.
-        recomputed: by which plan backward makes tensors again, in words; empty without one.
-        model: the model's class, for titles.
-        note: how the report came about, where no step of a training made it; empty otherwise.
-        exchanged: what layers were exchanged for others that keep less, in words; empty without.
-        loss: whose loss was counted, in words; empty where none is known.
-        gradient_bytes: of the gradient that its backward makes of what the model returns; 0 where none is known.
-    """
+    """What a compressed forward saved. Its fields are the attributes of ``Report``, which says what they are."""
 
     level: str
     rows: Sequence[Row]

@@ -154,7 +154,9 @@ def add_rule(operator: str, rule: Rule) -> None:
             "operators are in integrations/rules/rules.py"
         )
     if _rules.get(operator, rule) != rule:
-        raise ValueError(f"operator must have no other rule yet, got {operator!r}, which has one")
+        raise ValueError(
+            f"operator must have no other rule yet, got {operator!r}, which has one: take another name for yours"
+        )
     _rules[operator] = rule
 
 
