@@ -340,3 +340,12 @@ def test_a_state_has_the_shapes_and_says_what_codec_it_was_of():
         integrations.compression(other).load_state_dict(
             {**state, "recomputing": {**state["recomputing"], "shapes": "any"}}
         )
+
+
+@pytest.mark.parametrize("around", [False, True])  # the model itself is compiled, or a function that calls it
+def test_compiled_code_says_that_it_uses_no_codec(around):
+    torch._dynamo.reset()
+    model, x = with_codec(EIGHT)
+    forward = torch.compile((lambda x: model(x) * 2) if around else model, backend="aot_eager")
+    with pytest.warns(UserWarning, match="codec stores nothing there"):
+        forward(x).sum().backward()

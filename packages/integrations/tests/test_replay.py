@@ -165,8 +165,8 @@ def test_what_a_plan_recomputes_is_decided_once(decided: list[str]) -> None:
     assert 0 < decided.count("stored") <= decided.count("anew") < 8
 
 
-def test_a_mode_sees_the_codec() -> None:
-    """Which is called without torch's dispatcher where no mode is."""
+def test_a_mode_and_a_profiler_see_the_codec() -> None:
+    """It is called without torch's dispatcher where neither is."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     integrations.compress_model(model, "L1", min_bytes=0)
     for number in range(3):
@@ -182,6 +182,10 @@ def test_a_mode_sees_the_codec() -> None:
         model(_input(3)).sum().backward()
     assert "actcore.group_affine_compress.default" in seen
     assert "actcore.group_affine_decompress.default" in seen
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        model(_input(4)).sum().backward()
+    names = {event.key for event in profiled.key_averages()}
+    assert {"actcore::group_affine_compress", "actcore::group_affine_decompress"} <= names
 
 
 @pytest.mark.parametrize("skips", ["the backward", "one reader", "none"])

@@ -150,10 +150,10 @@ def compression(model: nn.Module) -> Compression:
         TypeError: ``model`` is not a module.
         ValueError: the model is not compressed.
     """
-    return handle_in(model).for_user()
+    return _handle_in(model).for_user()
 
 
-def handle_in(model: nn.Module) -> Compression:
+def _handle_in(model: nn.Module) -> Compression:
     """The handle itself, which does not keep the model. See ``compression``."""
     _require_module(model)
     model = compiled_module(model)
@@ -181,7 +181,7 @@ def restore_model(model: Model) -> Model:
     _require_module(model)
     if _HANDLE not in compiled_module(model).__dict__ and (others := _ways_back(compiled_module(model))):
         raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
-    handle = handle_in(model)
+    handle = _handle_in(model)
     inner = handle.model
     Exchanges.undo(inner)  # which may refuse: everything is as it was then
     handle.closed = True

@@ -72,7 +72,7 @@ class ForwardWrapper(ABC):
 
     @staticmethod
     def all_of(model: nn.Module) -> Iterator[ForwardWrapper]:
-        """The model's stand-ins, the outermost first; none where somebody else has wrapped them."""
+        """The model's wrappers, the outermost first; none where somebody else has wrapped them."""
         found: Any = model.__dict__.get("forward")
         while isinstance(found, ForwardWrapper):
             yield found
@@ -80,13 +80,13 @@ class ForwardWrapper(ABC):
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """The model's stand-in of this kind, which others may stand before; ``None`` where somebody else has wrapped
+        """The model's wrapper of this kind, which others may stand before; ``None`` where somebody else has wrapped
         it, or there is none."""
         return next((found for found in ForwardWrapper.all_of(model) if isinstance(found, cls)), None)
 
     @staticmethod
     def require_none(model: nn.Module, way_out: str) -> None:
-        """Refuses a model of which a part has a stand-in that sees to what is kept.
+        """Refuses a model of which a part has a wrapper that sees to what is kept.
 
         Args:
             model: the model.
@@ -114,7 +114,7 @@ class ForwardWrapper(ABC):
         self.model.__dict__["forward"] = self
 
     def take_out(self) -> None:
-        """Puts the original back, into the model or into the stand-in that came after this one. Where somebody else has
+        """Puts the original back, into the model or into the wrapper that came after this one. Where somebody else has
         wrapped this, it stays, and is called from then on."""
         own = self.model.__dict__
         outer: Any = own.get("forward")
