@@ -18,6 +18,8 @@ FLOORS = (
     *("handle", "measuring", "qmodules", "fewbit", "runtime", "planning", "report"),
     *("adaptive", "step", "watching", "storing", "calls", "rules", "common", "fit"),
 )
+# The files that are below all rooms, the upper one first: what is private in torch, and what becomes of a name of it.
+LOWEST = ("_torch", "_names")
 
 
 def module_of(path):
@@ -52,12 +54,12 @@ def room_of(module):
     if module == "integrations._version":
         return "common"
     room = module.split(".")[1:2]
-    return room[0] if room and room[0] in FLOORS else ""
+    return room[0] if room and room[0] in (*FLOORS, *LOWEST) else ""
 
 
 def upwards(graph):
     """The imports of a room below by one above it."""
-    floors = {room: floor for floor, room in enumerate(("", *FLOORS))}
+    floors = {room: floor for floor, room in enumerate(("", *FLOORS, *LOWEST))}
     return [
         (module, other)
         for module, other in graph.edges

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from integrations._torch import get_sequence_nr
 from integrations.calls.history import MOST_NODES, node_of
 
 PARAMETER = -1  # the gradient ends in a parameter
@@ -40,7 +40,7 @@ class Graph:
         self.edges: list[list[tuple[int, int]]] = []
         # The wrappers of nodes that are alive are unique, so identity finds a node again.
         self._index: dict[Node, int] = {}
-        self._start = torch._C._autograd._get_sequence_nr()  # nodes are numbered as they are made
+        self._start = get_sequence_nr()  # nodes are numbered as they are made
 
     @property
     def full(self) -> bool:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from integrations._torch import RESET_HOOKS, DisableTorchFunction
 from integrations.adaptive.surroundings import Met, surroundings
-from integrations.calls.history import RESET_HOOKS
 from integrations.calls.tensors import storage_of, tensors_in
 from integrations.common.random_states import random_states
 from integrations.common.storages import StorageSet
@@ -89,7 +89,7 @@ class _Guard(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             given = list(tensors_in((args, kwargs)))
             self._met.leaves(given)
             self._met.running_modules()

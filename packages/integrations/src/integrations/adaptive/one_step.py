@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from integrations._torch import TorchDispatchMode, tree_leaves
 from integrations.calls.tensors import tensors_in
 from integrations.common.plain import has_elements
 from integrations.step.capturing.capture import capturing, is_only_read

@@ -33,6 +33,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from actcore import GroupAffine, SavedTensor, stream_of
+from integrations._torch import DisableTorchFunction, current_autograd_node, queue_callback
 from integrations.adaptive.copies import Copy, Stored, copy_of, elements_of, is_kept, layout_of, unpacked_from
 from integrations.adaptive.errors import Error
 from integrations.adaptive.graph import NOWHERE, PARAMETER, Graph, backward_of
@@ -153,8 +154,8 @@ class Probe:
                 return
             self.forward_is_over()
         if not self._gains:
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        with torch._C.DisableTorchFunction():
+            queue_callback(self._finish)
+        with DisableTorchFunction():
             try:
                 self._measure(place, results, gradients)
             except Exception:  # such as one of a gradient's layout: no part of the step may fail for being measured
@@ -173,7 +174,7 @@ class Probe:
 
     def _repeat(self, place: int, results: Gradients, gradients: Gradients) -> bool:
         """Measures a node's gains and effects by calling it; whether that was possible."""
-        node: Node | None = torch._C._current_autograd_node()
+        node: Node | None = current_autograd_node()
         if node is None:
             return False
         unpacked: list[Packed] = []

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
+from integrations._torch import get_active_ddp_module
 from integrations.adaptive.measurement import Measurement
 from integrations.step.graphs.sharding import distributed, is_unit
 
@@ -33,7 +33,7 @@ def come_together(model: nn.Module, inputs: str) -> bool:
     """
     if not distributed():
         return False
-    around = DistributedDataParallel._get_active_ddp_module()
+    around = get_active_ddp_module()
     if around is not None:
         ranks = torch.distributed.get_world_size(around.process_group)
         whole = around.module is model and ranks == torch.distributed.get_world_size()

@@ -24,6 +24,13 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from integrations._torch import (
+    DisableTorchFunction,
+    cur_sdpa_kernel_backends,
+    in_forward_mode,
+    peek_interpreter_stack,
+    top_saved_tensors_default_hooks,
+)
 from integrations.calls import attention_kernels as kernels
 from integrations.common.autocast import is_available
 from integrations.common.plain import PLAIN, has_elements
@@ -131,7 +138,7 @@ class _Recomputed(Function):
         options = ctx.attention.options
         if not twice and (ctx.fused or (ctx.masked and kernels.is_plain(*stored, options))):
             # A block of integrations.compress may be open still. This is nobody's forward.
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 if ctx.fused:
                     output, sums = kernels.fused(*stored, options) if ctx.remade is None else ctx.remade.tensors()
                     three = kernels.of_fused(gradient, *stored, output, sums, options)
@@ -140,7 +147,7 @@ class _Recomputed(Function):
                         three = kernels.of_dropped(gradient, left, *stored, options)
             needed = zip(three, ctx.needs_input_grad, strict=False)
             return *(one if needs else None for one, needs in needed), None, None, None, None
-        with torch._C.DisableTorchFunction(), torch.enable_grad(), _exact():
+        with DisableTorchFunction(), torch.enable_grad(), _exact():
             tensors: tuple[Any, ...] = tuple(_alias(tensor, twice) for tensor in stored)
             query, key, value, mask = tensors
             wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
@@ -175,7 +182,7 @@ def recomputed(function: Callable[..., Tensor], given: Arguments, remaking: Rema
         return None
     if not torch.is_grad_enabled() or not any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if peek_interpreter_stack() is not None or in_forward_mode():
         return None
     device = tensors[0].device
     if not is_available(device.type):
@@ -211,7 +218,7 @@ def _alias(tensor: Tensor | None, history: bool) -> Tensor | None:
 def _exact() -> Iterator[None]:
     """Keeps the hooks that are active from what is saved inside."""
     with ExitStack() as contexts:
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if top_saved_tensors_default_hooks(True) is not None:
             # Detached: a node that held its own result would never be freed.
             contexts.enter_context(saved_tensors_hooks(Tensor.detach, _itself))
         yield
@@ -227,7 +234,7 @@ def _autocast(kind: str) -> tuple[bool, torch.dtype]:
 
 def _backends() -> list[SDPBackend]:
     """The kernels that the user allows, in the order of preference."""
-    backends: list[SDPBackend] = torch.nn.attention._cur_sdpa_kernel_backends(with_priority=True)
+    backends: list[SDPBackend] = cur_sdpa_kernel_backends(with_priority=True)
     return backends
 
 

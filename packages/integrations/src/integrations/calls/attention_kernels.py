@@ -14,8 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import _disable_current_modes
 
+from integrations._torch import (
+    disable_current_modes,
+    fused_sdp_choice,
+    safe_softmax,
+    scaled_dot_product_attention_math,
+    scaled_dot_product_flash_attention_for_cpu,
+    scaled_dot_product_flash_attention_for_cpu_backward,
+    softmax_backward_data,
+)
 from integrations.common.plain import has_elements
 
 Options = dict[str, Any]
@@ -23,10 +31,9 @@ Options = dict[str, Any]
 Gradients = tuple[Tensor, Tensor, Tensor]
 """Of query, key and value."""
 
-_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_MATH = torch.ops.aten._scaled_dot_product_attention_math.default
-_SOFTMAX = torch.ops.aten._safe_softmax.default
+_FUSED = scaled_dot_product_flash_attention_for_cpu
+_FUSED_BACKWARD = scaled_dot_product_flash_attention_for_cpu_backward
+_MATH = scaled_dot_product_attention_math
 # Bytes of query, key and value to one of a dropout mask that is kept.
 _MASK_SHARE = 16
 
@@ -130,11 +137,11 @@ def of_dropped(
     added = _added(mask, query.dtype)
     if added is not None:
         logits = logits + added
-    probabilities = _SOFTMAX(logits, -1)
+    probabilities = safe_softmax(logits, -1)
     noise = _noise(left, query, options)
     of_value = (probabilities * noise).transpose(-2, -1) @ gradient
     of_probabilities = (gradient @ value.transpose(-2, -1)).mul_(noise)
-    of_logits = torch._softmax_backward_data(of_probabilities, probabilities, -1, query.dtype)
+    of_logits = softmax_backward_data(of_probabilities, probabilities, -1, query.dtype)
     of_key = (queries.transpose(-2, -1) @ of_logits).transpose(-2, -1)
     return (of_logits @ keys).mul_(scale), of_key.mul_(scale), of_value
 
@@ -163,10 +170,10 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> int:
     """Torch's, which is made by whether gradients are enabled, too."""
     if not has_elements(query):
-        with _disable_current_modes(), _unfilled():
+        with disable_current_modes(), _unfilled():
             return _choice(_real(query), _real(key), _real(value), None if mask is None else _real(mask), options)
     with torch.enable_grad():
-        choice: int = torch._fused_sdp_choice(query, key, value, mask, **options)
+        choice: int = fused_sdp_choice(query, key, value, mask, **options)
     return choice
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch.utils import checkpoint as torch_checkpoint
 
+from integrations._torch import CheckpointFrame
+
 
 def checkpoint_of(hook: Any) -> Any:
     """The checkpoint whose pack hook this is; ``None`` for other hooks, such as that of a segment's second run."""
-    kind = getattr(torch_checkpoint, "_CheckpointFrame", None)
     code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
-    if kind is None or code is None or "frame" not in code.co_freevars or hook.__module__ != torch_checkpoint.__name__:
+    if code is None or "frame" not in code.co_freevars or hook.__module__ != torch_checkpoint.__name__:
         return None
     found = cells[code.co_freevars.index("frame")].cell_contents
-    return found if isinstance(found, kind) else None
+    return found if isinstance(found, CheckpointFrame) else None

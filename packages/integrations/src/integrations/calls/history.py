@@ -11,10 +11,6 @@ from __future__ import annotations
 from torch import Tensor
 from torch.autograd.graph import Node
 
-# Torch calls it for a tensor that gets another history, through the modes that are on, and holds a view's lock
-# meanwhile: who then asks the view for its history never returns.
-RESET_HOOKS = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
-
 MOST_NODES = 1 << 14
 """How many nodes of one graph may be made Python objects of: a third of what a stack of 8 MiB bears."""
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
-_STACK = torch._C._autograd
-_Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+from integrations._torch import (
+    HookPair,
+    pop_saved_tensors_default_hooks,
+    push_saved_tensors_default_hooks,
+    top_saved_tensors_default_hooks,
+)
 
 
 class OnStack:
@@ -31,7 +33,7 @@ class OnStack:
 
     def __enter__(self) -> Self:
         self._below = 0 if _top() is None else len(_all())
-        _STACK._push_saved_tensors_default_hooks(*self._pair)
+        push_saved_tensors_default_hooks(*self._pair)
         return self
 
     def __exit__(
@@ -40,7 +42,7 @@ class OnStack:
         """Raises ``RuntimeError``, or warns where an error is under way, if the stack is not as it was left."""
         found = _all() if self._below or not self._is_ours(_top()) else [self._pair]
         if len(found) == self._below + 1 and self._is_ours(found[-1]):
-            _STACK._pop_saved_tensors_default_hooks()
+            pop_saved_tensors_default_hooks()
             return
         if len(found) > self._below and self._is_ours(found[self._below]):
             others = found[self._below + 1 :]
@@ -65,35 +67,34 @@ class OnStack:
             raise RuntimeError(told)
         warnings.warn(told, stacklevel=2)
 
-    def _is_ours(self, pair: _Pair | None) -> bool:
+    def _is_ours(self, pair: HookPair | None) -> bool:
         return pair is not None and pair[0] is self._pair[0] and pair[1] is self._pair[1]
 
 
-def _top() -> _Pair | None:
-    pair: _Pair | None = _STACK._top_saved_tensors_default_hooks(True)
-    return pair
+def _top() -> HookPair | None:
+    return top_saved_tensors_default_hooks(True)
 
 
-def _all() -> list[_Pair]:
+def _all() -> list[HookPair]:
     """The pairs that are there, the innermost last; torch shows only that one."""
-    found: list[_Pair] = []
+    found: list[HookPair] = []
     while (pair := _top()) is not None:
         found.append(pair)
-        _STACK._pop_saved_tensors_default_hooks()
+        pop_saved_tensors_default_hooks()
     found.reverse()
     for pair in found:
-        _STACK._push_saved_tensors_default_hooks(*pair)
+        push_saved_tensors_default_hooks(*pair)
     return found
 
 
-def _replace(pairs: list[_Pair]) -> None:
+def _replace(pairs: list[HookPair]) -> None:
     while _top() is not None:
-        _STACK._pop_saved_tensors_default_hooks()
+        pop_saved_tensors_default_hooks()
     for pair in pairs:
-        _STACK._push_saved_tensors_default_hooks(*pair)
+        push_saved_tensors_default_hooks(*pair)
 
 
-def _named(pair: _Pair) -> str:
+def _named(pair: HookPair) -> str:
     """By module and name of its pack hook, or of its class."""
     named = pair[0] if hasattr(pair[0], "__qualname__") else type(pair[0])
     module = getattr(named, "__module__", None)

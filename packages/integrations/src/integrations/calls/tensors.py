@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from integrations._torch import DisableTorchFunction, is_traceable_wrapper_subclass
 
 _STRIDED = torch.strided
 _PLAIN = (Tensor, nn.Parameter)
@@ -54,7 +55,7 @@ def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
     storage = storage_of(tensor)
     if storage is not None:
         return [storage]
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with DisableTorchFunction(), torch.no_grad():
         return [storage for part in _components(tensor) for storage in storages_of(part)]
 
 

@@ -6,6 +6,8 @@ from typing import Any, TypeVarTuple
 
 import torch
 
+from integrations._torch import dispatch_has_kernel_for_dispatch_key
+
 Tensors = TypeVarTuple("Tensors")
 """Tensors, and ``None`` for those that are not there."""
 
@@ -36,7 +38,7 @@ def is_available(device: str) -> bool:
 def is_known(operator: str, device: str) -> bool:
     """Whether autocast is on for this type of device, and has a rule for the operator there. Of the operators that it
     computes in float32 it knows all on CUDA, and on the CPU few."""
-    return torch.is_autocast_enabled(device) and torch._C._dispatch_has_kernel_for_dispatch_key(
+    return torch.is_autocast_enabled(device) and dispatch_has_kernel_for_dispatch_key(
         operator, f"Autocast{device.upper()}"
     )
 

@@ -11,15 +11,22 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from integrations._torch import (
+    DYNAMO,
+    FrameAction,
+    FrameExecStrategy,
+    get_eval_frame_callback,
+    instruction_translator,
+    optimized_module,
+    set_code_exec_strategy,
+)
 
-_frames = torch._C._dynamo.eval_frame
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _can_skip() -> bool:
     """Whether torch has what the functions here need of it, none of which is public."""
-    needed = "_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy", "get_eval_frame_callback"
-    return all(hasattr(_frames, name) for name in needed)
+    return None not in (FrameExecStrategy, FrameAction, set_code_exec_strategy, get_eval_frame_callback)
 
 
 def left_to_python(function: Function) -> Function:
@@ -29,8 +36,8 @@ def left_to_python(function: Function) -> Function:
     function that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
     """
     if _can_skip():
-        skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-        _frames.set_code_exec_strategy(function.__code__, skip)
+        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+        set_code_exec_strategy(function.__code__, skip)
     return function
 
 
@@ -55,15 +62,14 @@ without_dynamo: Callable[[Function], Function] = cache(torch.compiler.disable)
 @left_to_python
 def compiles_callees() -> bool:
     """Whether dynamo compiles the frames that the caller calls: it is on, and skipped the caller's."""
-    return "torch._dynamo" in sys.modules and _SKIPS and callable(_frames.get_eval_frame_callback())
+    return DYNAMO in sys.modules and _SKIPS and callable(get_eval_frame_callback())
 
 
 def compiled_module(model: nn.Module) -> nn.Module:
     """The module of which ``torch.compile`` made this one, which wraps it and is copied without what it is given."""
-    if "torch._dynamo" not in sys.modules:
+    if DYNAMO not in sys.modules:
         return model
-    wrapper = getattr(sys.modules["torch._dynamo"], "OptimizedModule", ())
-    inner = getattr(model, "_orig_mod", None) if isinstance(model, wrapper) else None
+    inner = getattr(model, "_orig_mod", None) if isinstance(model, optimized_module()) else None
     return inner if isinstance(inner, nn.Module) else model
 
 
@@ -73,9 +79,7 @@ def may_break_graph() -> bool:
     if not _SKIPS:
         return False
     try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        tracing = InstructionTranslator.current_tx()
+        tracing = instruction_translator().current_tx()
         return not (tracing.one_graph or tracing.error_on_graph_break)
     except (ImportError, AttributeError):
         return False

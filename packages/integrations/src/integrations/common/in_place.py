@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actcore.stored import announce_placed
+from integrations._torch import peek_interpreter_stack
 
 
 def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
     """``output``, in the memory of ``input`` if that is asked for."""
     if not inplace:
         return output
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
         return input.copy_(output)
     if output is not input:
         announce_placed(output, input)

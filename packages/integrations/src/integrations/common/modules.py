@@ -12,10 +12,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from integrations._torch import MODULE_CALL
 from integrations.common.in_model import ModelRef
-
-CALL = nn.Module._call_impl.__code__
-"""Runs a module's hooks and its forward."""
 
 
 class ModulePaths:
@@ -31,7 +29,7 @@ class ModulePaths:
         frame: FrameType | None = sys._getframe(1)
         missing = False
         while frame is not None:
-            if frame.f_code is CALL:
+            if frame.f_code is MODULE_CALL:
                 module = frame.f_locals["self"]
                 path = self._paths.get(module)
                 if path is None and not missing:
@@ -68,7 +66,7 @@ def _has(model: nn.Module, module: nn.Module) -> bool:
 def innermost() -> nn.Module | None:
     """The innermost module whose forward the caller is inside of."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not CALL:
+    while frame is not None and frame.f_code is not MODULE_CALL:
         frame = frame.f_back
     return None if frame is None else module_called_in(frame)
 
@@ -81,4 +79,4 @@ def called_module(forward: FrameType) -> nn.Module | None:
 
 def module_called_in(frame: FrameType) -> nn.Module | None:
     """The module that the frame calls, hooks and all; ``None`` for a frame that does something else."""
-    return frame.f_locals["self"] if frame.f_code is CALL else None
+    return frame.f_locals["self"] if frame.f_code is MODULE_CALL else None

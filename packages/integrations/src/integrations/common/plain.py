@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+
+from integrations._torch import FakeTensor
 
 # A fake tensor goes where the real one would: it has no elements, and all else.
 PLAIN = frozenset({Tensor, nn.Parameter, FakeTensor})

@@ -7,6 +7,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
+from integrations._torch import storage_expired, storage_free_weak_ref
+
 Value = TypeVar("Value")
 
 
@@ -32,12 +34,12 @@ class StorageMap(Generic[Value]):
         address = storage._cdata
         if address not in self.by_address:
             if len(self.by_address) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
-                self._forget([key for key in self.by_address if torch.UntypedStorage._expired(key)])
+                self._forget([key for key in self.by_address if storage_expired(key)])
                 self._room = max(1024, 2 * len(self.by_address))
             storage._weak_ref()  # which is the address, and a reference that is counted
         self.by_address[address] = value
 
-    def _forget(self, addresses: list[int], free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref) -> None:
+    def _forget(self, addresses: list[int], free: Callable[[int], None] = storage_free_weak_ref) -> None:
         for address in addresses:
             del self.by_address[address]
             free(address)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
+from integrations._torch import MODULE_CALL, attr_source, guard_builder, install_guard, instruction_translator
+
 if TYPE_CHECKING:
     from integrations.fewbit.calls import FewBitCalls
-
-_CALL = nn.Module._call_impl.__code__  # runs a module's hooks and its forward
 
 
 def callers(mode: FewBitCalls) -> Iterator[nn.Module]:
     """The modules whose forward the caller is inside of, from the innermost to the one for whose forward ``mode`` is
     on; none behind one that has a mode of its own."""
     for frame in _frames(sys._getframe(1)):
-        if frame.f_code is _CALL:
+        if frame.f_code is MODULE_CALL:
             yield frame.f_locals["self"]
         elif _runs(mode, frame):
             if frame.f_locals["self"] is mode:
@@ -34,7 +34,7 @@ def around_checkpoint(mode: FewBitCalls) -> nn.Module | None:
     for frame in _frames(sys._getframe(1)):
         if frame.f_globals.get("__name__") == torch_checkpoint.__name__:
             inside = True
-        elif inside and frame.f_code is _CALL:
+        elif inside and frame.f_code is MODULE_CALL:
             module: nn.Module = frame.f_locals["self"]
             return module
         elif _runs(mode, frame):
@@ -63,9 +63,7 @@ def callers_when_traced() -> Iterator[nn.Module]:
     The code that is compiled is for the mode, training or ``eval()``, that those are in which are looked at.
     """
     try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        tracing: Any = InstructionTranslator.current_tx().output.current_tx
+        tracing: Any = instruction_translator().current_tx().output.current_tx
         while tracing is not None:
             module = _self_of(tracing)
             if module is not None:
@@ -77,9 +75,6 @@ def callers_when_traced() -> Iterator[nn.Module]:
 
 def _self_of(tracing: Any) -> nn.Module | None:
     """The module that is the first argument of the function which dynamo is tracing."""
-    from torch._dynamo.guards import GuardBuilder, install_guard
-    from torch._dynamo.source import AttrSource
-
     code: CodeType = tracing.f_code
     if not code.co_argcount:
         return None
@@ -94,7 +89,8 @@ def _self_of(tracing: Any) -> nn.Module | None:
         return None
     if variable.source is not None:
         # As if the forward read it: dynamo compiles anew when it changes.
-        install_guard(AttrSource(variable.source, "training").make_guard(GuardBuilder.CONSTANT_MATCH))
+        training = attr_source()(variable.source, "training")
+        install_guard()(training.make_guard(guard_builder().CONSTANT_MATCH))
     return value
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from integrations._torch import top_saved_tensors_default_hooks
 from integrations.calls.checkpoint_frames import checkpoint_of
 from integrations.common.in_model import ModelRef
 from integrations.fewbit import functional
@@ -99,7 +100,7 @@ class FewBitCalls(TorchFunctionMode):
     def _follow_checkpoints(self, activation: bool) -> None:
         """Has a checkpoint that this forward has entered compute its segment again under this mode: it would not save
         the same otherwise."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = top_saved_tensors_default_hooks(False)
         if hooks is not None:
             checkpoint = checkpoint_of(hooks[0])
             if checkpoint is not None and not self._follows(checkpoint.recompute_fn):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from integrations._torch import get_tracing_state
 from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.fewbit.calls import FewBitCalls
 from integrations.fewbit.conversion import Calls
@@ -37,7 +38,7 @@ class FewBitForward(ForwardWrapper):
         if copy is not None:
             mode, model = FewBitCalls(mode.calls.for_copy(copy), copy), copy
             forward = functools.partial(type(copy).forward, copy)
-        if not self._is_on(model) or torch._C._get_tracing_state() is not None:
+        if not self._is_on(model) or get_tracing_state() is not None:
             return forward(*args, **kwargs)
         return mode.run(forward, args, kwargs)
 

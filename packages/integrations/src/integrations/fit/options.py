@@ -8,9 +8,8 @@ from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from integrations._torch import FakeTensor, disable_current_modes
 from integrations.fit.objective import WEIGHTS
 from integrations.fit.steps import StepTable
 
@@ -156,5 +155,5 @@ def constant(numbers: tuple[float, ...], x: Tensor) -> Tensor:
 @lru_cache(maxsize=1024)
 def _made(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     # Not of the modes that are on now, such as fake tensors'; nor of inference, whose tensors autograd does not save.
-    with _disable_current_modes(), torch.inference_mode(False):
+    with disable_current_modes(), torch.inference_mode(False):
         return torch.tensor(numbers, dtype=dtype, device=device)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+
+from integrations._torch import FakeTensor, scaled_dot_product_efficient_attention, scaled_dot_product_flash_attention
 
 _HALF = (torch.float16, torch.bfloat16)
 _MOST_OF_A_HEAD, _OF_A_HEAD = 256, 8  # in flash attention: the most elements, and that they are a multiple of
@@ -43,13 +44,12 @@ def _attention(
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         output: Tensor = func(query, key, value, attn_mask, **options)
         return output
-    aten = torch.ops.aten
     if attn_mask is None and query.dtype in _HALF and query.shape[-1] <= _MOST_OF_A_HEAD:
         # torch pads heads for it, and what it saves is padded.
         head, more = query.shape[-1], -query.shape[-1] % _OF_A_HEAD
         query, key, value = (F.pad(part, (0, more)) if more else part for part in (query, key, value))
         scale = head**-0.5 if scale is None else scale
-        output = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        output = scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         return output[..., :head] if more else output
     if enable_gqa:
         repeats = query.shape[1] // key.shape[1]
@@ -61,7 +61,7 @@ def _attention(
             attn_mask = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
         bias = attn_mask.expand(shape)
     is_needed = any(tensor.requires_grad for tensor in (query, key, value))
-    output = aten._scaled_dot_product_efficient_attention(
+    output = scaled_dot_product_efficient_attention(
         query, key, value, bias, is_needed, dropout_p, is_causal, scale=scale
     )[0]
     return output

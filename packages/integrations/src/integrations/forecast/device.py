@@ -6,13 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
+from integrations._torch import FAKE, FakeTensor, FakeTensorMode, OpOverload, get_dispatch_mode, tree_map_only
 from integrations.step.dispatch.memory import is_plain, tensors_of
 
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
 # What torch says where an operator wants to know of the GPU, of which nobody can tell.
 _NO_DRIVER = ("NVIDIA driver", "CUDA driver", "CUDA error", "not compiled with CUDA", "CUDA-capable device")
 
@@ -59,7 +56,7 @@ class OnDevice:
         self._schema, self.tags = function._schema, function.tags
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._get_dispatch_mode(_FAKE) is None:
+        if get_dispatch_mode(FAKE) is None:
             if kwargs.get("device") is not None:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             return self._function(*args, **kwargs)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from actcore import SavedTensor
+from integrations._torch import DisableTorchFunction, tree_leaves
 from integrations.calls.tensors import storage_of
 from integrations.report.row import Row
 from integrations.report.words import LOSS
@@ -88,7 +88,7 @@ def _rows(loss: Loss, output: Any, storages: Storages) -> tuple[Row, ...]:
     rows: list[Row] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             call, storage = tracker.call, storage_of(tensor)
             if storage is None or (storage in tracker.foreign and storage._cdata not in given):
                 return tensor  # a target, or weights of classes: their owner keeps them

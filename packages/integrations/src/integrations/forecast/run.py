@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
+
+from integrations._torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    TorchDispatchMode,
+    tree_map_only,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
-
 from integrations.attach import compress_model, compression
 from integrations.calls.tensors import tensors_in
 from integrations.forecast.attention import FusedAttention

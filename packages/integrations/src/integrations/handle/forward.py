@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from integrations._torch import get_tracing_state
 from integrations.calls.tensors import tensors_in
 from integrations.common.compiling import (
     compiles_callees,
@@ -66,7 +67,7 @@ class CompressedForward(ForwardWrapper):
             return self.forward(*args, **kwargs)
         if compiles_callees():
             return _run_compiled(self, sys._getframe(), args, kwargs)
-        if torch._C._get_tracing_state() is not None:
+        if get_tracing_state() is not None:
             return self.forward(*args, **kwargs)
         copy = self.copy_of(sys._getframe())
         if copy is not None:

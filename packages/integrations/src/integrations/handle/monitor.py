@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from actcore import in_cuda_graph
+from integrations._torch import current_graph_task_id, top_saved_tensors_default_hooks
 from integrations.adaptive.finite import Look, NotFinite
 from integrations.adaptive.ranks import largest
 from integrations.handle.gradient_error import GradientError, measure_error
@@ -255,9 +256,9 @@ def _unpredicted(obstacle: str) -> str:
 
 def _why_not_now(handle: Compression) -> str:
     """Why a closure cannot run before this forward; empty where it can."""
-    if torch._C._current_graph_task_id() != -1:
+    if current_graph_task_id() != -1:
         return "this one is part of a backward"
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if top_saved_tensors_default_hooks(True) is not None:
         return (
             "saved-tensor hooks are open around this one, such as a checkpoint's, which would see the closure's "
             "tensors, too; handle.gradient_error(closure) measures outside of them"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actcore import Raw, SavedTensor
+from integrations._torch import DisableTorchFunction
 from integrations.adaptive.saves import Saves
 from integrations.calls import attention
 from integrations.calls.call import Call
@@ -89,7 +90,7 @@ class Seen:
         self._clear()
 
         def pack(tensor: Tensor) -> Any:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 identity = self.saves.note(recorder, tracker, tensor)
                 with recorder.pausing():  # what it asks of a tensor is no operator of the forward
                     self._note(recorder, tracker.call, tensor, identity.occurrence if self._named else 0)
@@ -97,7 +98,7 @@ class Seen:
 
         def over(call: Call, outputs: Sequence[Tensor]) -> None:
             self.replaced = self.replaced or call.recomputes
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 for output in outputs:
                     value = recorder.value_of(output)
                     if value is not None and call.recomputes and attention.is_fused(output):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from integrations._torch import current_graph_task_id, queue_callback
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import code_bytes
 from integrations.qmodules.levels import QLevel
@@ -190,13 +191,13 @@ class ModelPrecision:
                 return  # what Python does now, no replay does again
             stream = torch.cuda.current_stream(observation.sensitivities.device)
             observation = replace(observation, ready=stream.record_event())
-        backward = torch._C._current_graph_task_id()
+        backward = current_graph_task_id()
         if backward not in self._observed:
             if len(self._observed) == _NESTED:  # what raised has left its observations here
                 del self._observed[min(self._observed)]
             self._observed[backward] = []
             # autograd has no public hook for the end of a backward; DistributedDataParallel uses this one.
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, backward))
+            queue_callback(partial(self._finish, backward))
         self._observed[backward].append(observation)
 
     def settle(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
+from integrations._torch import top_saved_tensors_default_hooks
 from integrations.rules.norms import OfChannels
 
 
@@ -99,7 +100,7 @@ def once(codec: actcore.Codec, x: Tensor) -> actcore.Codec:
 
 def packed() -> bool:
     """Whether saved-tensor hooks pack what is saved now."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return top_saved_tensors_default_hooks(True) is not None
 
 
 def _serves(stored: actcore.Codec, wanted: actcore.Codec, rows: int) -> bool:

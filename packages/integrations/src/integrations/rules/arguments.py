@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, Narrow
+from integrations._torch import DisableTorchFunction
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _cast(value: float, dtype: torch.dtype) -> float:
 def _clamp_passes_at_bounds() -> bool:
     """Whether clamp's gradient passes at its bounds, which versions of torch answer differently."""
     hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)  # instead of a session's
-    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad(), hooks:
+    with DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad(), hooks:
         x = torch.zeros(1, requires_grad=True)
         [gradient] = torch.autograd.grad(x.clamp(max=0.0).sum(), x)
     return bool(gradient)

@@ -10,18 +10,18 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 
-import torch
 from torch.fx import Graph, Node
 
+from integrations._torch import scaled_dot_product_flash_attention_for_cpu
 from integrations.rules.aten_nodes import name_of
 
 AGAIN = "attention is computed again in backward"
 QUERY_KEY_VALUE = (1, 2, 3)
 """Their places among a backward operator's arguments."""
 
-_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_NAME = "_scaled_dot_product_flash_attention_for_cpu"
 # The backward operators, and what computes the result and the sums that they take.
-_KERNELS = MappingProxyType({f"{name_of(_FORWARD)}_backward": _FORWARD})
+_KERNELS = MappingProxyType({f"{_NAME}_backward": scaled_dot_product_flash_attention_for_cpu})
 _THREE, _MADE = slice(1, 4), slice(4, 6)  # and those of the result and the sums
 
 
@@ -79,4 +79,4 @@ def is_remade(node: Node) -> bool:
 
 def is_attention(name: str) -> bool:
     """Whether an operator is one that ``remake_attention`` computes again."""
-    return any(name == name_of(forward) for forward in _KERNELS.values())
+    return name == _NAME

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from integrations._torch import DisableTorchFunction, in_forward_mode, peek_interpreter_stack
 from integrations.common.warn import warn
 from integrations.planning.bounds import EIGHT_BITS
 from integrations.planning.plan import Plan
@@ -38,7 +38,7 @@ _DECIDED = "a mask was made by it, or the like, and goes with no other: kept exa
 
 def runs_transformed() -> bool:
     """Whether functorch or forward-mode differentiation is at work, which no plan can be followed under; says so."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    transformed = peek_interpreter_stack() is not None or in_forward_mode()
     if transformed:
         warn(
             "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
@@ -309,7 +309,7 @@ class _Read(Exactly):
         if found is None:
             final, values = self._schedule.final(value), self._schedule.graph.values
             decided = values[value].exact and self._may_be_rounded(final)
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with DisableTorchFunction(), torch.no_grad():
                 stored = self._session.pack_held(tensor, _DECIDED if decided else "")
             found = self._known[key] = stored.beside() if isinstance(stored, View) else stored
             if values[final].saved < 0:  # autograd alone would not keep it

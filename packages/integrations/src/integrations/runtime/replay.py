@@ -25,8 +25,19 @@ from torch import Tensor, nn
 from actcore import BitMask, Compressed, GroupAffine, Kept, Narrow, Positive, in_cuda_graph
 from actcore.noise import step_key
 from actcore.replay import Replay, bind_replay
+from integrations._torch import (
+    MODULE_CALL,
+    PROXY,
+    AutoDispatchBelowAutograd,
+    OpOverload,
+    get_dispatch_mode,
+    get_eval_frame_callback,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+    profiler_enabled,
+)
 from integrations.calls.call import Call
-from integrations.common.modules import CALL, innermost
+from integrations.common.modules import innermost
 from integrations.rules.arguments import index_codec
 from integrations.rules.norms import Standardized
 from integrations.rules.standardizing import DECOMPRESS, order_of
@@ -173,7 +184,7 @@ def _nothing(tensor: Tensor) -> None:
     """Packs nothing."""
 
 
-def _decoder(operator: torch._ops.OpOverload) -> tuple[Any, Any]:
+def _decoder(operator: OpOverload) -> tuple[Any, Any]:
     """An operator, and what does the same without torch's dispatcher."""
     return (operator, None) if FORCED_OFF else with_kernel(operator)
 
@@ -198,14 +209,14 @@ BOUND = {
     "LastRestored": LastRestored,
     "Compressed": Compressed,
     "BEFORE": BEFORE,
-    "calling": CALL,
-    "compiles": getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True),
-    "dispatch_mode": torch._C._get_dispatch_mode,
-    "PROXY": torch._C._TorchDispatchModeKey.PROXY,
-    "torch_functions": torch._C._len_torch_function_stack,
-    "below_autograd": torch._C._AutoDispatchBelowAutograd,
-    "modes": torch._C._len_torch_dispatch_stack,
-    "profiled": torch._C._autograd._profiler_enabled,
+    "calling": MODULE_CALL,
+    "compiles": get_eval_frame_callback or (lambda: True),
+    "dispatch_mode": get_dispatch_mode,
+    "PROXY": PROXY,
+    "torch_functions": len_torch_function_stack,
+    "below_autograd": AutoDispatchBelowAutograd,
+    "modes": len_torch_dispatch_stack,
+    "profiled": profiler_enabled,
     "decompress": _decoder(torch.ops.actcore.group_affine_decompress.default),
     "destandardize": _decoder(DECOMPRESS),
     "order": order_of,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from actcore import Codec, GroupAffine, Kept, SavedTensor, replayable, stream_of
 from actcore.replay import Pack
 from actcore.stored import listening
+from integrations._torch import DisableTorchFunction, top_saved_tensors_default_hooks
 from integrations.calls.call import Call
 from integrations.calls.hook_stack import OnStack
 from integrations.calls.tensors import storage_of, storages_of
@@ -176,7 +177,7 @@ class Session:
 
     def is_innermost(self) -> bool:
         """Whether autograd gives what it saves now to the hooks of this session's level."""
-        innermost = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        innermost = top_saved_tensors_default_hooks(False)
         return innermost is not None and innermost[0] is self._hook
 
     # ---- packing ----
@@ -184,7 +185,7 @@ class Session:
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook. ``packing`` comes here with what it does not do itself."""
         # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             if self.aside is None:
                 return self._sites.pack(tensor) or self._pack_fully(tensor)
             with self.aside(tensor):
@@ -192,7 +193,7 @@ class Session:
 
     def _pack_other(self, tensor: Tensor) -> Packed:
         """The same of a tensor of which ``packing`` knows that it is not as it was in the forward before."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self._pack_fully(tensor)
 
     def _pack_fully(self, tensor: Tensor) -> Packed:

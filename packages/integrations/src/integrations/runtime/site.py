@@ -16,6 +16,7 @@ from actcore import BitMask, Compressed, GroupAffine, Layout, Narrow, Positive
 from actcore.codec import as_int64
 from actcore.noise import identity_of
 from actcore.replay import KERNELS
+from integrations._torch import OpOverload
 from integrations.calls.call import Call
 from integrations.rules.arguments import ASSUMED, departures
 from integrations.rules.norms import Standardized, given_to
@@ -36,7 +37,7 @@ SIGNS = torch.ops.actcore.positive_mask.default
 """Operators by which what is stored is encoded."""
 
 
-def with_kernel(encoder: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, Callable[..., Any] | None]:
+def with_kernel(encoder: OpOverload) -> tuple[OpOverload, Callable[..., Any] | None]:
     """An operator, and what does the same to a CPU's tensor without torch's dispatcher; ``None`` where nothing does."""
     schema = getattr(encoder, "_schema", None)
     return encoder, None if schema is None else KERNELS.get(schema.name.removeprefix("actcore::"))

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from actcore import Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compress
+from integrations._torch import tree_map_only
 from integrations.calls.call import Call
 from integrations.common.plain import has_elements
 from integrations.rules.levels import Level

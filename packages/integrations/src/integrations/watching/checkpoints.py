@@ -22,6 +22,13 @@ from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 
 from actcore.replay import bind_checkpoints
+from integrations._torch import (
+    DYNAMO,
+    DisableTorchFunction,
+    current_graph_task_id,
+    len_torch_dispatch_stack,
+    top_saved_tensors_default_hooks,
+)
 from integrations.calls.call import Call
 from integrations.calls.checkpoint_frames import checkpoint_of
 from integrations.calls.masks import may_be_masked
@@ -32,7 +39,7 @@ from integrations.watching.deciding import DECIDES, Deciding, HeldInput, Scripts
 from integrations.watching.held import Again, Found, Packer
 
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
-_BETWEEN = ("torch.autograd", "torch._dynamo", "integrations.runtime", "integrations.watching", "actcore")
+_BETWEEN = ("torch.autograd", DYNAMO, "integrations.runtime", "integrations.watching", "actcore")
 """Modules whose frames are between a checkpoint's saving and our hook."""
 
 # What a checkpoint's own functions call what it was given. Their other cells are states of generators and the like.
@@ -94,12 +101,13 @@ class Checkpoints:
 
         ``CallTracker`` calls it, and ``over``, where they may have something to do (``csrc/bindings/calls.cpp``).
         """
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        self._inside = inside = hooks is not None and hooks[0] is not self._own
+        hooks = top_saved_tensors_default_hooks(False)
+        hook = None if hooks is None else hooks[0]
+        self._inside = inside = hook is not None and hook is not self._own
         if inside:
-            self._meet(checkpoint_of(hooks[0]))
+            self._meet(checkpoint_of(hook))
         # A selective checkpoint counts each operator that runs inside of it: ours must wait.
-        if self._waiting and not (inside and torch._C._len_torch_dispatch_stack()):
+        if self._waiting and not (inside and len_torch_dispatch_stack()):
             with self.around():
                 self.settle()
 
@@ -128,7 +136,7 @@ class Checkpoints:
                 self._waiting.append(reference)
             elif checkpoint is not None:
                 decided = checkpoint in self._decided
-                with torch._C.DisableTorchFunction():
+                with DisableTorchFunction():
                     for saved in self._inputs.pop(checkpoint, ()):
                         saved.settle(decided)
                 self._replace(checkpoint, DECIDES if decided else "")
@@ -169,7 +177,7 @@ class Checkpoints:
 
     def _meet(self, checkpoint: Any) -> None:
         # What a backward computes again is gone when it has passed.
-        if checkpoint is not None and checkpoint not in self._met and torch._C._current_graph_task_id() == -1:
+        if checkpoint is not None and checkpoint not in self._met and current_graph_task_id() == -1:
             self._met.add(checkpoint)
             self._waiting.append(weakref.ref(checkpoint))
             if self._scripts.are_in(checkpoint.recompute_fn):
@@ -209,7 +217,7 @@ class Checkpoints:
             return
         found = Found(self._born)
         rebuilder = Rebuilder(found)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             functions = [rebuilder.visit_function(function, _GIVEN) for function in functions]
             args = [rebuilder.visit(value) for value in getattr(checkpoint, "saved_args", ())]
             if not found:
@@ -228,7 +236,7 @@ class Checkpoints:
 bind_checkpoints(
     {
         "Checkpoints": Checkpoints,
-        "top_hooks": torch._C._autograd._top_saved_tensors_default_hooks,
+        "top_hooks": top_saved_tensors_default_hooks,
         "is_grad_enabled": torch.is_grad_enabled,
     }
 )

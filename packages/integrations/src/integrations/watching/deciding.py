@@ -25,6 +25,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from integrations._torch import ScriptMethod
 from integrations.calls.call import Call
 from integrations.calls.history import has_history
 from integrations.calls.tensors import storage_of
@@ -97,7 +98,7 @@ class Scripts:
 
 
 _EMPTY_CELL = CellType()
-_SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
+_SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction, ScriptMethod)
 
 
 def _held_by(value: Any) -> list[Any]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from actcore.replay import Calls, bind_calls
+from integrations._torch import RESET_HOOKS, top_saved_tensors_default_hooks
 from integrations.calls import attention
 from integrations.calls.call import Call
-from integrations.calls.history import RESET_HOOKS
 from integrations.calls.tensors import LEAVES, storage_of, storages_of, tensors_in
 from integrations.common.storages import StorageSet
 
@@ -139,7 +139,7 @@ class CallTracker(Calls, TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _packs_now(self) -> bool:
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = top_saved_tensors_default_hooks(False)
         return self.pack is not None and hooks is not None and hooks[0] is self.pack
 
     def _meet(self, argument: Tensor) -> None:

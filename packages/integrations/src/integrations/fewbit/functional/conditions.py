@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import actcore
+from integrations._torch import get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.common.plain import PLAIN
 
 
@@ -23,7 +24,7 @@ def keeps_few_bits(x: Tensor) -> bool:
         and not x.is_nested
         and not _forward_mode()
         # What dynamo makes of the operators' Functions has no rule for vmap; torch.jit.trace makes tensors of sizes.
-        and not (in_transform() if torch.compiler.is_compiling() else torch._C._get_tracing_state() is not None)
+        and not (in_transform() if torch.compiler.is_compiling() else get_tracing_state() is not None)
     )
 
 
@@ -33,16 +34,16 @@ def in_transform() -> bool:
 
     Dynamo calls this while it traces, with the transforms on that it is inside of.
     """
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    return peek_interpreter_stack() is not None or in_forward_mode()
 
 
 def _mapped() -> bool:
     """Whether a transform of ``torch.func`` is on: inside ``vmap`` no tensor tells that gradients will be asked for."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
 
 
 def _forward_mode() -> bool:
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and in_forward_mode()
 
 
 def numbers(*parameters: float) -> tuple[float, ...]:

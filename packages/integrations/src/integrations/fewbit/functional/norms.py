@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actcore.stored import Stored, announce, is_heard
+from integrations._torch import fused_rms_norm
 from integrations.common.autocast import is_available, is_known
 from integrations.common.norm_statistics import mean_of, rms_product
 from integrations.common.plain import PLAIN
@@ -214,7 +215,7 @@ def normalize(
         output, mean, rstd = torch.ops.aten.native_layer_norm(x, shape, weight, bias, eps)
         return mean, rstd, output
     if kind == "rms_norm":
-        output, rstd = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
+        output, rstd = fused_rms_norm(x, shape, weight, eps)
         return None, rstd, output
     assert weight is not None
     assert eps is not None

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from integrations._torch import batch_norm_impl_index, batch_norm_impl_index_backward, native_batch_norm_legit
 from integrations.common.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
 from integrations.qmodules.functions.saving import Saving
 
@@ -40,12 +41,12 @@ class BatchNorm(Function):
         if torch.compiler.is_compiling():
             # The operator below has a backward that asks for the number of elements, which may be a symbol here.
             statistics = () if running_mean is None or running_var is None else (running_mean, running_var)
-            native = torch.ops.aten._native_batch_norm_legit
+            native = native_batch_norm_legit
             operator = native.default if statistics else native.no_stats
             output, mean, deviation = operator(x, weight, bias, *statistics, True, momentum, eps)
             reserve = kernel = None
         else:
-            output, mean, deviation, reserve, kernel = torch.ops.aten._batch_norm_impl_index(
+            output, mean, deviation, reserve, kernel = batch_norm_impl_index(
                 x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
             )
         ctx.kernel, ctx.eps = kernel, eps
@@ -62,7 +63,7 @@ class BatchNorm(Function):
         if ctx.kernel is None:
             found = torch.ops.aten.native_batch_norm_backward(gradient, x, *forward)
         else:
-            found = torch.ops.aten._batch_norm_impl_index_backward(ctx.kernel, x, gradient, *forward, reserve)
+            found = batch_norm_impl_index_backward(ctx.kernel, x, gradient, *forward, reserve)
         return *found, None, None, None, None, None
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from integrations._torch import get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.common.plain import PLAIN
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
@@ -122,8 +123,4 @@ class QLayer(nn.Module):
 def _transformed() -> bool:
     """Whether ``torch.func``, forward-mode differentiation or ``torch.jit.trace`` is on: our Functions have no rules
     for these."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-    )
+    return peek_interpreter_stack() is not None or in_forward_mode() or get_tracing_state() is not None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from integrations._torch import adaptive_avg_pool2d, adaptive_avg_pool2d_backward
 from integrations.qmodules.functions.pooling import AveragePool
 from integrations.qmodules.layers.activations import DTYPES
 from integrations.qmodules.layers.base import QLayer
@@ -97,10 +98,7 @@ class QAdaptiveAvgPool2d(_Pool, nn.AdaptiveAvgPool2d):
         if not self._takes(input) or input.dim() not in (3, 4) or given == [1, 1] or len(given) != 2:
             return super().forward(input)
         given = [input.shape[d - 2] if number is None else number for d, number in enumerate(given)]
-        aten = torch.ops.aten
-        output: Tensor = AveragePool.apply(
-            input, aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, (given,), ()
-        )
+        output: Tensor = AveragePool.apply(input, adaptive_avg_pool2d, adaptive_avg_pool2d_backward, (given,), ())
         return output
 
 

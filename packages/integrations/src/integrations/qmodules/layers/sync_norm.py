@@ -8,16 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import actcore
+from integrations._torch import BatchNorm, sync_norm_check_channels, sync_norm_check_input_dim
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.functions.sync_norm import SyncBatchNorm
 from integrations.qmodules.layers.norms import AnyBatchNorm
 from integrations.rules.norms import FEW
 
 
-class QSyncBatchNorm(AnyBatchNorm, _BatchNorm):
+class QSyncBatchNorm(AnyBatchNorm, BatchNorm):
     """``torch.nn.SyncBatchNorm`` whose input is stored in a few bits.
 
     It trains on the CPU as well, which torch's refuses, as does DistributedDataParallel for it: so this one is no
@@ -51,8 +51,8 @@ class QSyncBatchNorm(AnyBatchNorm, _BatchNorm):
         self.process_group = process_group
 
     def _check_input_dim(self, input: Tensor) -> None:
-        nn.SyncBatchNorm._check_input_dim(self, input)  # type: ignore[arg-type]  # asks nothing of it
-        nn.SyncBatchNorm._check_non_zero_input_channels(self, input)  # type: ignore[arg-type]
+        sync_norm_check_input_dim(self, input)  # asks nothing of it
+        sync_norm_check_channels(self, input)
 
     def _check_non_zero_input_channels(self, input: Tensor) -> None:
         """Done by ``_check_input_dim``; torch's forward asks for it."""

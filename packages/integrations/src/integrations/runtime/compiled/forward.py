@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from integrations._torch import WRAP, TorchDispatchMode
 from integrations.common.compiling import left_to_python, own_frame, without_dynamo
 from integrations.common.in_model import ModelRef
 from integrations.common.warn import warn
@@ -132,7 +132,7 @@ def _is_exporting() -> bool:
 def _quieten() -> None:
     """Has torch say nothing against in-place operators here, which ``Tagging`` can do with; called while dynamo
     traces."""
-    log = logging.getLogger("torch._higher_order_ops.wrap")
+    log = logging.getLogger(WRAP)
     if not any(isinstance(known, _Quiet) for known in log.filters):
         log.addFilter(_Quiet())
 

@@ -21,6 +21,14 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from actcore import Kept, uncompiled
 from actcore import replay as native
+from integrations._torch import (
+    DYNAMO,
+    HOOKS_FILTERING,
+    callback_handler,
+    functorch_config,
+    top_saved_tensors_default_hooks,
+    tracing_context,
+)
 from integrations.rules.levels import Level
 from integrations.runtime.compiled.regions import Entry, entries, entry_of
 from integrations.runtime.compiled.runs import record_in_region
@@ -41,7 +49,7 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     The pair is the same one for a level, since a region is compiled anew for another. Where nothing imported
     ``torch._dynamo``, the hooks are the session's own.
     """
-    if "torch._dynamo" not in sys.modules:
+    if DYNAMO not in sys.modules:
         yield session.packing, native.unpack
         return
     _ask_for_all()
@@ -59,27 +67,26 @@ def _ask_for_all() -> None:
 
     It would leave them alone, so that some were in no report: an input that a part of the model keeps alive, say.
     """
-    handler = getattr(sys.modules["torch._dynamo"], "callback_handler", None)
+    handler = callback_handler()
     if handler is not None and _start not in handler.start_callbacks:  # torch.compiler.reset() takes them off
         handler.register_start_callback(_start)
         handler.register_end_callback(_end)
 
 
-_SETTING = "saved_tensors_hooks_filtering_mode"
 _settings: list[Any] = []  # while something is compiled: torch compiles one region at a time
 
 
 def _start(given: Any) -> None:
-    config = sys.modules["torch._functorch.config"]
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and isinstance(hooks[0], _Inlineable) and hasattr(config, _SETTING):
-        _settings.append(getattr(config, _SETTING))
-        setattr(config, _SETTING, "all")
+    config = functorch_config()
+    hooks = top_saved_tensors_default_hooks(True)
+    if hooks is not None and isinstance(hooks[0], _Inlineable) and hasattr(config, HOOKS_FILTERING):
+        _settings.append(getattr(config, HOOKS_FILTERING))
+        setattr(config, HOOKS_FILTERING, "all")
 
 
 def _end(given: Any) -> None:
     while _settings:
-        setattr(sys.modules["torch._functorch.config"], _SETTING, _settings.pop())
+        setattr(functorch_config(), HOOKS_FILTERING, _settings.pop())
 
 
 @cache
@@ -141,7 +148,7 @@ def _unpack(packed: Any) -> Tensor:
 
 def _is_traced(tensor: Tensor) -> bool:
     """Whether torch saves the tensor while it traces a region, as it does before version 2.15."""
-    return type(tensor) is not Tensor and torch._guards.TracingContext.try_get() is not None
+    return type(tensor) is not Tensor and tracing_context() is not None
 
 
 @torch.library.custom_op(

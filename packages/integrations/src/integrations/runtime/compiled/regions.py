@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 from torch.nn import Parameter
 
 from actcore import Raw, SavedTensor
+from integrations._torch import instruction_translator, saved_tensor_hook_context
 from integrations.common.warn import warn
 from integrations.rules.aten_attention import AGAIN, remake_attention
 from integrations.rules.aten_nodes import hint, operator_of
@@ -110,10 +111,10 @@ def entry_of(level: Level) -> Entry | None:
 
 def _context() -> dict[str, Any] | None:
     try:
-        from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
+        get_context = saved_tensor_hook_context()
     except ImportError:
         return None
-    context = _get_saved_tensor_hook_context()
+    context: dict[str, Any] | None = get_context()
     return context if context is not None and {"_fw_graph", "_bw_graph", "_node"} <= context.keys() else None
 
 
@@ -210,9 +211,7 @@ def _forget(keys: tuple[int, ...]) -> None:
 def _tracing() -> Any:
     """What dynamo knows of the region that it is compiling, as far as torch tells."""
     try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        return InstructionTranslator.current_tx().output
+        return instruction_translator().current_tx().output
     except (ImportError, AttributeError, AssertionError):
         return None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actcore import Layout
+from integrations._torch import DisableTorchFunction
 from integrations.runtime.compiled.regions import Entry
 from integrations.storing.extent import Extent
 from integrations.storing.records import Record
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
     """Records a tensor that a compiled region saves now, and with a region's first the silent ones; the stream for its
     noise. Asked in every run, so that the noise is this forward's own."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         session, root = session.owner_of_forward()
         for other in entry.silent:
             _record(session, other, root, other.saved.shape, other.saved.strides, other.storage_bytes)

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from actcore import Kept
+from integrations._torch import FunctionalTensor, OpOverload, TorchDispatchMode
 from integrations.common.warn import warn
 from integrations.planning.plan import Plan
 from integrations.rules.stores import NODE_KEY

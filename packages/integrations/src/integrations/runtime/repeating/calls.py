@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from integrations._torch import OpOverload, set_grad_enabled
 from integrations.runtime.repeating.keeping import Packed
 from integrations.runtime.repeating.repeating import drawing, generator_at
 from integrations.step.dispatch.memory import Geometry, is_plain, shapes_of, tensors_of
@@ -101,7 +101,7 @@ class Call:
         """Makes its values again, from those that are there."""
         args = tuple(_resolved(given, made) for given in self.args)
         kwargs = {name: _resolved(given, made) for name, given in self.kwargs.items()}
-        torch._C._set_grad_enabled(self.grad)  # put back at the end of the repetition
+        set_grad_enabled(self.grad)  # put back at the end of the repetition
         if self.generator is None:
             out = self.function(*args, **kwargs)
         else:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from integrations._torch import AutoDispatchBelowAutograd, DisableAutocast, set_grad_enabled
+
 
 class _Here(threading.local):
     """Of this thread.
@@ -61,7 +63,7 @@ class repeating:  # named as contexts are
 
     def __enter__(self) -> None:
         self._before, self._grad = here.repeating, torch.is_grad_enabled()
-        self._autograd, self._autocast = torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast()
+        self._autograd, self._autocast = AutoDispatchBelowAutograd(), DisableAutocast()
         self._autograd.__enter__()
         self._autocast.__enter__()
         here.repeating = True
@@ -70,7 +72,7 @@ class repeating:  # named as contexts are
         here.repeating = self._before
         self._autocast.__exit__(None, None, None)
         self._autograd.__exit__(None, None, None)
-        torch._C._set_grad_enabled(self._grad)
+        set_grad_enabled(self._grad)
 
 
 @contextmanager

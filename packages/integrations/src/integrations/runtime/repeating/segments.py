@@ -7,9 +7,9 @@ import weakref
 from collections import deque
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
 from integrations.runtime.repeating.calls import Call
 from integrations.runtime.repeating.keeping import Later, Packed
 from integrations.runtime.repeating.repeating import repeating
@@ -249,4 +249,4 @@ class Results:
 
 def _may_come_again() -> bool:
     """Whether what is read now may be read once more: the graph is retained, or nobody runs backward."""
-    return torch._C._current_graph_task_id() == -1 or torch._C._autograd._get_current_graph_task_keep_graph()
+    return current_graph_task_id() == -1 or get_current_graph_task_keep_graph()

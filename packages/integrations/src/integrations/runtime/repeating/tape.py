@@ -8,10 +8,9 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from actcore.replay import bind_tape, followed
+from integrations._torch import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
 from integrations.common.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 from integrations.runtime.repeating.calls import Call, Elsewhere, Held, Reference, Scratch
 from integrations.runtime.repeating.keeping import Exactly, Keeping, Later
@@ -190,7 +189,7 @@ class Tape(TorchDispatchMode):
             if value != UNPLANNED and level.segment_of.get(value) is segment:
                 return Reference(value, Geometry.of(given))
             # An alias that is made inside a mode shares the version counter only so.
-            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            with SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
                 if level is self._inner:
                     outer = self._outer.segment_of.get(value)
                     if outer is not None and outer.calls is not None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from integrations._torch import OpOverload, current_autograd_node, current_graph_task_id
 from integrations.step.capturing.recording import PASSING, Recording, Run
 from integrations.step.dispatch.memory import Memory, allocated_for, allocated_for_elements, is_plain, key_of
 
@@ -103,7 +103,7 @@ class Backward:
         the node has read is there until it is over. Unless they read what was saved, too.
         """
         self._settle()
-        name, task = _running(), torch._C._current_graph_task_id()
+        name, task = _running(), current_graph_task_id()
         if self._task is None and task != -1:  # what it starts from is made outside of the engine
             self._task = task
         inside = task not in (-1, self._task) and not reads
@@ -119,5 +119,5 @@ class Backward:
 
 def _running() -> object:
     """The node of backward that runs, by name and number: itself it would be kept alive, and what it holds."""
-    node = torch._C._current_autograd_node()
+    node = current_autograd_node()
     return None if node is None else (node.name(), node._sequence_nr())

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
 
+from integrations._torch import FakeTensor, FakeTensorMode, tree_leaves
 from integrations.calls.tensors import tensors_in
 from integrations.common.modules import ModulePaths
 from integrations.common.plain import PLAIN

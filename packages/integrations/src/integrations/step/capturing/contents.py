@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from integrations._torch import FakeTensor, OpOverload, unset_fake_temporarily
 from integrations.step.dispatch.memory import is_plain, key_of
 
 # They leave in a storage what somebody else left there before, which may be the very thing that a kernel will write.

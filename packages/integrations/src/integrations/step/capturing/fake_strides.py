@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from integrations._torch import OpOverload
 
 _GROUP_NORM = torch.ops.aten.native_group_norm.default
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as all_modules
-from torch.nn.utils import parametrize
 
+from integrations._torch import kept_for_all_modules
 from integrations.step.capturing.put_back import (
     NOTHING,
     Cached,
@@ -86,8 +85,7 @@ class Reach:
         self._near: list[Any] = [*model.modules(), *given]
         self._far: list[Any] = []
         self._walk()
-        hooks = (hooks for name, hooks in vars(all_modules).items() if name.startswith("_global_"))
-        self._near += [parametrize._cache, *(one for one in hooks if isinstance(one, dict))]
+        self._near += kept_for_all_modules()
         self._walk()
 
     def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:

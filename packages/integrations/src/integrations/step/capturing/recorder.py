@@ -11,10 +11,9 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from actcore import SavedTensor
+from integrations._torch import OpOverload, TorchDispatchMode, conj, neg_view
 from integrations.common.modules import ModulePaths
 from integrations.step.capturing.backward import Backward
 from integrations.step.capturing.contents import Contents
@@ -295,8 +294,8 @@ class Recorder(TorchDispatchMode):
                 return geometry.view(saved.copy)
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)
         if geometry.conjugate:
-            tensor = torch._conj(tensor)
-        return torch._neg_view(tensor) if geometry.negative else tensor
+            tensor = conj(tensor)
+        return neg_view(tensor) if geometry.negative else tensor
 
     def released(self, value: int) -> None:
         """Autograd has let go of a value."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
+from integrations._torch import tree_map_only
 from integrations.common.random_states import random_states
 from integrations.step.capturing.reach import Reach
 from integrations.step.dispatch.memory import is_plain

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, softmax
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from actcore import Codec, GroupAffine, Positive
+from integrations._torch import TorchDispatchMode, disable_current_modes
 from integrations.step.costs.codecs import GROUPS, MASK
 from integrations.step.costs.rates import LARGE, SMALL, Host, Line, Rates, constant, rated
 
@@ -55,7 +55,7 @@ def calibrated(device: str, dtype: torch.dtype) -> Rates:
 @cache
 def _measured(device: str, index: int, dtype: torch.dtype, threads: int) -> Rates:
     on = torch.device(device, index) if device == "cuda" else torch.device(device)
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+    with disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         return _Bench(on, dtype).rates().rounded
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from integrations._torch import OpOverload
 from integrations.step.costs.modelled import Work, work_of
 from integrations.step.dispatch.memory import is_plain
 

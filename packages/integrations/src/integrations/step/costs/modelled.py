@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from integrations._torch import OpOverload
 from integrations.step.costs.rates import MAPPED, Rates, Rating, constant
 from integrations.step.costs.scratch import scratch_of
 from integrations.step.dispatch.memory import tensors_of

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integrations._torch import AutoDispatchBelowAutograd, DisableAutocast, get_mkldnn_enabled, set_mkldnn_enabled
+
 ANSWER = "cost of call "
 
 MMAP_THRESHOLD = 65536
@@ -49,7 +51,7 @@ class Repeated:
 
     def __call__(self) -> Any:
         """Makes it, below autograd and autocast, where it was seen."""
-        with torch.set_grad_enabled(self._grad), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        with torch.set_grad_enabled(self._grad), AutoDispatchBelowAutograd(), DisableAutocast():
             return self._function(*self._args, **self._kwargs)
 
     @property
@@ -102,7 +104,7 @@ def setting() -> dict[str, Any]:
     """What kernels are chosen by in this process, besides their arguments."""
     return {
         "threads": torch.get_num_threads(),
-        "mkldnn": torch._C._get_mkldnn_enabled(),
+        "mkldnn": get_mkldnn_enabled(),
         "precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
@@ -110,7 +112,7 @@ def setting() -> dict[str, Any]:
 
 def _put(given: dict[str, Any]) -> None:
     torch.set_num_threads(given["threads"])
-    torch._C._set_mkldnn_enabled(given["mkldnn"])
+    set_mkldnn_enabled(given["mkldnn"])
     torch.set_float32_matmul_precision(given["precision"])
     torch.use_deterministic_algorithms(given["deterministic"], warn_only=True)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from integrations._torch import OpOverload, get_mkldnn_enabled
 
 _BLOCK = 16  # channels in a block
 _SLIDING = 3  # columns of a kernel that slides over one channel
@@ -28,7 +29,7 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     if not backward and packet is not torch.ops.aten.convolution:
         return 0
     image, weight = args[1:3] if backward else args[:2]
-    if image.device.type != "cpu" or image.dtype not in _DTYPES or not torch._C._get_mkldnn_enabled():
+    if image.device.type != "cpu" or image.dtype not in _DTYPES or not get_mkldnn_enabled():
         return 0
     if not torch.backends.mkldnn.is_available():
         return 0

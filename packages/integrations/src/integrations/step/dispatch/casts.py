@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
+from integrations._torch import is_any_autocast_enabled
+
 
 @contextmanager
 def fresh_casts() -> Iterator[None]:
     """A forward that finds casts of an earlier one has other operators than one that makes them."""
-    kept = torch._C._is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
+    kept = is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
     if kept:
         torch.clear_autocast_cache()
     try:

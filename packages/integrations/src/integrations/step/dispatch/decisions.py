@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from integrations._torch import OpOverload
 from integrations.common.jumps import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.step.dispatch.memory import tensors_of
 

@@ -17,10 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._pytree import tree_map_only
 
+from integrations._torch import FakeTensor, OpOverload, tree_map_only, unset_fake_temporarily
 from integrations.step.dispatch.memory import Geometry, is_plain, key_of, parts_of, tensors_of
 from integrations.step.dispatch.operators import Traits
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from integrations._torch import conj, is_traceable_wrapper_subclass, neg_view
 from integrations.common.plain import PLAIN
 from integrations.common.storages import StorageMap
 
@@ -145,8 +145,8 @@ class Geometry(NamedTuple):
             tensor = base.new_empty(0, dtype=self.dtype)
             tensor.set_(base.untyped_storage(), self.offset, self.size, self.stride)
         if self.conjugate:
-            tensor = torch._conj(tensor)
-        return torch._neg_view(tensor) if self.negative else tensor
+            tensor = conj(tensor)
+        return neg_view(tensor) if self.negative else tensor
 
 
 def shapes_of(results: Any) -> tuple[tuple[int, ...], ...]:

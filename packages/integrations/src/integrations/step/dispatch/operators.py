@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from integrations._torch import OpOverload
 from integrations.step.dispatch.memory import tensors_of
 
 # Operators of these libraries have no effects but those that their schemas tell. Of others nobody knows: one may count

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from integrations._torch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, FakeTensor
 from integrations.step.dispatch.memory import Geometry, is_plain
 
 
@@ -38,7 +39,6 @@ class Version:
 
 
 _EMPTY = torch.empty(0)
-_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).add(torch._C.DispatchKey.PythonTLSSnapshot)
 
 
 def unseen_alias(tensor: Tensor) -> Tensor:
@@ -51,5 +51,11 @@ def unseen(tensor: Tensor) -> AbstractContextManager[Any]:
     """A block in which modes do not see what is done with the tensor, if it can do without them."""
     if isinstance(tensor, FakeTensor) or not is_plain(tensor):
         return nullcontext()
-    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(_MODES)
+    guard: AbstractContextManager[Any] = ExcludeDispatchKeyGuard(_modes())
     return guard
+
+
+@cache
+def _modes() -> Any:
+    """What torch calls modes by."""
+    return DispatchKeySet(DispatchKey.Python).add(DispatchKey.PythonTLSSnapshot)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from integrations._torch import tree_map
 from integrations.step.graphs.graph import Graph
 
 _FSDP = "torch.distributed.fsdp"

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+
+from integrations._torch import is_any_autocast_enabled, tree_flatten
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Signature:
 
 def _autocast() -> str:
     """The dtypes that autocast casts to, of the devices that it is on for."""
-    if not torch._C._is_any_autocast_enabled():
+    if not is_any_autocast_enabled():
         return ""
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return " under autocast" + "".join(f" {device} {torch.get_autocast_dtype(device)}" for device in devices)
