@@ -284,7 +284,7 @@ def test_a_folder_for_a_report(tmp_path):
     [
         ({"level": "L1.1"}, r"is compressed already, at L1\.1, and the callback's level is L1: give"),
         ({"strict": True}, r"is compressed already, with strict=True, and the callback's is False: give"),
-        ({"activations": 2}, "with another choice of activations, linear and layers than the callback's: give"),
+        ({"activations": 2}, "with another choice of activations, linear, layers and loss than the callback's: give"),
         ({"checkpoint": "optimal"}, "with another plan than the callback's: none: give"),
         ({"memory": 0.5, "error": 0}, "at L0, and the callback's level is L1: give"),
     ],

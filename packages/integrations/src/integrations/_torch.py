@@ -32,6 +32,7 @@ _ADAPTIVE = "an adaptive level"
 _QMODULES = "a layer of integrations.qmodules"
 _FEWBIT = "a layer of integrations.fewbit"
 _FORECAST = "a forecast"
+_LOSS = "a loss in chunks"
 
 # ---- autograd: its hooks, its graph, and the backward that runs. Of these torch lets nobody ask, or only set them ----
 
@@ -84,6 +85,10 @@ def in_forward_mode() -> bool:
 # ---- modes, and what they do not see ----
 
 DisableTorchFunction: Callable[[], AbstractContextManager[None]] = bound("torch._C.DisableTorchFunction", _ANY)
+DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = bound(
+    "torch._C.DisableTorchFunctionSubclass", _LOSS
+)
+make_wrapper_subclass: Callable[..., Any] = bound("torch.Tensor._make_wrapper_subclass", _LOSS)
 len_torch_function_stack: Callable[[], int] = bound("torch._C._len_torch_function_stack", _ANY)
 len_torch_dispatch_stack: Callable[[], int] = bound("torch._C._len_torch_dispatch_stack", _ANY)
 get_dispatch_mode: Callable[[Any], Any] = bound("torch._C._get_dispatch_mode", _ANY)

@@ -50,6 +50,7 @@ def compress_model(
     activations: str | int | Mapping[str, Any] | None = None,
     linear: str | float | Mapping[str, Any] | None = None,
     layers: str | QLevel | Mapping[str, Any] | None = None,
+    loss: str | Mapping[str, str] | None = None,
     checkpoint: Asked | None = None,
     strict: bool = False,
     **options: Any,
@@ -94,6 +95,10 @@ def compress_model(
             of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
         layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
             on average, another of ``qmodules.LEVELS``, or ``QModule``'s arguments.
+        loss: ``"chunked"`` has the cross-entropy of a language model's logits computed from what makes them, some rows
+            at a time, so that they never exist as a whole; exactly, but for the order of sums. For models of
+            transformers; of any other, name the linear layer, as in ``{"head": "lm_head"}``. See
+            ``integrations.losses.linear_cross_entropy``.
         checkpoint: without the bounds above, lets backward make again some of what it needs, whatever the level does to
             the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak (bytes, ``"4GiB"``, or
             a fraction of the plain step's) as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
@@ -118,7 +123,7 @@ def compress_model(
     """
     inner = compiled_module(model)
     bounds = Bounds.asked(memory, time, error, stores, level, options)
-    exchanges = Exchanges.asked(activations, linear, layers)
+    exchanges = Exchanges.asked(activations, linear, layers, loss)
     level = level_with(level, bounds)
     handle = new_handle(Compression, inner, level, strict, options)
     require_paths(inner, handle.level.keep)

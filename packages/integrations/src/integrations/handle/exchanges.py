@@ -14,12 +14,13 @@ from torch import nn
 from integrations import fewbit, qmodules
 from integrations.fewbit.linear_kinds import is_linear
 from integrations.handle.keeping import kept_modules
+from integrations.losses.head import ChunkedHead, chunk_logits, head_of
 from integrations.qmodules.levels import resolve_level
 from integrations.rules.levels import Level
 
 RECORD = "_integrations_exchanges"
 
-FEWBIT, RANDOMIZED, Q = "fewbit", "randomized", "q"
+FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
 RATIO = 0.2
 """Of ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
 
@@ -32,21 +33,23 @@ class Exchanges:
         activations: ``fewbit.convert``'s arguments for activations; ``None`` leaves them.
         linear: ``RandomizedLinear``'s arguments; ``None`` leaves linear layers.
         layers: ``QModule``'s arguments; ``None`` leaves layers.
+        loss: ``chunk_logits``'s arguments; ``None`` leaves the layer that makes the logits.
     """
 
     activations: Mapping[str, Any] | None = field(default=None, hash=False)
     linear: Mapping[str, Any] | None = field(default=None, hash=False)
     layers: Mapping[str, Any] | None = field(default=None, hash=False)
+    loss: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @classmethod
-    def asked(cls, activations: Any, linear: Any, layers: Any) -> Exchanges:
+    def asked(cls, activations: Any, linear: Any, layers: Any, loss: Any = None) -> Exchanges:
         """Those of ``compress_model``'s arguments.
 
         Raises:
             TypeError: one has the wrong type.
             ValueError: a name is unknown, or a number out of range.
         """
-        return cls(_activations(activations), _linear(linear), _layers(layers))
+        return cls(_activations(activations), _linear(linear), _layers(layers), _loss(loss))
 
     def require_repeatable(self) -> None:
         """Refuses Q-layers with which a plan of what backward makes again cannot go.
@@ -65,7 +68,7 @@ class Exchanges:
             )
 
     def __bool__(self) -> bool:
-        return any(given is not None for given in (self.activations, self.linear, self.layers))
+        return any(given is not None for given in (self.activations, self.linear, self.layers, self.loss))
 
     def apply(self, model: nn.Module, level: Level) -> None:
         """Exchanges the layers, or raises and leaves the model as it was.
@@ -80,6 +83,9 @@ class Exchanges:
                 or a model that is itself such a layer, and cannot be exchanged in place.
         """
         modules = set(kept_modules(model, level.keep))
+        head = None if self.loss is None else head_of(model, **self.loss)
+        if head is not None:
+            modules.add(head)
         kept = [name for name, module in model.named_modules(remove_duplicate=False) if module in modules and name]
         with ExitStack() as undoing:
             if self._converts:
@@ -92,6 +98,8 @@ class Exchanges:
                 undoing.callback(qmodules.revert, done)
                 _require_inside(model, done)
                 _require_q_layers(model, kept)
+            if self.loss is not None:
+                chunk_logits(head_of(model, **self.loss))
             undoing.pop_all()
         model.__dict__[RECORD] = self
 
@@ -112,7 +120,15 @@ class Exchanges:
             qmodules.revert(model)
         if found._converts and fewbit.is_converted(model):
             fewbit.restore_model(model)
+        if (head := found.head(model)) is not None:
+            head.take_out()
         del model.__dict__[RECORD]
+
+    def head(self, model: nn.Module) -> ChunkedHead | None:
+        """What stands in the layer that makes the logits; ``None`` where nothing does, or that layer is gone."""
+        if self.loss is None:
+            return None
+        return next(filter(None, map(ChunkedHead.of, model.modules())), None)
 
     def why_no_activations(self, model: nn.Module) -> str:
         """Why activations in few bits are of no use to a model, of which a forward has come by none so far; empty where
@@ -132,7 +148,7 @@ class Exchanges:
         """What is asked for, of plain values only: two that differ exchange other layers."""
         return {
             name: None if given is None else sorted(f"{key}={value!r}" for key, value in given.items() if _plain(value))
-            for name, given in (("activations", self.activations), ("linear", self.linear), ("layers", self.layers))
+            for name, given in vars(self).items()
         }
 
     def in_words(self, model: nn.Module) -> str:
@@ -146,6 +162,8 @@ class Exchanges:
                 parts.append(f"a sketch of its input in {_count(summary.sketched, 'linear layer')}")
         if self.layers is not None:
             parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
+        if (head := self.head(model)) is not None:
+            parts.append(head.in_words())
         return f"Exchanged: {', '.join(parts)}."
 
     @property
@@ -234,6 +252,20 @@ def _layers(given: Any) -> Mapping[str, Any] | None:
     if given not in qmodules.LEVELS:
         raise ValueError(f"layers must be 'q' or a level of the Q-layers, {', '.join(qmodules.LEVELS)}; got {given!r}")
     return {"level": given}
+
+
+def _loss(given: Any) -> Mapping[str, Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if given.keys() != {"head"} or not isinstance(given["head"], str):
+            raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {dict(given)!r}")
+        return dict(given)
+    if not isinstance(given, str):
+        raise TypeError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
+    if given != CHUNKED:
+        raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
+    return {}
 
 
 def _plain(value: object) -> bool:

@@ -60,7 +60,7 @@ class CompressedTraining:
         self.asked = require_one(bounds, arguments.get("checkpoint"))
         self.level_name = level_with(level, bounds)
         self.level = resolve_level(self.level_name, options)
-        self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers")))
+        self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers", "loss")))
         if self.asked is not None:
             self.exchanges.require_repeatable()
         self.prints = report is True
@@ -140,7 +140,7 @@ class CompressedTraining:
         elif (None if handle.recomputing is None else handle.recomputing.asked) != self.asked:
             difference = f"with another plan than the callback's: {_in_words(self.asked)}"
         elif (Exchanges.of(handle.model) or Exchanges()) != self.exchanges:
-            difference = "with another choice of activations, linear and layers than the callback's"
+            difference = "with another choice of activations, linear, layers and loss than the callback's"
         else:
             return
         raise ValueError(
@@ -152,8 +152,9 @@ class CompressedTraining:
         """Takes over the state of the run that is resumed."""
         state = dict(state)
         exchanged, ours = state.pop(_EXCHANGED, None), self.exchanges.plain()
-        if exchanged is not None and exchanged != ours:
-            other = next(name for name in ours if exchanged.get(name) != ours[name])
+        # A checkpoint may be older than an option, which it has not asked for then.
+        other = None if exchanged is None else next((name for name in ours if exchanged.get(name) != ours[name]), None)
+        if exchanged is not None and other is not None:
             raise ValueError(
                 f"{other} must be what it was in the run that the checkpoint is of, got {ours[other]} in the place of "
                 f"{exchanged.get(other)}: give the callback that, or resume=False, which begins the rounding anew"

@@ -1,0 +1,243 @@
+"""What may be done to logits that are not computed: to cut and shape their rows, scale, squash, and ask for the loss.
+
+Each rule returns what the logits are after it; for a loss or an index, that; or ``NotImplemented``, for which the
+logits are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from integrations.losses._chunks import rows_of_chunk
+from integrations.losses._derived import Derived
+from integrations.losses._layers import layer_cross_entropy
+from integrations.losses.linear_cross_entropy import linear_cross_entropy
+
+Rule = Callable[..., Any]
+
+_GETTERS = (
+    "shape dtype device layout ndim requires_grad is_leaf grad_fn itemsize nbytes names is_cpu is_cuda is_meta is_xpu "
+    "is_mps is_sparse is_quantized is_nested is_mkldnn output_nr _version retains_grad"
+)
+_METHODS = (
+    "size dim ndimension numel nelement element_size is_floating_point is_complex is_contiguous get_device __len__ "
+    "__hash__ __repr__ __format__ stride is_inference"
+)
+METADATA = frozenset(
+    {getattr(Tensor, name).__get__ for name in _GETTERS.split() if hasattr(Tensor, name)}
+    | {getattr(Tensor, name) for name in _METHODS.split()}
+    | {torch.numel, torch.is_floating_point, torch.is_complex}
+)
+"""Functions that ask for no element."""
+
+# What makes the logits' own history, or their memory, somebody's business.
+_LISTENING = frozenset({Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook})
+
+
+def is_final(function: Any) -> bool:
+    """Whether a function writes to logits, or listens to their gradient."""
+    name = getattr(function, "__name__", "")
+    writes = name.endswith("_") and not name.endswith("__")
+    return function in _LISTENING or writes or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__")
+
+
+def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a function returns for logits, its first argument, without them; ``NotImplemented`` if it needs them.
+
+    Args:
+        function: of torch.
+        logits: its first argument.
+        args, kwargs: all of its arguments.
+    """
+    rule = _RULES.get(function)
+    if rule is None:
+        return NotImplemented
+    rest = args[1:] if args else ()
+    if not args:
+        kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+    try:
+        signature(rule).bind(logits, *rest, **kwargs)
+    except TypeError:  # arguments that the rule does not know
+        return NotImplemented
+    return rule(logits, *rest, **kwargs)
+
+
+# ---- rows that are cut and shaped ----
+
+
+def _reshaped(method: str, logits: Derived, *shape: Any, **named: Any) -> Any:
+    try:
+        found = getattr(torch.empty(logits.shape, device="meta"), method)(*shape, **named).shape
+    except RuntimeError:
+        return NotImplemented  # torch says what is wrong
+    if not found or found[-1] != logits.shape[-1] or logits.shape.numel() == 0:
+        return NotImplemented
+    hidden = logits.hidden.reshape(*found[:-1], logits.hidden.shape[-1])
+    return logits.then(lambda tensor: getattr(tensor, method)(*shape, **named), hidden=hidden)
+
+
+def _indexed(logits: Derived, index: Any) -> Any:
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(part is None or part is Ellipsis or isinstance(part, int | slice | Tensor) for part in parts):
+        return NotImplemented
+    if any(isinstance(part, bool) for part in parts):
+        return NotImplemented
+    last = parts[-1] if parts else None
+    # The last part is for the classes, if the parts before leave it no other dimension.
+    for_classes = last is not Ellipsis and (
+        any(part is Ellipsis for part in parts) or sum(map(_dimensions, parts)) >= len(logits.shape)
+    )
+    if for_classes and not (isinstance(last, slice) and last == slice(None)):
+        return NotImplemented
+    return logits.then(lambda tensor: tensor[index], hidden=logits.hidden[index])
+
+
+def _dimensions(part: Any) -> int:
+    """That a part of an index is for."""
+    if part is None or part is Ellipsis:
+        return 0
+    if isinstance(part, Tensor):
+        return part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
+    return 1
+
+
+def _same(logits: Derived) -> Any:
+    return logits
+
+
+# ---- casts ----
+
+
+def _cast(dtype: torch.dtype, logits: Derived) -> Any:
+    return logits if dtype == logits.dtype else logits.then(lambda tensor: tensor.to(dtype), dtype=dtype)
+
+
+def _to(logits: Derived, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.keys() - {"dtype", "device", "non_blocking"}:
+        return NotImplemented
+    dtype = kwargs.get("dtype", logits.dtype)
+    device = kwargs.get("device", logits.hidden.device)
+    for given in args:
+        if isinstance(given, torch.dtype):
+            dtype = given
+        elif isinstance(given, str | torch.device | int) and not isinstance(given, bool):
+            device = given
+        elif isinstance(given, Tensor):
+            dtype, device = given.dtype, given.device
+        else:
+            return NotImplemented
+    if torch.device(device) != logits.hidden.device or not dtype.is_floating_point:
+        return NotImplemented
+    return _cast(dtype, logits)
+
+
+# ---- scales and caps ----
+
+
+def _multiplied(logits: Derived, factor: Any) -> Any:
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        return NotImplemented
+    if logits.cap and factor <= 0:
+        return NotImplemented
+    return logits.then(lambda tensor: tensor * factor, scale=logits.scale * factor, cap=logits.cap * factor)
+
+
+def _divided(logits: Derived, divisor: Any) -> Any:
+    if isinstance(divisor, bool) or not isinstance(divisor, int | float) or not divisor:
+        return NotImplemented
+    if logits.cap and divisor < 0:
+        return NotImplemented
+    return logits.then(lambda tensor: tensor / divisor, scale=logits.scale / divisor, cap=logits.cap / divisor)
+
+
+def _squashed(logits: Derived) -> Any:
+    return NotImplemented if logits.cap else logits.then(torch.tanh, cap=1.0)
+
+
+# ---- what they are for ----
+
+
+def _cross_entropy(
+    logits: Derived,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    plain = size_average is None and reduce is None and not (weight is not None and weight.requires_grad)
+    alike = isinstance(target, Tensor) and target.dtype == torch.int64 and target.device == logits.hidden.device
+    if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
+        return NotImplemented
+    source, hidden = logits.source, logits.hidden
+    options: dict[str, Any] = {
+        "class_weight": weight,
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "scale": logits.scale,
+        "softcap": logits.cap or None,
+        "rows": rows_of_chunk(hidden, source.classes),
+    }
+    if source.linear is not None:
+        loss = linear_cross_entropy(hidden, source.linear[0], target, source.linear[1], **options)
+    elif reduction in ("mean", "sum"):
+        loss = layer_cross_entropy(hidden, source.layer, source.parameters, target, **options)
+    else:
+        return NotImplemented
+    source.in_chunks(options["rows"])
+    casts = torch.is_autocast_enabled(hidden.device.type)
+    return loss if casts else loss.to(logits.dtype)
+
+
+def _argmax(logits: Derived, dim: int | None = None) -> Any:
+    """The classes that are predicted, for an accuracy beside the loss: some rows at a time, too."""
+    if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # what is squashed stays in its order
+        return NotImplemented
+    flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
+    with torch.no_grad():
+        parts = [
+            logits.source.layer(part).argmax(-1) for part in flat.split(rows_of_chunk(flat, logits.source.classes))
+        ]
+    return torch.cat(parts).view(logits.shape[:-1])
+
+
+_RULES: Mapping[Any, Rule] = MappingProxyType(
+    {
+        Tensor.view: partial(_reshaped, "view"),
+        Tensor.reshape: partial(_reshaped, "reshape"),
+        torch.reshape: partial(_reshaped, "reshape"),
+        Tensor.flatten: partial(_reshaped, "flatten"),
+        torch.flatten: partial(_reshaped, "flatten"),
+        Tensor.squeeze: partial(_reshaped, "squeeze"),
+        Tensor.unsqueeze: partial(_reshaped, "unsqueeze"),
+        Tensor.__getitem__: _indexed,
+        Tensor.contiguous: _same,
+        Tensor.float: partial(_cast, torch.float32),
+        Tensor.double: partial(_cast, torch.float64),
+        Tensor.to: _to,
+        Tensor.mul: _multiplied,
+        Tensor.__mul__: _multiplied,
+        Tensor.__rmul__: _multiplied,
+        torch.mul: _multiplied,
+        Tensor.div: _divided,
+        Tensor.__truediv__: _divided,
+        torch.div: _divided,
+        Tensor.tanh: _squashed,
+        torch.tanh: _squashed,
+        F.tanh: _squashed,
+        Tensor.argmax: _argmax,
+        torch.argmax: _argmax,
+        F.cross_entropy: _cross_entropy,
+    }
+)

@@ -1,0 +1,61 @@
+"""A loss whose gradients are computed in the forward, since they are known there but for a factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from integrations._torch import get_current_graph_task_keep_graph
+
+Summed = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None]]]
+"""From which gradients are wanted to the sum of a loss's terms, and its gradients, of which others are ignored."""
+
+
+NO_SECOND_DERIVATIVE = (
+    "a cross-entropy in chunks has no second derivative: leave create_graph=True out, or use "
+    "torch.nn.functional.cross_entropy of the logits"
+)
+
+
+def differentiated(summed: Summed, total: Tensor | None, tensors: Sequence[Tensor | None]) -> Tensor:
+    """The sum of a loss's terms, over their number if that is given. Backward multiplies gradients that are there.
+
+    Args:
+        summed: computes both, without a graph around it.
+        total: by which the sum is divided.
+        tensors: that have the gradients.
+    """
+    loss: Tensor = _Differentiated.apply(summed, total, *tensors)
+    return loss
+
+
+class _Differentiated(Function):
+    @staticmethod
+    def forward(ctx: Any, summed: Summed, total: Tensor | None, *tensors: Tensor | None) -> Tensor:
+        wanted = ctx.needs_input_grad[2:]
+        loss, gradients = summed(wanted)
+        ctx.dtypes = [x.dtype for x, wants in zip(tensors, wanted, strict=True) if x is not None and wants]
+        made = [gradient for gradient, wants in zip(gradients, wanted, strict=True) if gradient is not None and wants]
+        # In float16 a sum of many rows' gradients may be out of range until it is divided by their number.
+        kept = [
+            gradient if dtype is torch.float16 else gradient.to(dtype)
+            for gradient, dtype in zip(made, ctx.dtypes, strict=True)
+        ]
+        ctx.save_for_backward(total, *kept)
+        return loss if total is None else loss / total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise NotImplementedError(NO_SECOND_DERIVATIVE)
+        total, *gradients = ctx.saved_tensors
+        factor = gradient if total is None else gradient / total
+        # Of a graph that does not stay nobody else will ask for them: as large as a vocabulary, they are not copied.
+        stays = get_current_graph_task_keep_graph()
+        scaled = [one * factor if stays else one.mul_(factor) for one in gradients]
+        found = iter([one.to(dtype) for one, dtype in zip(scaled, ctx.dtypes, strict=True)])
+        return None, None, *(next(found) if needs else None for needs in ctx.needs_input_grad[2:])

@@ -1,0 +1,85 @@
+"""Cross-entropy of the outputs of a layer that is more than a weight and a bias, some rows at a time.
+
+Such as one with adapters, or with a quantised weight: the layer itself is called for each chunk, and differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from integrations.losses._differentiated import differentiated
+from integrations.losses._operator import wide
+
+
+def layer_cross_entropy(
+    hidden: Tensor,
+    layer: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    labels: Tensor,
+    *,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    rows: int,
+) -> Tensor:
+    """The cross-entropy of ``layer(hidden)``; the arguments are those of ``linear_cross_entropy`` but for these.
+
+    Args:
+        hidden: (rows, features).
+        layer: which computes each row of its output from that row of its input.
+        parameters: of the layer, those that want a gradient.
+        reduction: ``"mean"`` or ``"sum"``.
+    """
+    counted = labels != ignore_index
+    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "sum"}
+
+    def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+        sums: list[Tensor | None] = [
+            torch.zeros_like(tensor, dtype=wide(tensor.dtype)) if wants else None
+            for tensor, wants in zip((hidden, *parameters), wanted, strict=True)
+        ]
+        loss = torch.zeros((), dtype=wide(hidden.dtype), device=hidden.device)
+        for first in range(0, len(hidden), rows):
+            part = slice(first, first + rows)
+            with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, _itself):
+                some = hidden[part].detach().requires_grad_(wanted[0])
+                logits = layer(some).to(loss.dtype) * scale
+                if softcap is not None:
+                    logits = softcap * torch.tanh(logits / softcap)
+                weight = None if class_weight is None else class_weight.to(logits.dtype)
+                of_part = F.cross_entropy(logits, labels[part], weight, **options)
+            del logits
+            loss += of_part.detach()
+            _add(sums, of_part, (some, *parameters), part)
+        return loss, sums
+
+    total = None
+    if reduction == "mean":
+        weights = counted if class_weight is None else class_weight[labels.masked_fill(~counted, 0)] * counted
+        total = weights.sum().to(wide(hidden.dtype))
+    return differentiated(summed, total, (hidden, *parameters))
+
+
+def _add(sums: Sequence[Tensor | None], loss: Tensor, tensors: Sequence[Tensor], part: slice) -> None:
+    """Adds the gradients of a part's loss; the first tensor is that part of one."""
+    wanted = [tensor for tensor, total in zip(tensors, sums, strict=True) if total is not None]
+    if not wanted:
+        return
+    found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+    for place, total in enumerate(sums):
+        gradient = None if total is None else next(found)
+        if total is not None and gradient is not None:
+            (total[part] if place == 0 else total).add_(gradient)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,114 @@
+"""``Logits``: a linear layer's outputs that are not computed until somebody needs them.
+
+A language model makes logits, may cut, reshape, cast, scale and squash them, and has their cross-entropy computed. This
+tensor notes what was done to it, and has the cross-entropy computed from the layer's input. Whatever else is asked of
+it is asked of the logits themselves, which are made then, with their history: right, and as large as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from integrations._torch import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_leaves, tree_map_only
+from integrations.losses import _deriving as deriving
+from integrations.losses._derived import Derived
+
+
+class Logits(Tensor):
+    """Outputs of a linear layer, (..., classes), which are computed when more than their cross-entropy is wanted."""
+
+    derived: Derived
+    _made: Tensor | None
+
+    @staticmethod
+    def __new__(cls, derived: Derived) -> Self:
+        made: Self = make_wrapper_subclass(cls, derived.shape, dtype=derived.dtype, device=derived.hidden.device)
+        made.derived, made._made = derived, None
+        return made
+
+    @staticmethod
+    def of(derived: Derived) -> Logits:
+        """Those that were derived so, with a history: what knows nothing of this class differentiates them, too."""
+        source = derived.source
+        logits: Logits = _Made.apply(derived, source.hidden, *source.parameters)
+        return logits
+
+    def whole(self, function: object) -> Tensor:
+        """The logits themselves, with their history.
+
+        Args:
+            function: for which they are made.
+        """
+        if self._made is None:
+            self.derived.source.made_whole(getattr(function, "__name__", str(function)))
+            self._made = self.derived.of(self.derived.source.logits())
+        return self._made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Logits(shape={tuple(self.shape)}, dtype={self.dtype}, not computed yet)"
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        with DisableTorchFunctionSubclass():
+            if function in deriving.METADATA:
+                return function(*args, **kwargs)
+            first = args[0] if args else kwargs.get("input")
+            if isinstance(first, Logits) and not first.derived.source.final:
+                done = deriving.derived(function, first.derived, args, kwargs)
+                if isinstance(done, Derived):
+                    return first if done is first.derived else Logits.of(done)
+                if done is not NotImplemented:
+                    return done
+            return _of_whole(function, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class there
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """An operator that C++ or a ``Function`` calls on these, below autograd."""
+
+        def values(logits: Logits) -> Tensor:
+            return logits.whole(function).detach()
+
+        args, kwargs = tree_map_only(Logits, values, (args, dict(kwargs or {})))
+        return function(*args, **kwargs)
+
+
+class _Made(Function):
+    """The history of logits for those who do not ask for them by torch's functions."""
+
+    @staticmethod
+    def forward(ctx: Any, derived: Derived, hidden: Tensor, *parameters: Tensor) -> Logits:
+        ctx.derived = derived
+        return Logits(derived)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        source = ctx.derived.source
+        hidden = source.hidden.detach().requires_grad_(ctx.needs_input_grad[1])
+        with torch.enable_grad():
+            logits = ctx.derived.of(source.layer(hidden))
+        given = hidden, *source.parameters
+        wanted = [tensor for tensor in given if tensor.requires_grad]
+        found = iter(torch.autograd.grad(logits, wanted, gradient, allow_unused=True))
+        return None, *(next(found) if tensor.requires_grad else None for tensor in given)
+
+
+def _of_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function returns for the logits themselves."""
+    found = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Logits)]
+    if deriving.is_final(function):
+        for logits in found:
+            logits.derived.source.final = True
+    whole_args, whole_kwargs = tree_map_only(Logits, lambda logits: logits.whole(function), (args, kwargs))
+    result = function(*whole_args, **whole_kwargs)
+    # What writes to its argument returns it.
+    return next((logits for logits in found if result is logits._made), result)

@@ -1,0 +1,139 @@
+"""``ChunkedHead``: has the layer that makes a language model's logits leave them to their loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from integrations._torch import peek_interpreter_stack
+from integrations.common.forward_wrapper import ForwardWrapper
+from integrations.common.plain import PLAIN
+from integrations.losses._derived import Derived, Source
+from integrations.losses._logits import Logits
+
+
+class ChunkedHead(ForwardWrapper):
+    """Stands in the ``forward`` of a linear layer, whose outputs in training are ``Logits``.
+
+    In ``eval()``, without gradients, in compiled code and under ``torch.func`` they are tensors as before.
+    """
+
+    what: ClassVar[str] = "chunked"
+    undo: ClassVar[str] = "integrations.restore_model(model)"
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
+        super().__init__(model, forward, replaced)
+        self.rows: int | None = None
+        """Of the chunks of the last forward's loss; ``None`` where there was none without logits."""
+        self.made_for: str | None = None
+        """The function for which the last forward's logits were made, if they were."""
+
+    @classmethod
+    def refuses(cls, model: nn.Module) -> str:
+        """Why a layer cannot have this; empty if it can."""
+        if isinstance(getattr(model, "in_features", None), int) and isinstance(
+            getattr(model, "out_features", None), int
+        ):
+            return ""
+        return f"a {type(model).__name__} has no in_features and out_features, as linear layers have"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self.model
+        if not self._defers(module, args, kwargs):
+            return self.forward(*args, **kwargs)
+        self.rows = self.made_for = None
+        (hidden,) = args
+        plain = self._is_plain(module, hidden)
+        parameters = (module.weight, module.bias) if plain else tuple(module.parameters())
+        source = Source(
+            hidden,
+            module.out_features,
+            self.forward,
+            tuple(tensor for tensor in parameters if tensor is not None and tensor.requires_grad),
+            (module.weight, module.bias) if plain else None,
+            self._note_made,
+            self._note_rows,
+        )
+        return Logits.of(Derived(source, hidden, self._dtype(hidden)))
+
+    @staticmethod
+    def _defers(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the outputs of a call may wait."""
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+            return False
+        if len(args) != 1 or kwargs or peek_interpreter_stack() is not None:
+            return False
+        (hidden,) = args
+        tensors = [hidden, *module.parameters()]
+        if not all(type(tensor) in PLAIN and tensor.device == hidden.device for tensor in tensors):
+            return False
+        known = hidden.dim() >= 2 and hidden.shape[-1] == module.in_features and hidden.is_floating_point()
+        return known and any(tensor.requires_grad for tensor in tensors)
+
+    def _is_plain(self, module: Any, hidden: Tensor) -> bool:
+        """Whether the layer is its weight and bias, in the dtype of the input, as autocast or itself."""
+        if not isinstance(module, nn.Linear) or self.forward != MethodType(nn.Linear.forward, module):
+            return False
+        casts = torch.is_autocast_enabled(hidden.device.type)
+        return casts or all(x is None or x.dtype == hidden.dtype for x in (module.weight, module.bias))
+
+    @staticmethod
+    def _dtype(hidden: Tensor) -> torch.dtype:
+        kind = hidden.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+    def in_words(self) -> str:
+        """What became of the last forward's logits, for a report."""
+        if self.made_for is not None:
+            return f"a loss in chunks, though the logits were made, for {self.made_for}()"
+        if self.rows is None:
+            return "a loss in chunks, for which no forward asked yet"
+        return f"a loss in chunks of {self.rows} rows, without logits"
+
+    def _note_made(self, function: str) -> None:
+        self.made_for = function
+
+    def _note_rows(self, rows: int) -> None:
+        self.rows = rows
+
+
+def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
+    """The layer of a model that makes its logits.
+
+    Args:
+        model: any module.
+        head: the layer's path; ``None`` for the one that models of transformers tell of.
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+    if head is not None:
+        try:
+            return model.get_submodule(head)
+        except AttributeError:
+            raise ValueError(
+                f"loss must name a linear layer of the {type(model).__name__}, which has no {head!r}"
+            ) from None
+    asked = getattr(model, "get_output_embeddings", None)
+    found = asked() if callable(asked) else None
+    if not isinstance(found, nn.Module):
+        raise ValueError(
+            f"loss must be None for a {type(model).__name__}, which does not say what makes its logits; name that "
+            "layer, as in loss={'head': 'lm_head'}"
+        )
+    return found
+
+
+def chunk_logits(head: nn.Module) -> None:
+    """Has a linear layer leave its outputs to their loss, from now on.
+
+    Raises:
+        ValueError: it is no plain linear layer.
+    """
+    if why := ChunkedHead.refuses(head):
+        raise ValueError(f"loss must be None for a model whose logits come from no linear layer: {why}")
+    ChunkedHead(head, head.forward, "forward" in head.__dict__).put()

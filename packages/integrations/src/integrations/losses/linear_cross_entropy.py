@@ -1,0 +1,203 @@
+"""``linear_cross_entropy``: cross-entropy of a linear layer's outputs, which never exist as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from integrations.common.plain import has_elements
+from integrations.losses import _operator
+from integrations.losses._chunks import rows_of_chunk
+from integrations.losses._differentiated import differentiated
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    rows: int | None = None,
+) -> Tensor:
+    """``F.cross_entropy(F.linear(hidden, weight, bias), labels)`` without the logits.
+
+    Logits are computed for a few rows at a time, turned into their own gradient and multiplied into the gradients of
+    ``hidden``, ``weight`` and ``bias``, all in the forward, so that no product is computed twice. With
+    ``reduction="none"``, and in compiled code, backward computes the logits again. Losses, the softmax and the sums
+    over rows are in float32, or in float64 for such tensors. Under autocast the products are in its dtype.
+
+    ::
+
+        hidden = model.model(input_ids).last_hidden_state
+        loss = linear_cross_entropy(hidden[:, :-1], model.lm_head.weight, labels[:, 1:])
+
+    Args:
+        hidden: (..., features), the input of the linear layer.
+        weight: (classes, features), of the same dtype.
+        labels: (...), int64 or int32: a class each, or ``ignore_index``.
+        bias: (classes,), of the same dtype as ``weight``.
+        class_weight: (classes,), a factor for the loss of each class; needs no gradient.
+        ignore_index: the label of what has no loss, and is not counted by ``"mean"``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in ``F.cross_entropy``.
+        label_smoothing: from 0 to 1, as in ``F.cross_entropy``.
+        scale: by which logits are multiplied first.
+        softcap: to which they are squashed then, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
+        rows: whose logits are computed at a time; by default as many as take about the memory of ``hidden``, and at
+            least 128 on a CPU and 512 on a GPU.
+
+    Returns:
+        A scalar, or the losses in the shape of ``labels``; float32, or float64 for such tensors.
+
+    Raises:
+        TypeError: an argument is no tensor, or of a dtype that it cannot have.
+        ValueError: shapes, devices or dtypes do not go together, a number is out of its range, or a label is no class.
+        NotImplementedError: it is differentiated twice.
+    """
+    _check(hidden, weight, labels, bias, class_weight, ignore_index)
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
+    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+        raise ValueError(f"softcap must be a number above 0, or None, got {softcap!r}")
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows must be at least 1, or None, got {rows!r}")
+    flat, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long()
+    wide = _operator.wide(hidden.dtype)
+    classes = None if class_weight is None else class_weight.detach().to(wide)
+    numbers = ignore_index, float(label_smoothing), float(scale), float(softcap or 0)
+    rows = rows or rows_of_chunk(flat, len(weight))
+    if reduction == "none" or torch.compiler.is_compiling():
+        losses = _losses((flat, weight, bias), targets, classes, numbers, rows)
+        if reduction == "none":
+            return losses.view(labels.shape)
+        return losses.sum() / _total(targets, classes, ignore_index, wide) if reduction == "mean" else losses.sum()
+
+    def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
+        given = _computed_with(flat, weight, bias)
+        losses, *gradients = _operator.linear_cross_entropy(
+            *given, targets, classes, None, *numbers, rows, list(wanted)
+        )
+        return losses.sum(dtype=torch.float64).to(wide), gradients
+
+    total = _total(targets, classes, ignore_index, wide) if reduction == "mean" else None
+    return differentiated(summed, total, (flat, weight, bias))
+
+
+def _losses(
+    tensors: tuple[Tensor, Tensor, Tensor | None],
+    labels: Tensor,
+    class_weight: Tensor | None,
+    numbers: tuple[int, float, float, float],
+    rows: int,
+) -> Tensor:
+    """The loss of each row, whose gradients backward computes."""
+    losses: Tensor
+    wanted = [False] * len(tensors)
+    losses, *_ = _operator.linear_cross_entropy(
+        *_computed_with(*tensors), labels, class_weight, None, *numbers, rows, wanted
+    )
+    return losses
+
+
+def _computed_with(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the dtype of the products."""
+    return [None if tensor is None else tensor.to(_compute_dtype(tensor)) for tensor in tensors]
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """``linear_cross_entropy`` as a module; it has no parameters of its own, and its options are read at each call.
+
+    ::
+
+        criterion = LinearCrossEntropyLoss(ignore_index=tokenizer.pad_token_id)
+        loss = criterion(hidden, head.weight, labels)
+
+    Args:
+        **options: of ``linear_cross_entropy``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The loss."""
+        return linear_cross_entropy(hidden, weight, labels, bias, **self.options)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+def _compute_dtype(tensor: Tensor) -> torch.dtype:
+    """Of the products: autocast's where it is on, as for a linear layer."""
+    kind = tensor.device.type
+    casts = torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if casts else tensor.dtype
+
+
+def _total(labels: Tensor, class_weight: Tensor | None, ignored: int, dtype: torch.dtype) -> Tensor:
+    """By which the sum of losses is divided for their mean."""
+    counted = labels != ignored
+    if class_weight is None:
+        return counted.sum().to(dtype)
+    return class_weight[labels.masked_fill(~counted, 0)].mul(counted).sum()
+
+
+def _check(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, class_weight: Tensor | None, ignored: int
+) -> None:
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias), ("class_weight", class_weight)):
+        if tensor is None and name in ("bias", "class_weight"):
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name} must be a tensor of floating point numbers, got {got}")
+    if not isinstance(labels, Tensor) or labels.dtype not in (torch.int64, torch.int32):
+        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(
+            f"labels must be a tensor of int64 or int32, a class each, got {got}; for the probabilities of classes use "
+            "torch.nn.functional.cross_entropy of the logits"
+        )
+    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            "hidden must be (..., features) and weight (classes, features), got "
+            f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if labels.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"labels must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}, got "
+            f"{tuple(labels.shape)}; shift both first where each position predicts the next"
+        )
+    for name, tensor in (("bias", bias), ("class_weight", class_weight)):
+        if tensor is not None and tensor.shape != weight.shape[:1]:
+            raise ValueError(f"{name} must have the shape {tuple(weight.shape[:1])}, got {tuple(tensor.shape)}")
+    for name, tensor in (("weight", weight), ("labels", labels), ("bias", bias), ("class_weight", class_weight)):
+        if tensor is not None and tensor.device != hidden.device:
+            raise ValueError(f"{name} must be on hidden's device, {hidden.device}, got {tensor.device}; move it there")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and _compute_dtype(tensor) != _compute_dtype(hidden):
+            raise ValueError(f"{name} must have hidden's dtype, {hidden.dtype}, got {tensor.dtype}; cast one of them")
+    if class_weight is not None and class_weight.requires_grad:
+        raise ValueError("class_weight must need no gradient, got one that requires it; detach() it")
+    # Elsewhere the look at labels would wait for the device, whose kernels refuse such labels themselves.
+    if labels.device.type == "cpu" and has_elements(labels) and not torch.compiler.is_compiling() and labels.numel():
+        wrong = (labels != ignored) & ((labels < 0) | (labels >= weight.shape[0]))
+        if wrong.any():
+            raise ValueError(
+                f"labels must be classes from 0 to {weight.shape[0] - 1}, or ignore_index, {ignored}, got "
+                f"{labels[wrong][0].item()}"
+            )
