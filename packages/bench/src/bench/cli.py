@@ -16,6 +16,7 @@ from bench.errors import BenchError
 from bench.fewbit import command as fewbit
 from bench.gnn import command as gnn
 from bench.kernels import command as kernels
+from bench.llm import command as llm
 from bench.search import command as search
 from bench.sensitivity import command as sensitivity
 from bench.sweep import command as sweep
@@ -67,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")
     add("sweep", sweep.add_arguments, "one compressed training step of many models and layers")
     add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
+
+    add("llm", llm.add_arguments, "language models: the loss of large vocabularies, whole and in chunks")
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)

@@ -16,6 +16,7 @@ from bench.gpu.results import StageResults
 from bench.json_files import FORMAT, save_as
 from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
+from bench.llm.results import LlmResults
 from bench.search.results import SearchResults
 from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
@@ -36,6 +37,7 @@ AnyResults = (
     | SweepResults
     | SearchResults
     | TextResults
+    | LlmResults
     | StageResults
 )
 
@@ -52,6 +54,7 @@ _KINDS: Mapping[str, type[AnyResults]] = {
     "sweep": SweepResults,
     "search": SearchResults,
     "text": TextResults,
+    "llm": LlmResults,
     "gpu": StageResults,
 }
 

@@ -33,11 +33,27 @@ class Source:
     in_chunks: Callable[[int], None]
     final: bool = field(default=False, init=False)
     """Whether the logits were written to, or are listened to: nothing may be computed without them any more."""
+    answered: bool = field(default=False, init=False)
+    """Whether a loss was computed without them, which gives them no gradient."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
+
+    def require_parameters(self) -> None:
+        """Refuses to compute with parameters whose memory is gone.
+
+        Raises:
+            RuntimeError: FSDP gave it back when the model's forward was over.
+        """
+        if any(one.untyped_storage().nbytes() < one.nbytes for one in self.parameters if one.device.type != "meta"):
+            raise RuntimeError(
+                "the loss of chunked logits must be computed in the forward of the model, whose weights FSDP has taken "
+                "back: give the model its labels, fully_shard it with reshard_after_forward=False, or leave "
+                "loss='chunked' out"
+            )
 
     def logits(self) -> Tensor:
         """The outputs, with their history; the same at each call."""
         if self._logits is None:
+            self.require_parameters()
             self._logits = self.layer(self.hidden)
         return self._logits
 

@@ -25,7 +25,7 @@ Rule = Callable[..., Any]
 
 _GETTERS = (
     "shape dtype device layout ndim requires_grad is_leaf grad_fn itemsize nbytes names is_cpu is_cuda is_meta is_xpu "
-    "is_mps is_sparse is_quantized is_nested is_mkldnn output_nr _version retains_grad"
+    "is_mps is_sparse is_quantized is_nested is_mkldnn output_nr _version _base retains_grad grad _backward_hooks"
 )
 _METHODS = (
     "size dim ndimension numel nelement element_size is_floating_point is_complex is_contiguous get_device __len__ "
@@ -38,15 +38,15 @@ METADATA = frozenset(
 )
 """Functions that ask for no element."""
 
-# What makes the logits' own history, or their memory, somebody's business.
-_LISTENING = frozenset({Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook})
+LISTENING = frozenset({Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook})
+"""Functions that ask to be told of a gradient."""
 
 
 def is_final(function: Any) -> bool:
     """Whether a function writes to logits, or listens to their gradient."""
     name = getattr(function, "__name__", "")
     writes = name.endswith("_") and not name.endswith("__")
-    return function in _LISTENING or writes or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__")
+    return function in LISTENING or writes or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__")
 
 
 def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -180,6 +180,7 @@ def _cross_entropy(
     if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
         return NotImplemented
     source, hidden = logits.source, logits.hidden
+    source.require_parameters()
     options: dict[str, Any] = {
         "class_weight": weight,
         "ignore_index": ignore_index,
@@ -196,6 +197,7 @@ def _cross_entropy(
     else:
         return NotImplemented
     source.in_chunks(options["rows"])
+    source.answered = True
     casts = torch.is_autocast_enabled(hidden.device.type)
     return loss if casts else loss.to(logits.dtype)
 
@@ -204,6 +206,7 @@ def _argmax(logits: Derived, dim: int | None = None) -> Any:
     """The classes that are predicted, for an accuracy beside the loss: some rows at a time, too."""
     if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # what is squashed stays in its order
         return NotImplemented
+    logits.source.require_parameters()
     flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
     with torch.no_grad():
         parts = [

@@ -8,6 +8,7 @@ it is asked of the logits themselves, which are made then, with their history: r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MethodWrapperType
 from typing import Any, Self
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from integrations._torch import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_leaves, tree_map_only
+from integrations.common.warn import warn
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
+from integrations.step.graphs.sharding import is_of_unit
 
 
 class Logits(Tensor):
@@ -45,9 +48,21 @@ class Logits(Tensor):
             function: for which they are made.
         """
         if self._made is None:
-            self.derived.source.made_whole(getattr(function, "__name__", str(function)))
+            asked = getattr(function, "__self__", None) if isinstance(function, MethodWrapperType) else function
+            self.derived.source.made_whole(getattr(asked, "__name__", str(asked)))
             self._made = self.derived.of(self.derived.source.logits())
         return self._made
+
+    def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Has somebody told of the gradients that these logits get, of which the loss that was computed is none."""
+        if not is_of_unit(
+            args[1] if len(args) > 1 else None
+        ):  # FSDP asks all outputs, and one that has a gradient will do
+            warn(
+                f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
+                "before the loss is computed, which has the logits made, or leave loss='chunked' out"
+            )
+        return function(*args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Logits(shape={tuple(self.shape)}, dtype={self.dtype}, not computed yet)"
@@ -61,6 +76,8 @@ class Logits(Tensor):
             if function in deriving.METADATA:
                 return function(*args, **kwargs)
             first = args[0] if args else kwargs.get("input")
+            if function in deriving.LISTENING and isinstance(first, Logits) and first.derived.source.answered:
+                return first._listen(function, args, kwargs)
             if isinstance(first, Logits) and not first.derived.source.final:
                 done = deriving.derived(function, first.derived, args, kwargs)
                 if isinstance(done, Derived):

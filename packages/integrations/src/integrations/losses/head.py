@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from integrations._torch import peek_interpreter_stack
@@ -14,6 +16,7 @@ from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.common.plain import PLAIN
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
+from integrations.step.graphs.sharding import is_unit
 
 
 class ChunkedHead(ForwardWrapper):
@@ -47,14 +50,15 @@ class ChunkedHead(ForwardWrapper):
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
-        plain = self._is_plain(module, hidden)
-        parameters = (module.weight, module.bias) if plain else tuple(module.parameters())
+        # The tensors as they are in this call: after it FSDP may put others in the layer.
+        linear = (module.weight, module.bias) if self._is_plain(module, hidden) else None
+        parameters = tuple(module.parameters()) if linear is None else linear
         source = Source(
             hidden,
             module.out_features,
-            self.forward,
+            self.forward if linear is None else partial(F.linear, weight=linear[0], bias=linear[1]),
             tuple(tensor for tensor in parameters if tensor is not None and tensor.requires_grad),
-            (module.weight, module.bias) if plain else None,
+            linear,
             self._note_made,
             self._note_rows,
         )
@@ -64,6 +68,8 @@ class ChunkedHead(ForwardWrapper):
     def _defers(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the outputs of a call may wait."""
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+            return False
+        if is_unit(module):  # its weight is gone once the layer's own forward is over
             return False
         if len(args) != 1 or kwargs or peek_interpreter_stack() is not None:
             return False

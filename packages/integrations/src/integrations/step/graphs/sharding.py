@@ -39,8 +39,8 @@ def is_unit(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def is_of_unit(hook: Callable[..., Any]) -> bool:
-    """Whether a module's hook is there because it is a unit."""
+def is_of_unit(hook: Callable[..., Any] | None) -> bool:
+    """Whether a hook, of a module or a tensor, is there because a module is a unit."""
     return getattr(hook, "__module__", "").startswith(_FSDP)
 
 

@@ -1,0 +1,8 @@
+"""``python -m bench llm``: the loss of a language model, alone and in models, in every way.
+
+subjects.py   what is measured: hidden states with a vocabulary, and models
+cell.py       one subject in one way, in a process of its own
+measure.py    all of them, their steps timed in turn
+results.py    what comes out, as JSON
+report.py     the tables
+"""

@@ -1,0 +1,203 @@
+"""Logits that are not computed: at levels, in plans, on ranks, in models of transformers, with adapters."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import integrations
+
+from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, Decoder, exchanged, shifted, step, twin
+from .largest import Largest
+from .libraries import library_or_skip
+from .nets import EIGHT_BITS, relative_error
+
+
+def test_at_a_level_the_rest_is_stored_as_it_says():
+    """The head's own gradient is that of exact hidden states, and what the loss keeps for backward is a gradient."""
+    model = Decoder(shifted).train()
+    chunked = twin(model, level="L1.1", min_bytes=0)
+    _, gradients = step(chunked)
+    _, expected = step(model)
+    heads = {name: one for name, one in expected.items() if name.startswith("head")}
+    assert relative_error(heads, gradients) <= SUMS
+    assert SUMS < relative_error(expected, gradients) <= EIGHT_BITS
+    rows = integrations.compression(chunked).report().rows
+    assert {row.codec for row in rows if row.operator == "cross_entropy"} == {"kept"}
+
+
+@pytest.fixture
+def one_rank():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def whole_gradients(model):
+    named = ((name, one.grad) for name, one in model.named_parameters())
+    return {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in named}
+
+
+@pytest.mark.parametrize(("shards", "chunked"), [((), True), (("layer",), True), (("head",), False)], ids=str)
+@pytest.mark.usefixtures("one_rank")
+def test_fully_sharded(shards, chunked):
+    """FSDP listens to all outputs. The weight of a head that it shards by itself is gone before the loss."""
+    model = Decoder(lambda logits, ids: (shifted(logits, ids), logits)).train()
+    sharded = twin(model)
+    for name in shards:
+        fully_shard(getattr(sharded, name))
+    loss, _ = fully_shard(sharded)(IDS)
+    loss.backward()
+    wanted, _ = model(IDS)
+    wanted.backward()
+    assert abs(loss - wanted) <= 1e-6 * wanted
+    assert relative_error(whole_gradients(model), whole_gradients(sharded)) <= SUMS
+    assert ("without logits" in exchanged(sharded)) == chunked
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_loss_after_fsdp_took_the_weights_back_is_refused():
+    model = fully_shard(twin(Decoder(lambda logits, ids: logits).train()), reshard_after_forward=True)
+    with pytest.raises(
+        RuntimeError, match=r"must be computed in the forward.*reshard_after_forward=False"
+    ):
+        shifted(model(IDS), IDS)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_data_parallel():
+    model = Decoder(shifted).train()
+    parallel = twin(model)
+    found, gradients = step(DistributedDataParallel(parallel))
+    wanted, expected = step(model)
+    assert abs(found - wanted) <= 1e-6 * wanted
+    assert relative_error({f"module.{name}": one for name, one in expected.items()}, gradients) <= SUMS
+    assert "without logits" in exchanged(parallel)
+
+
+@pytest.mark.parametrize("options", [{"error": 0.1}, {"error": 0}, {"level": "L1", "checkpoint": "optimal"}], ids=str)
+def test_in_a_plan(options):
+    model = Decoder(shifted).train()
+    chunked = twin(model, **{"level": None, **options})
+    for _ in range(3):
+        _, gradients = step(chunked)
+    _, expected = step(model)
+    assert relative_error(expected, gradients) <= (SUMS if options == {"error": 0} else 0.3)
+    assert "without logits" in exchanged(chunked)
+
+
+def test_under_autocast():
+    model = Decoder(shifted).train()
+    chunked = twin(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, gradients = step(chunked)
+        wanted, expected = step(model)
+    assert found.dtype == wanted.dtype == torch.float32
+    assert abs(found - wanted) <= 1e-5 * wanted
+    assert relative_error(expected, gradients) <= 0.02
+    assert "without logits" in exchanged(chunked)
+
+
+def test_copies_and_pickles_have_it_and_restoring_ends_it():
+    model = twin(Decoder(shifted).train())
+    wanted, _ = step(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        found, _ = step(other)
+        assert torch.equal(found, wanted)
+        assert "without logits" in exchanged(other)
+    integrations.restore_model(model)
+    assert "forward" not in vars(model.head)
+    with Largest() as largest:
+        step(model)
+    assert largest.elements >= BATCH * (LENGTH - 1) * CLASSES
+
+
+def test_a_compiled_model_has_its_own_logits():
+    model = Decoder(shifted).train()
+    chunked = twin(model)
+    found, gradients = step(torch.compile(chunked, backend="aot_eager"))
+    wanted, expected = step(model)
+    assert abs(found - wanted) <= 1e-6 * wanted
+    assert relative_error({f"_orig_mod.{name}": one for name, one in expected.items()}, gradients) <= SUMS
+
+
+def test_what_cannot_be_is_refused():
+    model = Decoder(shifted)
+    for given, message in {
+        "whole": "loss must be 'chunked'",
+        "chunked": "does not say what makes its logits; name that layer",
+        "embedding": "loss must be None .*no linear layer: a Embedding has no in_features",
+        "nothing": "has no 'nothing'",
+    }.items():
+        loss = given if given in ("whole", "chunked") else {"head": given}
+        with pytest.raises(ValueError, match=message):
+            integrations.compress_model(model, loss=loss)
+    with pytest.raises(TypeError, match="loss must be 'chunked'"):
+        integrations.compress_model(model, loss=3)
+    assert "forward" not in vars(model)
+
+
+MODELS = {
+    "Llama": {},
+    "Gemma2": {},  # a cap
+    "Cohere": {"eos_token_id": 2, "bos_token_id": 1},  # a scale
+    "Granite": {"logits_scaling": 4.0},
+    "Mixtral": {},
+    "GPTNeoX": {},
+    "Qwen2": {"tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("items", [None, 77])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers(name, items):
+    transformers, hf = library_or_skip("transformers"), library_or_skip("integrations.hf")
+    sizes = {"vocab_size": CLASSES, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "use_cache": False}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **MODELS[name]})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).train()
+    labels = IDS.masked_fill(IDS % 5 == 0, -100)
+
+    def language_step(one):
+        one.zero_grad()
+        given = {} if items is None else {"num_items_in_batch": items}
+        loss = one(input_ids=IDS, labels=labels, **given).loss
+        loss.backward()
+        return loss.detach(), {
+            key: value.grad.clone() for key, value in one.named_parameters() if value.grad is not None
+        }
+
+    chunked = hf.compress_model(copy.deepcopy(model), level="L0", loss="chunked")
+    found, gradients = language_step(chunked)
+    wanted, expected = language_step(model)
+    assert abs(found - wanted) <= 1e-6 * wanted
+    assert relative_error(expected, gradients) <= SUMS
+    assert "without logits" in exchanged(chunked)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1.1"])
+@pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "lm_head"]], ids=str)
+def test_adapters_on_the_head_and_elsewhere(targets, level):
+    """At a level too the head's own are exact: what a chunk saves is gone before anybody else's backward."""
+    peft, transformers, hf = map(library_or_skip, ("peft", "transformers", "integrations.hf"))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=CLASSES, use_cache=False, **sizes))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).train()
+    chunked = hf.compress_model(copy.deepcopy(model), level=level, loss="chunked", min_bytes=0)
+    results = []
+    for one in (chunked, model):
+        with Largest() as largest:
+            loss = one(input_ids=IDS, labels=IDS).loss
+            loss.backward()
+        gradients = {name: value.grad for name, value in one.named_parameters() if value.grad is not None}
+        results.append((loss.detach(), gradients, largest.elements))
+    (found, gradients, most), (wanted, expected, _) = results
+    assert most < BATCH * (LENGTH - 1) * CLASSES
+    assert abs(found - wanted) <= 1e-6 * wanted
+    heads = {name: one for name, one in expected.items() if level == "L0" or "lm_head" in name}
+    assert not heads or relative_error(heads, gradients) <= SUMS
