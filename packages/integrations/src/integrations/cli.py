@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from integrations import doctor
 from integrations.common.command_line import Parser, run
 from integrations.forecast import command
 
@@ -11,5 +12,7 @@ from integrations.forecast import command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns 0; 1 after one line on stderr that says what is wrong; 130 when interrupted."""
     parser = Parser(prog="python -m integrations", description="Compressed training for PyTorch models.")
-    command.add_to(parser.add_subparsers(required=True, metavar="COMMAND"))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command.add_to(commands)
+    doctor.add_to(commands)
     return run(parser, arguments)
