@@ -1,11 +1,13 @@
 """Logits that are not computed: their loss is that of the logits, of which all else is asked that is asked of them."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, Decoder, exchanged, shifted, step, twin
+from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, WIDTH, Decoder, exchanged, shifted, step, twin
 from .largest import Largest
 from .nets import assert_same, relative_error
 
@@ -92,6 +94,46 @@ def turned(logits, ids):
     return F.cross_entropy((logits.tanh() * -2).view(-1, CLASSES), ids.view(-1))
 
 
+def padded(logits, ids):
+    logits[..., 500:].fill_(-1e4)
+    return F.cross_entropy(logits.view(-1, CLASSES), ids.view(-1) % 500)
+
+
+def written_as_data(logits, ids):
+    logits.data[..., 500:] = -1e4
+    return F.cross_entropy(logits.view(-1, CLASSES), ids.view(-1) % 500)
+
+
+def rectified(logits, ids):
+    F.relu(logits, inplace=True)
+    return F.cross_entropy(logits.view(-1, CLASSES), ids.view(-1))
+
+
+def retained(logits, ids):
+    logits.retain_grad()
+    loss = F.cross_entropy(logits.view(-1, CLASSES), ids.view(-1))
+    (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    return loss * (1 + gradient.abs().sum())
+
+
+def looked_at_first(logits, ids):
+    with torch.no_grad():
+        entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+    return shifted(logits, ids) * entropy + logits.logsumexp(-1).square().mean()
+
+
+def ended_in_an_ellipsis(logits, ids):
+    return logits[:, :, 5, ...].square().mean()
+
+
+def as_other_numbers(logits, ids):
+    return shifted(logits, ids) * (logits.view(torch.int32) != 0).float().mean()
+
+
+def rounded(logits, ids):
+    return shifted(logits.to(torch.bfloat16).float(), ids)
+
+
 def added(logits, ids):
     return shifted(logits + 0.1 * torch.arange(CLASSES), ids)
 
@@ -117,36 +159,98 @@ def functions(logits, ids):
     return Sum.apply(logits.float())
 
 
-WHOLE = {
-    "softmax": softmax,
-    "transpose": classes_second,
-    "cross_entropy": probabilities,
-    "masked_fill_": written,
-    "__setitem__": written_through_a_view,
-    "register_hook": listened,
-    "__getitem__": cut_in_classes,
-    "tanh": squashed_twice,
-    "mul": turned,
-    "add": added,
-    "logsumexp": beside_the_loss,
-    "": functions,
-}
+WHOLE = [
+    ("__getitem__", padded),
+    ("data", written_as_data),
+    ("relu", rectified),
+    ("retain_grad", retained),
+    ("softmax", looked_at_first),
+    ("__getitem__", ended_in_an_ellipsis),
+    ("to", rounded),
+    ("softmax", softmax),
+    ("transpose", classes_second),
+    ("cross_entropy", probabilities),
+    ("masked_fill_", written),
+    ("__setitem__", written_through_a_view),
+    ("register_hook", listened),
+    ("__getitem__", cut_in_classes),
+    ("tanh", squashed_twice),
+    ("mul", turned),
+    ("add", added),
+    ("logsumexp", beside_the_loss),
+    ("square", functions),
+    ("view", as_other_numbers),
+]
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_what_else_is_asked_is_asked_of_the_logits(name):
+@pytest.mark.parametrize(("name", "loss"), WHOLE)
+def test_what_else_is_asked_is_asked_of_the_logits(name, loss):
     """The very loss and gradients, where no part of them is computed in chunks; and the report says for what."""
-    model = Decoder(WHOLE[name]).train()
+    model = Decoder(loss).train()
     chunked = twin(model)
     found, gradients = step(chunked)
     wanted, expected = step(model)
-    if WHOLE[name] is beside_the_loss:
+    if loss in (beside_the_loss, as_other_numbers):
         assert abs(found - wanted) <= 1e-6 * abs(wanted)
         assert relative_error(expected, gradients) <= SUMS
     else:
         assert torch.equal(found, wanted)
         assert_same(expected, gradients)
-    assert f"though the logits were made, for {name}" in exchanged(chunked)
+    assert f"though the logits were made, for {name}()" in exchanged(chunked)
+
+
+def test_what_was_listened_to_is_told():
+    gradients = []
+    for wrap in (twin, copy.deepcopy):
+        model = wrap(Decoder(lambda logits, ids: logits).train())
+        logits = model(IDS)
+        logits.retain_grad()
+        shifted(logits, IDS).backward()
+        gradients.append(logits.grad)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("change", ["weight", "hidden", "forgotten"])
+def test_what_would_be_other_logits_is_refused(change):
+    """After an optimizer's step, for one; where the logits are not made by then, nobody has those of the forward."""
+    kept = []
+    model = Decoder(lambda logits, ids: logits).train()
+    model.layer.register_forward_hook(lambda *call: kept.append(call[-1]))
+    torch.nn.utils.parametrizations.weight_norm(model.head) if change == "forgotten" else None
+    model = twin(model)
+    logits = model(IDS)
+    with torch.no_grad():
+        if change == "hidden":
+            logits.derived.source.hidden.mul_(2)
+        else:
+            next(model.head.parameters()).mul_(2)
+    for read in (lambda: logits.argmax(-1), lambda: logits.softmax(-1), lambda: shifted(logits, IDS)):
+        with pytest.raises(RuntimeError, match=r"must be read before .*optimizer.step\(\)"):
+            read()
+
+
+def test_a_head_that_draws_is_called_once_for_logits():
+    """What a Function looks at and what backward differentiates are the same."""
+
+    class Dropping(nn.Linear):
+        def forward(self, hidden):
+            return super().forward(F.dropout(hidden, 0.5))
+
+    model = Decoder(functions).train()
+    model.head = Dropping(WIDTH, CLASSES)
+    chunked = twin(model)
+    results = []
+    for one in (chunked, model):
+        torch.manual_seed(3)
+        results.append(step(one)[1])
+    assert_same(*results[::-1])
+
+
+def test_a_second_derivative_through_a_function_is_refused():
+    model = twin(Decoder(lambda logits, ids: logits).train())
+    loss = Sum.apply(model(IDS))
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad(loss, model.head.weight, create_graph=True)
 
 
 @pytest.mark.parametrize("way", ["eval", "no_grad", "inference_mode"])

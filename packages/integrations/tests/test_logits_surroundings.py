@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -61,9 +62,7 @@ def test_fully_sharded(shards, chunked):
 @pytest.mark.usefixtures("one_rank")
 def test_a_loss_after_fsdp_took_the_weights_back_is_refused():
     model = fully_shard(twin(Decoder(lambda logits, ids: logits).train()), reshard_after_forward=True)
-    with pytest.raises(
-        RuntimeError, match=r"must be computed in the forward.*reshard_after_forward=False"
-    ):
+    with pytest.raises(RuntimeError, match=r"must be computed in the forward.*reshard_after_forward=False"):
         shifted(model(IDS), IDS)
 
 
@@ -89,12 +88,21 @@ def test_in_a_plan(options):
     assert "without logits" in exchanged(chunked)
 
 
-def test_under_autocast():
-    model = Decoder(shifted).train()
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_autocast(dtype, inside):
+    """Products are in the dtype of autocast where the head is called, wherever the loss is computed."""
+    model = Decoder((lambda logits, ids: logits) if not inside else shifted).train().to(dtype)
     chunked = twin(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, gradients = step(chunked)
-        wanted, expected = step(model)
+    results = []
+    for one in (chunked, model):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = one(IDS)
+        if not inside:
+            loss = shifted(loss, IDS)
+        loss.backward()
+        results.append((loss.detach(), {name: value.grad for name, value in one.named_parameters()}))
+    (found, gradients), (wanted, expected) = results
     assert found.dtype == wanted.dtype == torch.float32
     assert abs(found - wanted) <= 1e-5 * wanted
     assert relative_error(expected, gradients) <= 0.02
@@ -129,7 +137,7 @@ def test_what_cannot_be_is_refused():
     for given, message in {
         "whole": "loss must be 'chunked'",
         "chunked": "does not say what makes its logits; name that layer",
-        "embedding": "loss must be None .*no linear layer: a Embedding has no in_features",
+        "embedding": "loss must name a linear layer.*: a Embedding has no in_features",
         "nothing": "has no 'nothing'",
     }.items():
         loss = given if given in ("whole", "chunked") else {"head": given}
@@ -179,15 +187,44 @@ def test_models_of_transformers(name, items):
     assert "without logits" in exchanged(chunked)
 
 
+def llama():
+    transformers = library_or_skip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=CLASSES, use_cache=False, **sizes)).train()
+
+
+def test_a_copy_of_the_head_that_peft_makes_is_restored_too():
+    peft, hf = library_or_skip("peft"), library_or_skip("integrations.hf")
+    model = hf.compress_model(llama(), level="L0", loss="chunked")
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])).train()
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    assert "without logits" in exchanged(model)
+    hf.restore_model(model)
+    assert not any("forward" in vars(module) for module in model.modules() if isinstance(module, nn.Linear))
+
+
+def test_a_head_that_is_gone_is_told_of():
+    hf = library_or_skip("integrations.hf")
+    model = hf.compress_model(llama(), level="L0", loss="chunked")
+    model.resize_token_embeddings(CLASSES + 8)
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    assert "no loss in chunks any more, since the layer that made the logits is gone" in exchanged(model)
+    hf.restore_model(model)
+
+
+def test_in_forward_mode_they_are_tensors():
+    model = twin(Decoder(lambda logits, ids: logits).train())
+    with torch.autograd.forward_ad.dual_level():
+        assert type(model(IDS)) is torch.Tensor
+
+
 @pytest.mark.parametrize("level", ["L0", "L1.1"])
 @pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "lm_head"]], ids=str)
 def test_adapters_on_the_head_and_elsewhere(targets, level):
     """At a level too the head's own are exact: what a chunk saves is gone before anybody else's backward."""
-    peft, transformers, hf = map(library_or_skip, ("peft", "transformers", "integrations.hf"))
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=CLASSES, use_cache=False, **sizes))
-    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).train()
+    peft, hf = library_or_skip("peft"), library_or_skip("integrations.hf")
+    model = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).train()
     chunked = hf.compress_model(copy.deepcopy(model), level=level, loss="chunked", min_bytes=0)
     results = []
     for one in (chunked, model):

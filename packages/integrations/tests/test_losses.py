@@ -112,15 +112,25 @@ def test_rows_that_are_ignored_may_be_no_numbers():
     assert torch.isfinite(hidden.grad).all()
 
 
-def test_where_every_label_is_ignored_the_mean_is_no_number_and_gradients_are_zero():
-    hidden, weight, _, labels = problem()
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_where_every_label_is_ignored_gradients_are_zero(reduction, compiled):
+    """The mean is no number, and an optimizer's step is none, as with torch's loss."""
+    hidden, weight, bias, labels = problem()
     labels.fill_(-100)
-    logits = F.linear(hidden, weight)
-    wanted = F.cross_entropy(logits, labels)
-    found = linear_cross_entropy(hidden, weight, labels)
-    assert wanted.isnan()
-    assert found.isnan()
-    assert torch.equal(linear_cross_entropy(hidden, weight, labels, reduction="sum"), torch.zeros(()))
+    call = torch.compile(linear_cross_entropy, backend="aot_eager") if compiled else linear_cross_entropy
+    found = call(hidden, weight, labels, bias, reduction=reduction)
+    wanted = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction=reduction)
+    assert torch.equal(found, wanted) or (found.isnan() and wanted.isnan())
+    found.backward()
+    assert not any(tensor.grad.any() for tensor in (hidden, weight, bias))
+
+
+def test_without_gradients_none_are_computed():
+    hidden, weight, _, labels = problem(rows=20, classes=5000)
+    with torch.no_grad(), Largest() as largest:
+        linear_cross_entropy(hidden, weight, labels)
+    assert largest.elements < weight.numel()
 
 
 def test_what_needs_no_gradient_gets_none():
@@ -251,6 +261,8 @@ def test_the_module():
     criterion = LinearCrossEntropyLoss(label_smoothing=0.1, ignore_index=3)
     wanted = linear_cross_entropy(hidden, weight, labels.clamp(0), bias, label_smoothing=0.1, ignore_index=3)
     assert torch.equal(copy.deepcopy(criterion)(hidden, weight, labels.clamp(0), bias), wanted)
+    with pytest.raises(TypeError, match="ignore_idx"):
+        LinearCrossEntropyLoss(ignore_idx=3)
     assert repr(criterion) == "LinearCrossEntropyLoss(label_smoothing=0.1, ignore_index=3)"
 
 
@@ -268,7 +280,9 @@ WRONG = {
     "reduction must be one of": (ValueError, (HIDDEN, WEIGHT, LABELS), {"reduction": "max"}),
     "label_smoothing must be from 0 to 1": (ValueError, (HIDDEN, WEIGHT, LABELS), {"label_smoothing": 2}),
     "softcap must be": (ValueError, (HIDDEN, WEIGHT, LABELS), {"softcap": 0}),
-    "rows must be at least 1": (ValueError, (HIDDEN, WEIGHT, LABELS), {"rows": 0}),
+    "rows must be an int from 1": (ValueError, (HIDDEN, WEIGHT, LABELS), {"rows": 2.5}),
+    "ignore_index must be an int": (TypeError, (HIDDEN, WEIGHT, LABELS), {"ignore_index": 1.5}),
+    "scale must be a finite number.*multiplies hidden": (TypeError, (HIDDEN, WEIGHT, LABELS), {"scale": BIAS[0]}),
     "class_weight must need no gradient": (ValueError, (HIDDEN, WEIGHT, LABELS), {"class_weight": BIAS}),
 }
 

@@ -83,13 +83,14 @@ class Exchanges:
                 or a model that is itself such a layer, and cannot be exchanged in place.
         """
         modules = set(kept_modules(model, level.keep))
-        head = None if self.loss is None else head_of(model, **self.loss)
-        if head is not None:
-            modules.add(head)
-        kept = [name for name, module in model.named_modules(remove_duplicate=False) if module in modules and name]
+        named = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+        kept = [name for name, module in named if module in modules]
+        # Its logits need it as it is.
+        heads = [] if self.loss is None else [head_of(model, **self.loss)]
+        unconverted = [name for name, module in named if module in modules or module in heads]
         with ExitStack() as undoing:
             if self._converts:
-                done = fewbit.convert(model, **self._conversion(level, kept))
+                done = fewbit.convert(model, **self._conversion(level, unconverted))
                 undoing.callback(fewbit.restore_model, done)
                 _require_inside(model, done)
                 self._require_sketches(model)
@@ -120,15 +121,13 @@ class Exchanges:
             qmodules.revert(model)
         if found._converts and fewbit.is_converted(model):
             fewbit.restore_model(model)
-        if (head := found.head(model)) is not None:
+        for head in found.heads(model):
             head.take_out()
         del model.__dict__[RECORD]
 
-    def head(self, model: nn.Module) -> ChunkedHead | None:
-        """What stands in the layer that makes the logits; ``None`` where nothing does, or that layer is gone."""
-        if self.loss is None:
-            return None
-        return next(filter(None, map(ChunkedHead.of, model.modules())), None)
+    def heads(self, model: nn.Module) -> list[ChunkedHead]:
+        """What stands in the layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
+        return [] if self.loss is None else list(filter(None, map(ChunkedHead.of, model.modules())))
 
     def why_no_activations(self, model: nn.Module) -> str:
         """Why activations in few bits are of no use to a model, of which a forward has come by none so far; empty where
@@ -162,8 +161,8 @@ class Exchanges:
                 parts.append(f"a sketch of its input in {_count(summary.sketched, 'linear layer')}")
         if self.layers is not None:
             parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
-        if (head := self.head(model)) is not None:
-            parts.append(head.in_words())
+        if self.loss is not None:
+            parts.append(ChunkedHead.in_words(self.heads(model)))
         return f"Exchanged: {', '.join(parts)}."
 
     @property

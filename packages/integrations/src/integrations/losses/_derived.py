@@ -1,8 +1,9 @@
-"""A linear layer's outputs that were not computed, and what was done to them since."""
+"""The outputs of a layer that were not computed, and what was done to them since."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,45 +18,77 @@ class Source:
     Args:
         hidden: (..., features), the layer's input.
         classes: size of the outputs' last dimension.
-        layer: computes the outputs, row by row.
-        parameters: of the layer, those that want a gradient.
+        layer: computes the outputs, each row of them from that row of the input.
+        parameters: of the layer.
         linear: weight and bias, of a layer that is nothing but these; else ``None``.
-        made_whole: told the function for which the logits are made.
+        made_whole: told each function that is asked of the logits themselves.
         in_chunks: told of how many rows chunks were, for a loss without them.
     """
 
     hidden: Tensor
     classes: int
     layer: Callable[[Tensor], Tensor]
-    parameters: tuple[Tensor, ...]
+    parameters: Callable[[], tuple[Tensor, ...]]
     linear: tuple[Tensor, Tensor | None] | None
     made_whole: Callable[[str], None]
     in_chunks: Callable[[int], None]
-    final: bool = field(default=False, init=False)
-    """Whether the logits were written to, or are listened to: nothing may be computed without them any more."""
     answered: bool = field(default=False, init=False)
-    """Whether a loss was computed without them, which gives them no gradient."""
+    """Whether a loss was computed without the logits, which gives them no gradient."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
-    def require_parameters(self) -> None:
-        """Refuses to compute with parameters whose memory is gone.
+    def __post_init__(self) -> None:
+        kind = self.hidden.device.type
+        self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        self._given = self.parameters()
+        self._versions = [tensor._version for tensor in (self.hidden, *self._given)]
+
+    @property
+    def wanting(self) -> tuple[Tensor, ...]:
+        """The parameters that want a gradient."""
+        return tuple(tensor for tensor in self._given if tensor.requires_grad)
+
+    @property
+    def made(self) -> bool:
+        """Whether the outputs were computed. From then on whatever is asked is asked of these: they may be written to,
+        and listened to."""
+        return self._logits is not None
+
+    def logits(self) -> Tensor:
+        """The outputs, with their history; the same at each call."""
+        if self._logits is None:
+            # Also where they are only looked at first, and differentiated later.
+            with self.computing(), torch.enable_grad():
+                self._logits = self.layer(self.hidden)
+        return self._logits
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A block that calls the layer as it would have been called: under the autocast of its call.
 
         Raises:
-            RuntimeError: FSDP gave it back when the model's forward was over.
+            RuntimeError: it would compute something else now.
         """
-        if any(one.untyped_storage().nbytes() < one.nbytes for one in self.parameters if one.device.type != "meta"):
+        self._require_unchanged()
+        enabled, dtype = self._autocast
+        # Nobody's casts are kept: they would be those of a block that is over.
+        with torch.autocast(self.hidden.device.type, dtype, enabled, cache_enabled=False):
+            yield
+
+    def _require_unchanged(self) -> None:
+        tensors = (self.hidden, *self._given)
+        if any(one.untyped_storage().nbytes() < one.nbytes for one in tensors if one.device.type != "meta"):
             raise RuntimeError(
                 "the loss of chunked logits must be computed in the forward of the model, whose weights FSDP has taken "
                 "back: give the model its labels, fully_shard it with reshard_after_forward=False, or leave "
                 "loss='chunked' out"
             )
-
-    def logits(self) -> Tensor:
-        """The outputs, with their history; the same at each call."""
-        if self._logits is None:
-            self.require_parameters()
-            self._logits = self.layer(self.hidden)
-        return self._logits
+        now = self.parameters()
+        same = len(now) == len(self._given) and all(one is other for one, other in zip(now, self._given, strict=True))
+        if not same or [tensor._version for tensor in tensors] != self._versions:
+            raise RuntimeError(
+                "chunked logits must be read before the layer that makes them, or its input, is changed, as "
+                "optimizer.step() does: read them before, or leave loss='chunked' out"
+            )
 
 
 @dataclass(frozen=True)
@@ -86,8 +119,10 @@ class Derived:
         """After one more step."""
         return replace(self, steps=(*self.steps, step), **changes)
 
-    def of(self, logits: Tensor) -> Tensor:
-        """What was done to the layer's outputs, done to these."""
-        for step in self.steps:
-            logits = step(logits)
-        return logits
+    def logits(self) -> Tensor:
+        """The outputs themselves, after all that was done to them, with their history."""
+        made = self.source.logits()
+        with torch.enable_grad():
+            for step in self.steps:
+                made = step(made)
+        return made

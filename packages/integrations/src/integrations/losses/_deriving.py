@@ -38,15 +38,11 @@ METADATA = frozenset(
 )
 """Functions that ask for no element."""
 
+OF_GRADIENT = frozenset(getattr(Tensor, name).__get__ for name in ("grad", "retains_grad"))
+"""Those of ``METADATA`` that ask what came of listening to a gradient."""
+
 LISTENING = frozenset({Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook})
 """Functions that ask to be told of a gradient."""
-
-
-def is_final(function: Any) -> bool:
-    """Whether a function writes to logits, or listens to their gradient."""
-    name = getattr(function, "__name__", "")
-    writes = name.endswith("_") and not name.endswith("__")
-    return function in LISTENING or writes or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__")
 
 
 def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -74,6 +70,8 @@ def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mappi
 
 
 def _reshaped(method: str, logits: Derived, *shape: Any, **named: Any) -> Any:
+    if any(isinstance(one, torch.dtype) for one in (*shape, *named.values())):  # the same bytes as other numbers
+        return NotImplemented
     try:
         found = getattr(torch.empty(logits.shape, device="meta"), method)(*shape, **named).shape
     except RuntimeError:
@@ -90,11 +88,12 @@ def _indexed(logits: Derived, index: Any) -> Any:
         return NotImplemented
     if any(isinstance(part, bool) for part in parts):
         return NotImplemented
-    last = parts[-1] if parts else None
-    # The last part is for the classes, if the parts before leave it no other dimension.
-    for_classes = last is not Ellipsis and (
-        any(part is Ellipsis for part in parts) or sum(map(_dimensions, parts)) >= len(logits.shape)
-    )
+    taken = sum(map(_dimensions, parts))
+    ends_in_ellipsis = bool(parts) and parts[-1] is Ellipsis
+    named = parts[:-1] if ends_in_ellipsis else parts
+    last = named[-1] if named else None
+    # The last part is for the classes, if the parts leave it no other dimension.
+    for_classes = taken >= len(logits.shape) or (not ends_in_ellipsis and any(part is Ellipsis for part in parts))
     if for_classes and not (isinstance(last, slice) and last == slice(None)):
         return NotImplemented
     return logits.then(lambda tensor: tensor[index], hidden=logits.hidden[index])
@@ -117,7 +116,11 @@ def _same(logits: Derived) -> Any:
 
 
 def _cast(dtype: torch.dtype, logits: Derived) -> Any:
-    return logits if dtype == logits.dtype else logits.then(lambda tensor: tensor.to(dtype), dtype=dtype)
+    if dtype == logits.dtype:
+        return logits
+    if torch.promote_types(logits.dtype, dtype) != dtype:  # it would round
+        return NotImplemented
+    return logits.then(lambda tensor: tensor.to(dtype), dtype=dtype)
 
 
 def _to(logits: Derived, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +183,6 @@ def _cross_entropy(
     if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
         return NotImplemented
     source, hidden = logits.source, logits.hidden
-    source.require_parameters()
     options: dict[str, Any] = {
         "class_weight": weight,
         "ignore_index": ignore_index,
@@ -190,12 +192,13 @@ def _cross_entropy(
         "softcap": logits.cap or None,
         "rows": rows_of_chunk(hidden, source.classes),
     }
-    if source.linear is not None:
-        loss = linear_cross_entropy(hidden, source.linear[0], target, source.linear[1], **options)
-    elif reduction in ("mean", "sum"):
-        loss = layer_cross_entropy(hidden, source.layer, source.parameters, target, **options)
-    else:
+    if source.linear is None and reduction not in ("mean", "sum"):
         return NotImplemented
+    with source.computing():
+        if source.linear is not None:
+            loss = linear_cross_entropy(hidden, source.linear[0], target, source.linear[1], **options)
+        else:
+            loss = layer_cross_entropy(hidden, source.layer, source.wanting, target, **options)
     source.in_chunks(options["rows"])
     source.answered = True
     casts = torch.is_autocast_enabled(hidden.device.type)
@@ -206,9 +209,8 @@ def _argmax(logits: Derived, dim: int | None = None) -> Any:
     """The classes that are predicted, for an accuracy beside the loss: some rows at a time, too."""
     if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # what is squashed stays in its order
         return NotImplemented
-    logits.source.require_parameters()
     flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
-    with torch.no_grad():
+    with logits.source.computing(), torch.no_grad():
         parts = [
             logits.source.layer(part).argmax(-1) for part in flat.split(rows_of_chunk(flat, logits.source.classes))
         ]

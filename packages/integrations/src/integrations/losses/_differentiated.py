@@ -29,6 +29,9 @@ def differentiated(summed: Summed, total: Tensor | None, tensors: Sequence[Tenso
         total: by which the sum is divided.
         tensors: that have the gradients.
     """
+    if not torch.is_grad_enabled():  # a Function's forward is not told
+        alone, _ = summed([False] * len(tensors))
+        return alone if total is None else alone / total
     loss: Tensor = _Differentiated.apply(summed, total, *tensors)
     return loss
 
@@ -53,7 +56,8 @@ class _Differentiated(Function):
         if torch.is_grad_enabled():  # create_graph=True
             raise NotImplementedError(NO_SECOND_DERIVATIVE)
         total, *gradients = ctx.saved_tensors
-        factor = gradient if total is None else gradient / total
+        # Where no row counts, the loss is no number, and its gradients are zero, as torch's are.
+        factor = gradient if total is None else torch.where(total == 0, 0.0, gradient / total)
         # Of a graph that does not stay nobody else will ask for them: as large as a vocabulary, they are not copied.
         stays = get_current_graph_task_keep_graph()
         scaled = [one * factor if stays else one.mul_(factor) for one in gradients]

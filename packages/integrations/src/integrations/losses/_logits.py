@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from integrations._torch import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_leaves, tree_map_only
+from integrations._torch import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 from integrations.common.warn import warn
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
+from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
 from integrations.step.graphs.sharding import is_of_unit
 
 
@@ -38,7 +39,7 @@ class Logits(Tensor):
     def of(derived: Derived) -> Logits:
         """Those that were derived so, with a history: what knows nothing of this class differentiates them, too."""
         source = derived.source
-        logits: Logits = _Made.apply(derived, source.hidden, *source.parameters)
+        logits: Logits = _Made.apply(derived, source.hidden, *source.wanting)
         return logits
 
     def whole(self, function: object) -> Tensor:
@@ -47,22 +48,11 @@ class Logits(Tensor):
         Args:
             function: for which they are made.
         """
+        asked = getattr(function, "__self__", None) if isinstance(function, MethodWrapperType) else function
+        self.derived.source.made_whole(getattr(asked, "__name__", str(asked)))
         if self._made is None:
-            asked = getattr(function, "__self__", None) if isinstance(function, MethodWrapperType) else function
-            self.derived.source.made_whole(getattr(asked, "__name__", str(asked)))
-            self._made = self.derived.of(self.derived.source.logits())
+            self._made = self.derived.logits()
         return self._made
-
-    def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Has somebody told of the gradients that these logits get, of which the loss that was computed is none."""
-        if not is_of_unit(
-            args[1] if len(args) > 1 else None
-        ):  # FSDP asks all outputs, and one that has a gradient will do
-            warn(
-                f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
-                "before the loss is computed, which has the logits made, or leave loss='chunked' out"
-            )
-        return function(*args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Logits(shape={tuple(self.shape)}, dtype={self.dtype}, not computed yet)"
@@ -73,18 +63,30 @@ class Logits(Tensor):
     ) -> Any:
         kwargs = dict(kwargs or {})
         with DisableTorchFunctionSubclass():
-            if function in deriving.METADATA:
-                return function(*args, **kwargs)
             first = args[0] if args else kwargs.get("input")
-            if function in deriving.LISTENING and isinstance(first, Logits) and first.derived.source.answered:
-                return first._listen(function, args, kwargs)
-            if isinstance(first, Logits) and not first.derived.source.final:
+            if isinstance(first, Logits) and not first.derived.source.made:
+                if function in deriving.LISTENING and first.derived.source.answered:
+                    return first._listen(function, args, kwargs)
                 done = deriving.derived(function, first.derived, args, kwargs)
                 if isinstance(done, Derived):
                     return first if done is first.derived else Logits.of(done)
                 if done is not NotImplemented:
                     return done
+            # Whether somebody listens, and what came, is known to the tensor that was listened to.
+            listened = isinstance(first, Logits) and first._made is not None and function in deriving.OF_GRADIENT
+            if function in deriving.METADATA and not listened:
+                return function(*args, **kwargs)
             return _of_whole(function, args, kwargs)
+
+    def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Has somebody told of the gradients that these logits get, of which the loss that was computed is none."""
+        # FSDP listens to all outputs of a model, and the loss tells it what it waits for.
+        if not is_of_unit(args[1] if len(args) > 1 else None):
+            warn(
+                f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
+                "before the loss is computed, which has the logits made, or leave loss='chunked' out"
+            )
+        return function(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class there
@@ -109,23 +111,25 @@ class _Made(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise NotImplementedError(NO_SECOND_DERIVATIVE)
         source = ctx.derived.source
-        hidden = source.hidden.detach().requires_grad_(ctx.needs_input_grad[1])
-        with torch.enable_grad():
-            logits = ctx.derived.of(source.layer(hidden))
-        given = hidden, *source.parameters
+        given = source.hidden, *source.wanting
         wanted = [tensor for tensor in given if tensor.requires_grad]
-        found = iter(torch.autograd.grad(logits, wanted, gradient, allow_unused=True))
+        # Of the very logits that were looked at: a layer with dropout would make others.
+        found = iter(torch.autograd.grad(ctx.derived.logits(), wanted, gradient, retain_graph=True, allow_unused=True))
         return None, *(next(found) if tensor.requires_grad else None for tensor in given)
 
 
 def _of_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a function returns for the logits themselves."""
-    found = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Logits)]
-    if deriving.is_final(function):
-        for logits in found:
-            logits.derived.source.final = True
-    whole_args, whole_kwargs = tree_map_only(Logits, lambda logits: logits.whole(function), (args, kwargs))
+    of: dict[int, Logits] = {}
+
+    def whole(logits: Logits) -> Tensor:
+        made = logits.whole(function)
+        of[id(made)] = logits
+        return made
+
+    whole_args, whole_kwargs = tree_map_only(Logits, whole, (args, kwargs))
     result = function(*whole_args, **whole_kwargs)
-    # What writes to its argument returns it.
-    return next((logits for logits in found if result is logits._made), result)
+    return of.get(id(result), result)  # what writes to its argument returns it

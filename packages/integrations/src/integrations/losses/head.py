@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from integrations._torch import peek_interpreter_stack
+from integrations._torch import in_forward_mode, peek_interpreter_stack
 from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.common.plain import PLAIN
 from integrations.losses._derived import Derived, Source
@@ -50,14 +50,15 @@ class ChunkedHead(ForwardWrapper):
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
-        # The tensors as they are in this call: after it FSDP may put others in the layer.
-        linear = (module.weight, module.bias) if self._is_plain(module, hidden) else None
-        parameters = tuple(module.parameters()) if linear is None else linear
+        # Read once: a parametrization may compute something each time. After this call FSDP may put others there.
+        linear = (module.weight, module.bias) if self._is_linear(module) else None
+        if linear is not None and not self._is_plain(linear, hidden):
+            linear = None
         source = Source(
             hidden,
             module.out_features,
             self.forward if linear is None else partial(F.linear, weight=linear[0], bias=linear[1]),
-            tuple(tensor for tensor in parameters if tensor is not None and tensor.requires_grad),
+            partial(_parameters, module) if linear is None else partial(_there, linear),
             linear,
             self._note_made,
             self._note_rows,
@@ -71,7 +72,7 @@ class ChunkedHead(ForwardWrapper):
             return False
         if is_unit(module):  # its weight is gone once the layer's own forward is over
             return False
-        if len(args) != 1 or kwargs or peek_interpreter_stack() is not None:
+        if len(args) != 1 or kwargs or peek_interpreter_stack() is not None or in_forward_mode():
             return False
         (hidden,) = args
         tensors = [hidden, *module.parameters()]
@@ -80,31 +81,54 @@ class ChunkedHead(ForwardWrapper):
         known = hidden.dim() >= 2 and hidden.shape[-1] == module.in_features and hidden.is_floating_point()
         return known and any(tensor.requires_grad for tensor in tensors)
 
-    def _is_plain(self, module: Any, hidden: Tensor) -> bool:
-        """Whether the layer is its weight and bias, in the dtype of the input, as autocast or itself."""
-        if not isinstance(module, nn.Linear) or self.forward != MethodType(nn.Linear.forward, module):
-            return False
+    def _is_linear(self, module: Any) -> bool:
+        """Whether the layer is nothing but a weight and a bias."""
+        return isinstance(module, nn.Linear) and self.forward == MethodType(nn.Linear.forward, module)
+
+    @staticmethod
+    def _is_plain(linear: tuple[Tensor, Tensor | None], hidden: Tensor) -> bool:
+        """Whether weight and bias go with the input as they are, or as autocast makes them."""
         casts = torch.is_autocast_enabled(hidden.device.type)
-        return casts or all(x is None or x.dtype == hidden.dtype for x in (module.weight, module.bias))
+        return all(x is None or (type(x) in PLAIN and (casts or x.dtype == hidden.dtype)) for x in linear)
 
     @staticmethod
     def _dtype(hidden: Tensor) -> torch.dtype:
         kind = hidden.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        casts = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
+        return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
-    def in_words(self) -> str:
-        """What became of the last forward's logits, for a report."""
-        if self.made_for is not None:
-            return f"a loss in chunks, though the logits were made, for {self.made_for}()"
-        if self.rows is None:
-            return "a loss in chunks, for which no forward asked yet"
-        return f"a loss in chunks of {self.rows} rows, without logits"
+    @staticmethod
+    def in_words(heads: Sequence[ChunkedHead]) -> str:
+        """What became of the last forward's logits, for a report.
+
+        Args:
+            heads: of a model.
+        """
+        if not heads:
+            return "no loss in chunks any more, since the layer that made the logits is gone"
+        if made := next((head.made_for for head in heads if head.made_for is not None), None):
+            return f"a loss in chunks, though the logits were made, for {made}()"
+        if rows := next((head.rows for head in heads if head.rows is not None), None):
+            return f"a loss in chunks of {rows} rows, without logits"
+        if not any(head.model.training for head in heads):
+            return "a loss in chunks, which takes a forward in train()"
+        return "a loss in chunks, for which no forward asked yet"
 
     def _note_made(self, function: str) -> None:
-        self.made_for = function
+        # A session asks for the memory of what is written to, before the function that writes.
+        if self.made_for in (None, Tensor.untyped_storage.__name__):
+            self.made_for = function
 
     def _note_rows(self, rows: int) -> None:
         self.rows = rows
+
+
+def _parameters(module: nn.Module) -> tuple[Tensor, ...]:
+    return tuple(module.parameters())
+
+
+def _there(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in tensors if tensor is not None)
 
 
 def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
@@ -141,5 +165,5 @@ def chunk_logits(head: nn.Module) -> None:
         ValueError: it is no plain linear layer.
     """
     if why := ChunkedHead.refuses(head):
-        raise ValueError(f"loss must be None for a model whose logits come from no linear layer: {why}")
+        raise ValueError(f"loss must name a linear layer, as in loss={{'head': 'lm_head'}}, or be None: {why}")
     ChunkedHead(head, head.forward, "forward" in head.__dict__).put()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -65,15 +66,10 @@ def linear_cross_entropy(
         ValueError: shapes, devices or dtypes do not go together, a number is out of its range, or a label is no class.
         NotImplementedError: it is differentiated twice.
     """
+    _check_numbers(ignore_index, label_smoothing, scale, softcap, rows)
     _check(hidden, weight, labels, bias, class_weight, ignore_index)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
-    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
-        raise ValueError(f"softcap must be a number above 0, or None, got {softcap!r}")
-    if rows is not None and rows < 1:
-        raise ValueError(f"rows must be at least 1, or None, got {rows!r}")
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long()
     wide = _operator.wide(hidden.dtype)
     classes = None if class_weight is None else class_weight.detach().to(wide)
@@ -127,10 +123,15 @@ class LinearCrossEntropyLoss(nn.Module):
 
     Args:
         **options: of ``linear_cross_entropy``.
+
+    Raises:
+        TypeError: there is no such option.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        tensors = dict.fromkeys(("hidden", "weight", "labels"))
+        inspect.signature(linear_cross_entropy).bind(**tensors, **options)
         self.options = options
 
     def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -155,6 +156,25 @@ def _total(labels: Tensor, class_weight: Tensor | None, ignored: int, dtype: tor
     if class_weight is None:
         return counted.sum().to(dtype)
     return class_weight[labels.masked_fill(~counted, 0)].mul(counted).sum()
+
+
+def _check_numbers(ignore_index: Any, smoothing: Any, scale: Any, softcap: Any, rows: Any) -> None:
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
+    if not _is_number(smoothing) or not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
+    if not _is_number(scale):
+        raise TypeError(
+            f"scale must be a finite number, got {scale!r}; a tensor that wants a gradient multiplies hidden"
+        )
+    if softcap is not None and not (_is_number(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be a finite number above 0, or None, got {softcap!r}")
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        raise ValueError(f"rows must be an int from 1, or None, got {rows!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def _check(
