@@ -75,9 +75,30 @@ def also(session: nox.Session, *groups: str) -> None:
 
 @shared_session(tags=["check"])
 def tests(session: nox.Session) -> None:
-    """Run every test of the three packages. What follows `--` goes to pytest; `-n 2 --dist loadfile` runs two files."""
+    """Run every test of the three packages, a process for each core up to four. What follows `--` goes to pytest."""
     also(session, "models")
-    run_python(session, "-m", "pytest", *session.posargs)
+    if session.posargs:
+        run_python(session, "-m", "pytest", *session.posargs)
+        return
+    processes = min(os.cpu_count() or 1, 4)  # each takes 2 GB, and some tests start processes of their own
+    # worksteal: each process has neighbouring files, so that what a module shares is made once, and who is done first
+    # takes half of what another one still has.
+    runs = [["-n", str(processes), "--dist", "worksteal", "-m", "not undisturbed"]]
+    # Of those, their files alone: to collect all tests again takes as long as these tests do.
+    files = sorted(map(str, ROOT.glob("packages/*/tests/test_*.py")))
+    marked = [file for file in files if "pytest.mark.undisturbed" in Path(file).read_text("utf-8")]
+    runs.append(["-m", "undisturbed", *marked])
+    # One thread each, also of what tests start, and no processes that inductor compiles in: more would wait for cores.
+    # Tests that are about threads ask for theirs.
+    one = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    failed = []
+    for arguments in runs:
+        try:
+            run_python(session, "-m", "pytest", *arguments, **one)
+        except nox.command.CommandFailed:
+            failed.append(" ".join(arguments))
+    if failed:  # after both have run, so that one failure does not hide others
+        session.error(f"tests failed: pytest {'; pytest '.join(failed)}")
 
 
 @shared_session(tags=["check"])

@@ -1,6 +1,5 @@
 """``python -m bench checkpoint``: a small model through all of it, what fails, what is taken up."""
 
-import gc
 import json
 import subprocess
 import sys
@@ -52,7 +51,7 @@ TINY = Architecture(
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, measured_once):
     """A command that knows one model, and measures in this process, with counters that are known."""
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
     monkeypatch.setattr(memory, "counters", lambda device: Counted())
@@ -64,9 +63,7 @@ def tiny(monkeypatch):
         memory.answer(request)
 
     monkeypatch.setattr(memory, "child_answer", here)
-    gc.freeze()  # each measured step collects garbage, and what is imported is none
-    yield requests
-    gc.unfreeze()
+    return requests
 
 
 class Counted:
@@ -248,6 +245,7 @@ def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path):
     assert "killed" in found[1].failure
 
 
+@pytest.mark.undisturbed
 def test_a_real_process_measures_what_a_plan_saves():
     architecture = architectures.ARCHITECTURES["unet"]
     least = Planner(architecture, Setup(CPU)).at(1, 188)
@@ -306,7 +304,7 @@ def test_a_batch_that_does_not_fit_is_halved():
 # steps
 
 
-def test_each_way_trains_the_same():
+def test_each_way_trains_the_same(measured_once):
     """Dropout and BatchNorm included; per-block checkpointing updates the statistics twice, and that shows."""
     planner = Planner(TINY, Setup(CPU))
     ways = {

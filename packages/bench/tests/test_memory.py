@@ -40,6 +40,7 @@ def run_child(code, **environment):
     return child.stdout.strip()
 
 
+@pytest.mark.undisturbed
 def test_the_counters_agree_with_arithmetic_on_a_known_allocation():
     found = run_child(KNOWN_ALLOCATION, **ENVIRONMENT)
     if not found[0].isdigit():

@@ -53,7 +53,7 @@ def counted(model, step):
 
 @pytest.mark.parametrize("returned", RETURNED)
 @pytest.mark.parametrize("measure", [False, True], ids=["modelled", "measured"])
-def test_the_peak_is_that_of_a_step_on_the_models_own_loss(returned, measure):
+def test_the_peak_is_that_of_a_step_on_the_models_own_loss(returned, measure, measured_once):
     made, loss_of = RETURNED[returned]
     model = Classifier(made).train()
     plan = checkpoint.plan(model, (X, Y), budget=1.0, measure=measure)

@@ -11,6 +11,8 @@ import pytest
 
 TENSOR = 2 * 2**20
 
+pytestmark = pytest.mark.undisturbed
+
 
 @pytest.fixture(scope="module")
 def measured():

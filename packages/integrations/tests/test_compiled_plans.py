@@ -39,7 +39,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def deep(count=6):
+def deep(count=4):
     torch.manual_seed(0)
     return nn.Sequential(*(Block() for _ in range(count))).train()
 
@@ -82,7 +82,7 @@ def test_an_exact_plan_is_followed_bit_for_bit(way):
 
 def test_what_a_plan_rounds_is_stored_as_in_eager_code():
     asked = {"memory": 0.35, "error": 0.1, "stores": ("exact", "bits")}
-    eager, model, expected = integrations.compress_model(deep(), **asked), deep(), trained(deep())
+    eager, model, expected = integrations.compress_model(deep(6), **asked), deep(6), trained(deep(6))
     references = [trained(eager) for _ in range(3)]
     integrations.compress_model(model, **asked)
     function = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 from itertools import compress, count
@@ -107,16 +106,17 @@ def test_a_capture_on_real_tensors_runs_backward_on_what_was_saved():
     assert torch.equal(seen[1], expected[0])
 
 
+@pytest.mark.undisturbed
 def test_the_measured_peak_is_the_planned_one():
     """Within the 5 % that plans promise, where workspaces are as large as the rest; without these it is not. The middle
-    of three: of the same convolution an image more is resident in some processes than in others."""
+    of three: of the same convolution an image more is resident in some processes than in others. Of two that are within
+    the promise the middle lies between them whatever the third would be, which is then not measured."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("not measured: needs Linux, which lets a process reset its peak")
-    every = [measured_peaks() for _ in range(3)]
-    found = {
-        name: min(plans, key=lambda plan: abs(plan["off"] - statistics.median(other["off"] for other in plans)))
-        for name, plans in ((name, [one[name] for one in every]) for name in every[0])
-    }
+    every = [measured_peaks() for _ in range(2)]
+    if not all(abs(plan["off"]) <= 0.05 for one in every for plan in one.values()):
+        every.append(measured_peaks())
+    found = {name: sorted((one[name] for one in every), key=lambda plan: plan["off"])[1] for name in every[0]}
     assert all(abs(plan["off"]) <= 0.05 for plan in found.values()), every
     assert found["least"]["measured"] < 0.6 * found["plain"]["measured"], found
     assert any(plan["measured"] > 1.05 * plan["tensors"] for plan in found.values()), found

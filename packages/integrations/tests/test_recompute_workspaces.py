@@ -122,6 +122,7 @@ def on_cpu():
     return calls.distinct, measured(calls.distinct), before, state()
 
 
+@pytest.mark.undisturbed
 def test_scratch_and_seconds_of_a_cpu(on_cpu):
     """A median sorts a copy of all elements; a product has nothing beside its result."""
     _, (median, product, small, *_), _, _ = on_cpu

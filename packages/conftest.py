@@ -1,0 +1,44 @@
+"""What the tests of all packages share."""
+
+import gc
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_of_a_modules_own():
+    """Garbage collections look through what a module's tests make, and not through all that was imported before.
+
+    Many tests collect garbage so that they can count memory, and each of those collections took half a second or more
+    beside torch, transformers and timm: the tests of ``bench systems`` spent 60 of their 81 seconds so.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def _measured():
+    """What calls of operators took, by what is asked."""
+    return {}
+
+
+@pytest.fixture
+def measured_once(monkeypatch, _measured):
+    """Of calls that are alike, the workspaces are measured once, and not in each test anew.
+
+    Every measurement starts a process that imports torch. What it finds is tested in test_recompute_workspaces.py.
+    """
+    from integrations.step.costs import workspaces
+
+    on_cpu = workspaces._on_cpu
+
+    def once(calls):
+        setting = repr(workspaces.setting())
+        new = [call for call in calls if (setting, call) not in _measured]
+        if new:
+            found = on_cpu(new)
+            _measured.update({(setting, call): found.get(place) for place, call in enumerate(new)})
+        costs = {place: _measured[setting, call] for place, call in enumerate(calls)}
+        return {place: cost for place, cost in costs.items() if cost is not None}
+
+    monkeypatch.setattr(workspaces, "_on_cpu", once)
