@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -264,6 +266,18 @@ def test_the_module():
     with pytest.raises(TypeError, match="ignore_idx"):
         LinearCrossEntropyLoss(ignore_idx=3)
     assert repr(criterion) == "LinearCrossEntropyLoss(label_smoothing=0.1, ignore_index=3)"
+
+
+def test_the_example_of_the_documentation():
+    page = (Path(__file__).parents[3] / "docs" / "losses.md").read_text()
+    (code,) = re.findall(r"^## In a loop of your own\n+```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(code, names)
+    wanted = F.cross_entropy(
+        (names["hidden"][:, :-1] @ names["weight"].T).flatten(0, 1), names["labels"][:, 1:].flatten()
+    )
+    assert abs(names["loss"] - wanted) <= 1e-5 * wanted
+    assert names["weight"].grad is not None
 
 
 HIDDEN, WEIGHT, BIAS, LABELS = problem()
