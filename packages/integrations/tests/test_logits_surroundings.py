@@ -5,13 +5,14 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import integrations
 
-from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, Decoder, exchanged, shifted, step, twin
+from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, WIDTH, Decoder, exchanged, shifted, step, twin
 from .largest import Largest
 from .libraries import library_or_skip
 from .nets import EIGHT_BITS, relative_error
@@ -137,7 +138,7 @@ def test_what_cannot_be_is_refused():
     for given, message in {
         "whole": "loss must be 'chunked'",
         "chunked": "does not say what makes its logits; name that layer",
-        "embedding": "loss must name a linear layer.*: a Embedding has no in_features",
+        "embedding": "loss must name a linear layer.*: Embedding has no in_features",
         "nothing": "has no 'nothing'",
     }.items():
         loss = given if given in ("whole", "chunked") else {"head": given}
@@ -211,6 +212,33 @@ def test_a_head_that_is_gone_is_told_of():
     model(input_ids=IDS, labels=IDS).loss.backward()
     assert "no loss in chunks any more, since the layer that made the logits is gone" in exchanged(model)
     hf.restore_model(model)
+
+
+class Packed(nn.Parameter):
+    """A weight of a kind of its own, as libraries that quantise have them."""
+
+
+class Quantised(nn.Module):
+    """A linear layer with a frozen weight of int8 and a scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_features, self.out_features = WIDTH, CLASSES
+        self.weight = Packed(torch.randint(-127, 128, (CLASSES, WIDTH), dtype=torch.int8), requires_grad=False)
+
+    def forward(self, hidden):
+        return F.linear(hidden, self.weight.as_subclass(torch.Tensor) / 500)
+
+
+def test_a_quantised_head():
+    model = Decoder(shifted).train()
+    model.head = Quantised()
+    chunked = twin(model)
+    found, gradients = step(chunked)
+    wanted, expected = step(model)
+    assert abs(found - wanted) <= 1e-6 * wanted
+    assert relative_error(expected, gradients) <= SUMS
+    assert "without logits" in exchanged(chunked)
 
 
 def test_in_forward_mode_they_are_tensors():

@@ -1,7 +1,7 @@
 """What may be done to logits that are not computed: to cut and shape their rows, scale, squash, and ask for the loss.
 
-Each rule returns what the logits are after it; for a loss or an index, that; or ``NotImplemented``, for which the
-logits are computed.
+Each rule returns the logits as they are after it, or the loss or the classes that were asked for. Where it needs the
+logits themselves it returns ``NotImplemented``, and they are computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._derived import Derived
 from integrations.losses._layers import layer_cross_entropy
-from integrations.losses.linear_cross_entropy import linear_cross_entropy
+from integrations.losses._linear import linear_cross_entropy
 
 Rule = Callable[..., Any]
 

@@ -48,20 +48,8 @@ def linear_cross_entropy(
 
 
 @linear_cross_entropy.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    class_weight: Tensor | None,
-    factors: Tensor | None,
-    ignored: int,
-    smoothing: float,
-    scale: float,
-    cap: float,
-    rows: int,
-    wanted: list[bool],
-) -> tuple[Tensor, ...]:
+def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    wanted: Wanted = others[-1]
     return hidden.new_empty(hidden.shape[:1], dtype=wide(hidden.dtype)), *_empty(hidden, weight, wanted)
 
 

@@ -38,11 +38,10 @@ class ChunkedHead(ForwardWrapper):
     @classmethod
     def refuses(cls, model: nn.Module) -> str:
         """Why a layer cannot have this; empty if it can."""
-        if isinstance(getattr(model, "in_features", None), int) and isinstance(
-            getattr(model, "out_features", None), int
-        ):
+        sizes = (getattr(model, name, None) for name in ("in_features", "out_features"))
+        if all(isinstance(size, int) for size in sizes):
             return ""
-        return f"a {type(model).__name__} has no in_features and out_features, as linear layers have"
+        return f"{type(model).__name__} has no in_features and out_features, as linear layers have"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.model
@@ -75,7 +74,8 @@ class ChunkedHead(ForwardWrapper):
         if len(args) != 1 or kwargs or peek_interpreter_stack() is not None or in_forward_mode():
             return False
         (hidden,) = args
-        tensors = [hidden, *module.parameters()]
+        # What is frozen may be of any kind, such as a quantised weight: the layer knows how to use it.
+        tensors = [hidden, *(one for one in module.parameters() if one.requires_grad)]
         if not all(type(tensor) in PLAIN and tensor.device == hidden.device for tensor in tensors):
             return False
         known = hidden.dim() >= 2 and hidden.shape[-1] == module.in_features and hidden.is_floating_point()
@@ -124,7 +124,8 @@ class ChunkedHead(ForwardWrapper):
 
 
 def _parameters(module: nn.Module) -> tuple[Tensor, ...]:
-    return tuple(module.parameters())
+    """Those that can be watched for changes."""
+    return tuple(one for one in module.parameters() if type(one) in PLAIN)
 
 
 def _there(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
