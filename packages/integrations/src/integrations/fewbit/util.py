@@ -18,7 +18,7 @@ from integrations.fewbit.memory import (
     teniter,
     traverse,
 )
-from integrations.fewbit.takeover import take_over
+from integrations.common.takeover import take_over
 
 __all__ = [
     "HookedMemoryUsage",
