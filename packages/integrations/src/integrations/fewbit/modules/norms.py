@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from integrations.common.takeover import StandIn, remembered
 from integrations.fewbit.functional.channels import (
     capacity,
     channels_to_keep,
@@ -15,7 +16,6 @@ from integrations.fewbit.functional.channels import (
     too_many_lost,
 )
 from integrations.fewbit.functional.norms import output_dtype, shared, shares
-from integrations.common.takeover import StandIn, remembered
 
 _PERIOD = 256
 
