@@ -212,6 +212,15 @@ int may_decide(PyObject* checkpoints) {
   return enabled ? enabled.get() != Py_True : -1;
 }
 
+// Whether the results of a function are noted: not of one that is known for None. -1: an error.
+int is_noted(Calls* self, PyObject* function) {
+  PyObject* by_function = member(self, Calls::kNoted);
+  if (by_function == nullptr || !PyDict_Check(by_function)) return 1;
+  PyObject* found = PyDict_GetItemWithError(by_function, function);
+  if (found == nullptr && PyErr_Occurred()) return cannot_tell() ? 1 : -1;
+  return found != Py_None;
+}
+
 // Runs the call, or has it run, and tells of it who asks; its results are in `outputs`.
 Ref run(Calls* self, PyObject* call, PyObject* runner, PyObject* outputs) {
   PyObject* arguments = known->arguments.of(call);
@@ -230,6 +239,11 @@ Ref run(Calls* self, PyObject* call, PyObject* runner, PyObject* outputs) {
     const int told = checkpoints == nullptr ? 1 : may_decide(checkpoints);
     PyObject* given[] = {call, outputs};
     if (told < 0 || (told && !Ref(PyObject_Vectorcall(over.get(), given, 2, nullptr)))) return Ref();
+  }
+  if (Ref note = Ref::to(member(self, Calls::kNote))) {
+    const int noted = is_noted(self, known->function.of(call));
+    PyObject* given[] = {call, outputs};
+    if (noted < 0 || (noted && !Ref(PyObject_Vectorcall(note.get(), given, 2, nullptr)))) return Ref();
   }
   return result;
 }
@@ -345,6 +359,8 @@ PyMemberDef attributes[] = {
     {kCallsMembers[Calls::kCheckpoints], T_OBJECT, offset_of(Calls::kCheckpoints), 0, nullptr},
     {kCallsMembers[Calls::kWatcher], T_OBJECT, offset_of(Calls::kWatcher), 0, nullptr},
     {kCallsMembers[Calls::kOver], T_OBJECT, offset_of(Calls::kOver), 0, nullptr},
+    {kCallsMembers[Calls::kNoted], T_OBJECT, offset_of(Calls::kNoted), 0, nullptr},
+    {kCallsMembers[Calls::kNote], T_OBJECT, offset_of(Calls::kNote), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 

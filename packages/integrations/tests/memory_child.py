@@ -88,7 +88,7 @@ def main():
     torch.set_num_threads(1)
     found = {}
     for name, build in NETS.items():
-        for level in ("L1", "L1.2"):
+        for level in ("L1", "L1.2", "lean"):
             torch.manual_seed(0)
             model, x = build(), torch.randn(ROWS, WIDTH)
             plain = left_alive(model, x)

@@ -31,6 +31,16 @@ def test_at_a_level_the_rest_is_stored_as_it_says():
     assert {row.codec for row in rows if row.operator == "cross_entropy"} == {"kept"}
 
 
+def test_a_level_with_formulas_asks_nothing_of_the_logits():
+    model = Decoder(shifted).train()
+    step(model)
+    whole = BATCH * LENGTH * CLASSES
+    for way, made in ((model, True), (twin(model, level="L1.1", recompute=True), False)):
+        with Largest() as largest:
+            step(way)
+        assert (largest.elements >= whole) is made
+
+
 @pytest.fixture
 def one_rank():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

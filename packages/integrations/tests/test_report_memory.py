@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-LEVELS = ("L1", "L1.2")
+LEVELS = ("L1", "L1.2", "lean")
 NETS = ("mlp", "convolutions", "attention")
 
 

@@ -40,16 +40,15 @@ _PARTS: Mapping[Need, float] = MappingProxyType(
         Need.LINEAR: 1.0,
         Need.PRODUCT: 1.0,
         Need.NORM: 0.05,
+        Need.MOMENT: 0.3,
         Need.SATURATING: 0.1,
         Need.BOUNDED: 1.0,
         Need.ATTENTION: 0.05,
         Need.RECOMPUTED: 1.0,
     }
 )
-_SQUARES = ("pow", "square", "var", "var_mean")
-# Of operators for which it is another: a convolution adds up many places, which agree; squares are mostly those of a
-# norm that is written out.
-_OPERATORS = MappingProxyType({**dict.fromkeys(_SQUARES, 0.3), **dict.fromkeys(("conv1d", "conv2d", "conv3d"), 0.3)})
+# Of operators for which it is another: a convolution adds up many places, which agree.
+_OPERATORS = MappingProxyType(dict.fromkeys(("conv1d", "conv2d", "conv3d"), 0.3))
 _VECTOR = 0.1  # of a layer's share, that of a norm's weight
 _LAST = 0.3  # of the gradient's energy, that of the last layer's weight
 
@@ -177,7 +176,7 @@ def _concerned(save: Save, op: int, graph: Graph, ways: Ways, passing: Sequence[
     reads = graph.ops[op].reads
     if not reads:
         return passing[save.value]
-    if save.need is not Need.PRODUCT or save.identity.operator in _SQUARES or save.value not in reads:
+    if save.need is not Need.PRODUCT or save.value not in reads:
         return sum(passing[value] * ways[value, op] for value in reads)
     # A factor makes the other's gradient, which is a sum where the other is smaller, and errors average out in it.
     others = [value for value in reads if value != save.value]

@@ -15,7 +15,7 @@ from integrations.handle.handle_state import HandleState
 from integrations.handle.outcome import judge
 from integrations.handle.unmeasured import judge_measurement
 from integrations.planning.plan import Plan as FollowedPlan
-from integrations.rules.policy import FixedBits, Policy
+from integrations.rules.policy import Policy, fixed_bits
 from integrations.runtime.compiled.hooks import may_be_replayed
 from integrations.runtime.repeating.repeating import require_no_plan
 from integrations.runtime.session import Session
@@ -36,7 +36,7 @@ def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, 
     if way is not None:
         policy: Policy = way.policy
     else:
-        fixed = FixedBits(handle.stores_at)
+        fixed = fixed_bits(handle.stores_at)
         policy = fixed if plan is None else PlannedBits(fixed, plan)
     return handle.specs.under(policy, followed)
 

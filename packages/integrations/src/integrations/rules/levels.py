@@ -28,14 +28,17 @@ class Level:
         offload: whether what is stored goes to host memory until backward needs it.
         product_bits: bits per element for the factors of elementwise products, at least ``bits``. Their error is
             unbiased, too, but goes on into every gradient below (in GAT it outweighs all others).
-        norm_bits: bits per element for the inputs of normalisation layers, at least ``bits``; fewer than 8 tilt every
-            gradient below the layer.
+        norm_bits: bits per element for the inputs of normalisation layers, and of the squares of those that are written
+            out, at least ``bits``; fewer than 8 tilt every gradient below the layer.
         pointwise_bits: bits per element for the inputs of smooth nonlinearities (GELU, SiLU) and the results of
             bounded ones (sigmoid, tanh, softmax), at least ``bits``.
         attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
             backward computes it again, at least ``bits``.
         checkpoint_bits: bits per element for the inputs of ``torch.utils.checkpoint`` that a gradient goes through, at
             least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
+        recompute: whether what cheap operators make of tensors that are stored anyway is recomputed from these in
+            backward, where it would be rounded otherwise: an activation's result from its input, a norm's from its
+            input, products and casts. Where a plan is followed, that says what is recomputed.
         group_size: elements that share two bounds, a positive multiple of 32.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
@@ -52,6 +55,7 @@ class Level:
     pointwise_bits: int = 8
     attention_bits: int = 6
     checkpoint_bits: int | None = 8
+    recompute: bool = False
     group_size: int = 256
     min_bytes: int = 1024
     seed: int = 0
@@ -62,7 +66,7 @@ class Level:
         if not isinstance(paths, (tuple, list)) or not all(isinstance(path, str) for path in paths):
             raise TypeError(f"keep must be paths of modules, 'head' or ('head', 'blocks.0*'), got {self.keep!r}")
         object.__setattr__(self, "keep", tuple(paths))
-        for name in ("adaptive", "offload"):
+        for name in ("adaptive", "offload", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("adapt_interval", "group_size", "min_bytes", "seed"):
@@ -71,6 +75,11 @@ class Level:
             raise ValueError(f"adapt_interval must be 1 step or more, got {self.adapt_interval}; 1000 is the default")
         if self.adaptive and self.bits is None:
             raise ValueError("bits must be a number where adaptive is True, got None; 4 is a good average")
+        if self.recompute and (self.adaptive or self.bits is None):
+            raise ValueError(
+                "recompute must be False at a level that rounds nothing, or gives each tensor bits of its own, got "
+                "True; take level='lean', 'L1', 'L1.1' or 'L1.2'"
+            )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.min_bytes < 0:
@@ -108,6 +117,7 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         "L1": Level(bits=4),
         "L1.1": Level(bits=8),
         "L1.2": Level(bits=2, product_bits=4, pointwise_bits=4, attention_bits=4),
+        "lean": Level(bits=4, product_bits=4, pointwise_bits=5, norm_bits=6, recompute=True),
         "L2": Level(bits=4, adaptive=True),
         "L2.1": Level(bits=3, adaptive=True),
         "L2.2": Level(bits=2, product_bits=4, pointwise_bits=4, attention_bits=4, adaptive=True),
@@ -116,7 +126,8 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         "L4bit-swap": Level(bits=4, offload=True),
     }
 )
-"""The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model. L2, L2.1 and L2.2
+"""The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model. lean stores
+little more than each block's inputs, and recomputes from these what cheap operators make. L2, L2.1 and L2.2
 give each tensor bits of its own, 4, 3 and 2 on average. L3 is L2 with the stored form on the host; L4bit-swap is L1
 with it there, and swap takes tensors there as they are."""
 

@@ -21,11 +21,13 @@ _BITS = {
     Need.LINEAR: "bits",
     Need.PRODUCT: "product_bits",
     Need.NORM: "norm_bits",
+    Need.MOMENT: "norm_bits",
     Need.SATURATING: "pointwise_bits",
     Need.BOUNDED: "pointwise_bits",
     Need.ATTENTION: "attention_bits",
     Need.RECOMPUTED: "checkpoint_bits",
 }
+_NARROW = 32  # features up to which what a linear layer reads is a small part of what is stored
 # Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
 _JUMPING = ("hardswish",)
 UNKNOWN = "the operator that saves it is unknown"
@@ -224,6 +226,33 @@ class Through:
         if isinstance(self.codec, GroupAffine):
             return replace(decision, codec=replace(decision.codec, rounding=self.codec.rounding))
         return replace(decision, codec=self.codec, form=None, normalised=False)
+
+
+@dataclass(frozen=True)
+class Sources(FixedBits):
+    """The same level's policy where others are recomputed from what is stored: no values are clamped, but for savers
+    whose slope jumps where they are, and rows that may be normalised share no group. What has few features, as between
+    the two matrices of an adapter, is a small part of the bytes and all of a gradient's error: it gets 8 bits."""
+
+    def decide(self, saved: SavedTensor) -> Decision:
+        """The codec for a tensor that autograd alone keeps alive, and the reason."""
+        decision = super().decide(saved)
+        if decision.form is Need.SATURATING and saved.operator not in _JUMPING:
+            return replace(decision, form=None)
+        codec = decision.codec
+        if not isinstance(codec, GroupAffine):
+            return decision
+        if decision.why == Need.MOMENT.value:
+            size = _row_group(saved, self.level.group_size) or self.level.group_size
+            return replace(decision, codec=replace(codec, group_size=size))
+        if saved.operator in ("linear", "addmm") and saved.shape[-1] <= _NARROW:
+            return replace(decision, codec=replace(codec, bits=8))
+        return decision
+
+
+def fixed_bits(level: Level) -> FixedBits:
+    """A level's policy."""
+    return Sources(level) if level.recompute else FixedBits(level)
 
 
 def policy_of(store: Store, base: Level) -> Policy:

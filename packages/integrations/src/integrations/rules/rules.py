@@ -23,6 +23,7 @@ class Need(Enum):
     LINEAR = "enters a gradient linearly: unbiased bits suffice"
     PRODUCT = "factor of a product: unbiased bits, whose error goes on into the gradients below"
     NORM = "input of a normalisation: its error tilts every gradient below"
+    MOMENT = "its squares are taken, as normalisations do: its error tilts every gradient below"
     SATURATING = "the derivative changes slowly, and no more beyond a range: bits within it bound the error"
     BOUNDED = "a result of bounded range, in which the derivative is a product: bits bound the error"
     ATTENTION = "query, key or value: backward computes attention again from the stored ones"
@@ -72,9 +73,10 @@ _LINEAR = Rule(Need.LINEAR, Need.LINEAR, Need.LINEAR, Need.LINEAR)
 _PRODUCT = Rule(Need.PRODUCT, Need.PRODUCT)
 # dy = y dx: a product with the result, not with something that amplifies it. In place, the result is the input, too.
 _OWN_SLOPE = Rule(input=Need.PRODUCT, result=Need.PRODUCT)
-# 2 (x - mean) / (n - 1). Not so for std and norms, which divide by what may be small: a row of small numbers that
-# shares a group with large ones would be rounded as coarsely, and the quotient would make that error large.
-_VARIANCE = Rule(input=Need.PRODUCT)
+# Of a variance 2 (x - mean) / (n - 1). Not so for std and norms, which divide by what may be small: a row of small
+# numbers that shares a group with large ones would be rounded as coarsely, and the quotient would make that error
+# large.
+_MOMENT = Rule(Need.MOMENT, Need.MOMENT)
 _NORM = Rule(input=Need.NORM, why="statistics or scale of a normalisation: small, and every gradient uses them")
 _SATURATING = Rule(input=Need.SATURATING, result=Need.SATURATING, internal=Need.SATURATING)
 _BOUNDED = Rule(input=Need.BOUNDED, result=Need.BOUNDED)
@@ -93,9 +95,9 @@ _OPERATORS = (
     (_LINEAR, "linear matmul mm bmm mv addmm addmv addbmm baddbmm dot vdot inner outer ger addr einsum tensordot kron"),
     (_LINEAR, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     (_LINEAR, "sparse_mm spmm sspaddmm hspmm smm chain_matmul grouped_mm"),
-    (_PRODUCT, "mul multiply addcmul square pow glu"),
+    (_PRODUCT, "mul multiply addcmul glu"),
     (_OWN_SLOPE, "exp exp2 expm1"),
-    (_VARIANCE, "var var_mean"),
+    (_MOMENT, "square pow var var_mean"),
     (_NORM, "batch_norm layer_norm group_norm instance_norm rms_norm"),
     (_SATURATING, "gelu silu mish softplus elu celu log_sigmoid logsigmoid hardswish erf"),
     (_BOUNDED, "sigmoid tanh softmax softmin tanhshrink"),

@@ -24,6 +24,8 @@ from integrations.rules.rules import CHECKPOINT
 from integrations.runtime.announced import Announced, Due, noted, settle
 from integrations.runtime.compiled.hooks import hooks_of
 from integrations.runtime.fates import Fates
+from integrations.runtime.formulas.operators import KNOWN
+from integrations.runtime.formulas.table import Formulas
 from integrations.runtime.replay import Sites
 from integrations.runtime.site import Site
 from integrations.runtime.specs import Place, SavedTensorSpec, Specs
@@ -98,6 +100,7 @@ class Session:
         self.occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
         self._outer: Session | None = None
+        self._formulas: Formulas | None = None
         self.checkpoints: Checkpoints | None = None
 
     def begin_as(self, specs: Specs, step: int, observer: Observer | None) -> None:
@@ -124,6 +127,9 @@ class Session:
             self._contexts = contexts.pop_all()
         if self.level.bits is not None:
             self.tracker.pack = self._hook
+        if self.level.recompute:
+            self._formulas = Formulas(self)
+            self.tracker.note, self.tracker.noted = self._formulas.note, KNOWN
         self.checkpoints = self.tracker.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
         if self.level.rounds_checkpoints:
             self.tracker.over = self.checkpoints.over
@@ -144,6 +150,7 @@ class Session:
                 _innermost.session, self._hook, self.checkpoints = self._outer, None, None
                 self._sites.end()
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
+                self.tracker.note = self._formulas = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
             complete = error is None
@@ -317,6 +324,11 @@ class Session:
                 record.codec, record.why = RECOMPUTED, "made again for backward"
                 settle(due)
                 return self._input(tensor, handle, extent, record)
+        if self._formulas is not None and fate is None and due is None and call is not None:
+            found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision)
+            if found is not None:
+                record.codec, (held, record.why) = RECOMPUTED, found
+                return held
         exposed = self.tracker.exposed
         if exposed.by_address and storage in exposed:
             self.storages.forget(storage)

@@ -78,13 +78,14 @@ class Region:
 
     def covers(self, tensor: Tensor, layout: Layout) -> bool:
         """Whether the tensor, of the same storage, can be rebuilt from this region."""
-        if not self.shares_elements(tensor):
-            return False
-        if layout == self.layout and tensor.storage_offset() == self.start:
+        return self.shares_elements(tensor) and self.reaches(layout, int(tensor.storage_offset()))
+
+    def reaches(self, layout: Layout, offset: int) -> bool:
+        """Whether elements that lie so in the same storage are among those of this region."""
+        if layout == self.layout and offset == self.start:
             return True
         if not self.dense:
             return False
-        offset = tensor.storage_offset()
         last = offset + sum((size - 1) * step for size, step in zip(layout.shape, layout.strides, strict=True))
         return bool(self.start <= offset and last < self.start + self.numel)
 

@@ -79,6 +79,8 @@ class CallTracker(Calls, TorchFunctionMode):
         checkpoints: look on before each call, where there may be something to see; ``None`` where nobody asks.
         over: is given each call that is over, with the tensors that it returned, where there are checkpoints only if
             these may care; ``None`` where nobody asks.
+        note: is given each call that is over, with the tensors that it returned, but for functions of which ``noted``
+            has ``None``; ``None`` where nobody asks.
     """
 
     def __init__(self) -> None:
@@ -92,6 +94,8 @@ class CallTracker(Calls, TorchFunctionMode):
         self.watcher: Callable[[list[Tensor]], None] | None = None
         self.checkpoints: Checkpoints | None = None
         self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
+        self.note: Callable[[Call, Sequence[Tensor]], None] | None = None
+        self.noted: Mapping[Any, object] = {}
 
     @property
     def idle(self) -> bool:

@@ -1,0 +1,253 @@
+"""``Formulas``: by which formulas the tensors of one forward can be recomputed.
+
+A level stores what each operator saves, and several of these are often made of one another: the input of an
+activation, its result that a product saves, the product that a linear layer saves. With ``recompute=True`` only the
+first is stored. Where a tensor is saved that a cheap function has made of what is stored in at least as many bits, its
+formula waits in its place: its error is that of what is stored, which goes through the function.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from actcore import GroupAffine, Layout
+from integrations.calls.call import Call
+from integrations.calls.tensors import storage_of
+from integrations.common.plain import PLAIN
+from integrations.common.storages import StorageMap
+from integrations.runtime.formulas.formula import (
+    Bound,
+    Formula,
+    LastComputed,
+    Made,
+    Operand,
+    Place,
+    Recomputed,
+    Stored,
+    There,
+    bind,
+    mapped,
+)
+from integrations.runtime.formulas.operators import (
+    CASTING,
+    CASTS,
+    Again,
+    again,
+    amplifies,
+    autocast_of,
+    needs_exact,
+    overwrites,
+)
+from integrations.storing.regions import lazy_of
+from integrations.watching.checkpoints import Boundary
+from integrations.watching.owners import BUFFER, PARAMETER
+
+if TYPE_CHECKING:
+    from integrations.rules.policy import Decision
+    from integrations.runtime.session import Session
+
+_DEAREST = 12
+"""Times as many elements as a tensor has that its formulas may make."""
+_SMALL = 1 << 10
+"""Bytes up to which an operand may be kept for a formula, where nobody else does."""
+
+
+class Formulas:
+    """The formulas of the results that a forward has made so far.
+
+    Args:
+        session: of the forward.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session: Session = weakref.proxy(session)
+        self._formulas: StorageMap[Formula] = StorageMap()
+        self._last = LastComputed()
+
+    def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
+        """A call is over: notes by which formula its result can be recomputed, if that is so."""
+        if len(outputs) != 1 or type(outputs[0]) not in PLAIN:  # of another kind nothing is asked, which may cost much
+            return
+        storage = storage_of(outputs[0])
+        formula = None if storage is None else self._of_result(call, outputs[0])
+        if storage is not None and formula is not None:
+            self._formulas.put(storage, formula)
+
+    def of(self, storage: torch.UntypedStorage) -> Formula | None:
+        """The formula of what is in a storage."""
+        return self._formulas.get(storage)
+
+    def recomputed(
+        self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, decision: Decision
+    ) -> tuple[Recomputed, str] | None:
+        """What autograd is to hold in the place of a tensor, and the reason; ``None`` for one that is to be stored.
+
+        Args:
+            tensor, storage: it, and its memory.
+            call: that saves it.
+            role: what it is to the call.
+            decision: how it would be stored.
+        """
+        if not isinstance(decision.codec, GroupAffine) or isinstance(call, Boundary) or call.recomputes:
+            return None  # nothing would be rounded, or backward makes use of it in another way
+        entry = self.session.storages.entries.get(storage)
+        if entry is not None and any(region.value or region.kept for region in entry.alive()):
+            return None  # it costs nothing, or little, beside what is stored of its memory
+        formula = self._of_saved(tensor, storage, call, role)
+        if formula is None or formula.dtype != tensor.dtype or any(lazy_of(tensor)):
+            return None
+        bound = bind(formula, decision.codec.bits)
+        if bound is None:
+            return None
+        held = Recomputed(bound, Place.of(tensor), self._last)
+        return held, f"recomputed by {_words(bound)} from what is stored"
+
+    def _of_saved(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str) -> Formula | None:
+        """The formula of a tensor that a call saves."""
+        formula = self.of(storage)
+        if formula is not None:
+            return formula if formula.version == tensor._version else None
+        if role == "result" and overwrites(call):
+            return self._of_copy(call)
+        found = self._of_result(call, tensor) if role == "result" else None
+        return found or self._of_cast(tensor, storage, call)
+
+    def _of_copy(self, call: Call) -> Formula | None:
+        """The formula of what an operator is about to overwrite, and saves a copy of."""
+        overwritten = call.arguments[0]
+        storage = storage_of(overwritten) if type(overwritten) in PLAIN else None
+        formula = None if storage is None else self.of(storage)
+        if formula is None or formula.place != Place.of(overwritten):
+            return None
+        return formula if formula.version == overwritten._version else None
+
+    def _of_cast(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call) -> Formula | None:
+        """The formula of an argument in autocast's dtype, of which an operator makes a copy for itself. Inside of that,
+        torch says that autocast is off."""
+        if (
+            call.name not in CASTING
+            or tensor.dtype not in CASTS
+            or not tensor.is_contiguous()
+            or storage.nbytes() != tensor.nbytes
+        ):
+            return None
+        others = [one for one in call.arguments if type(one) is not nn.Parameter]
+        if not all(type(one) in PLAIN for one in others):
+            return None
+        found = [one for one in others if one.numel() == tensor.numel()]
+        if len(found) != 1 or found[0].dtype != torch.float32 or not found[0].is_contiguous():
+            return None
+        cast = Again(Tensor.to, (found[0], tensor.dtype), {})
+        place = Place(Layout.of(found[0]), 0)  # of which the tensor may be another view
+        return self._formula(cast, _Operands(self, None), tensor, place, "to", exactly=False)
+
+    def _of_result(self, call: Call, result: Tensor) -> Formula | None:
+        """The formula of a call's result."""
+        if needs_exact(call.function) is None:
+            return None
+        overwritten = call.arguments[0] if call.arguments and result is call.arguments[0] else None
+        made = again(call, result, overwritten is not None)
+        if made is None:
+            return None
+        return self._formula(
+            made, _Operands(self, overwritten), result, Place.of(result), call.name, exactly=amplifies(call)
+        )
+
+    def _formula(
+        self, made: Again, operands: _Operands, result: Tensor, place: Place, name: str, exactly: bool
+    ) -> Formula | None:
+        """The formula of a result that is in a place, of a call as it is made again; ``None`` where what it reads is
+        not stored, or it is not cheap."""
+        if type(result) not in PLAIN or result.is_inference() or not place.layout.dense:
+            return None
+        try:
+            args = tuple(mapped(value, operands.of) for value in made.args)
+            kwargs = {key: mapped(value, operands.of) for key, value in made.kwargs.items()}
+        except _NotStoredError:
+            return None
+        cost = result.numel() + operands.cost
+        if not operands.any_stored or cost > _DEAREST * result.numel():
+            return None
+        call, autocast = made._replace(args=args, kwargs=kwargs), autocast_of(result)
+        return Formula(call, place, result.dtype, result._version, exactly, autocast, cost, name)
+
+
+class _NotStoredError(Exception):
+    """A tensor among a call's arguments is neither stored, nor there, nor recomputed."""
+
+
+class _Operands:
+    """Finds what stands for the tensors among a call's arguments.
+
+    Args:
+        formulas: of the forward.
+        overwritten: the argument that the call has overwritten; ``None`` for none.
+
+    Attributes:
+        cost: elements that the formulas among them make.
+        any_stored: whether one of them is not a parameter or the like.
+    """
+
+    def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
+        self._formulas, self._session = formulas, formulas.session
+        self._overwritten = overwritten
+        self.cost, self.any_stored = 0, False
+
+    def of(self, tensor: Tensor) -> Operand:
+        """What stands for one.
+
+        Raises:
+            _NotStoredError: nothing does.
+        """
+        storage = storage_of(tensor) if type(tensor) in PLAIN else None
+        if storage is None or storage in self._session.tracker.exposed:
+            raise _NotStoredError
+        # An operator that has overwritten it has moved its version by one.
+        version = tensor._version - (tensor is self._overwritten)
+        found = self._stored(tensor, storage, version) or self._made(tensor, storage, version)
+        if found is not None:
+            self.any_stored = True
+            return found
+        if tensor is not self._overwritten and self._is_there(storage):
+            return There(tensor)
+        raise _NotStoredError
+
+    def _stored(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Stored | None:
+        entry = self._session.storages.entries.get(storage)
+        if entry is None:
+            return None
+        place, wanted = Place.of(tensor), (version, tensor.dtype, lazy_of(tensor))
+        for region in entry.alive():
+            told = region.kept is not None or region.value is not None
+            alike = (region.version, region.dtype, region.lazy) == wanted
+            if told and alike and region.reaches(*place):
+                return Stored(weakref.ref(region), place)
+        return None
+
+    def _made(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Made | None:
+        formula = self._formulas.of(storage)
+        if formula is None or (formula.version, formula.dtype) != (version, tensor.dtype) or any(lazy_of(tensor)):
+            return None
+        self.cost += formula.cost
+        return Made(formula, Place.of(tensor))
+
+    def _is_there(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is the model's, which stays as it is until backward has read it, or else is small. What the
+        caller gave to the model he may write to after the forward."""
+        return self._session.owners.holders.get(storage._cdata) in (PARAMETER, BUFFER) or storage.nbytes() <= _SMALL
+
+
+def _words(bound: Bound) -> str:
+    """The operators of a formula, the last one first."""
+    names: list[str] = []
+    left = [bound.formula]
+    while left:
+        formula = left.pop()
+        names.append(formula.name)
+        left += [operand.formula for operand in formula.operands() if isinstance(operand, Made)]
+    return ", ".join(dict.fromkeys(names))
