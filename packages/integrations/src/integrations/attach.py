@@ -86,7 +86,8 @@ def compress_model(
             ``"host"``; forms such as ``"8 bits"`` by their names. All by default.
         level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not made again
             is stored as the level says, whatever the error, and the plan says what is made again. ``"L0"`` off,
-            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
+            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"lean"`` 4 to 6 bits of what the rest is
+            computed from in backward; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
             average, each tensor its own; ``"L3"`` those of L2 in host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"``
             tensors as they are there.
         activations: exchanges activations for few-bit ones, before what is left is stored as the level says:
@@ -109,7 +110,7 @@ def compress_model(
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
-            ``adapt_interval``, ``offload``, ``keep``; see ``Level``.
+            ``adapt_interval``, ``offload``, ``recompute``, ``keep``; see ``Level``.
 
     Returns:
         The same object.

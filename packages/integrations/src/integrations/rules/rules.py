@@ -78,6 +78,8 @@ _OWN_SLOPE = Rule(input=Need.PRODUCT, result=Need.PRODUCT)
 # large.
 _MOMENT = Rule(Need.MOMENT, Need.MOMENT)
 _NORM = Rule(input=Need.NORM, why="statistics or scale of a normalisation: small, and every gradient uses them")
+# Where torch composes it of other operators, it saves its input once more, as that is cast, and as it is normalised.
+_RMS_NORM = Rule(input=Need.NORM, result=Need.MOMENT, why=_NORM.why)
 _SATURATING = Rule(input=Need.SATURATING, result=Need.SATURATING, internal=Need.SATURATING)
 _BOUNDED = Rule(input=Need.BOUNDED, result=Need.BOUNDED)
 _SIGN = Rule(input=Need.SIGN, result=Need.SIGN)
@@ -98,7 +100,8 @@ _OPERATORS = (
     (_PRODUCT, "mul multiply addcmul glu"),
     (_OWN_SLOPE, "exp exp2 expm1"),
     (_MOMENT, "square pow var var_mean"),
-    (_NORM, "batch_norm layer_norm group_norm instance_norm rms_norm"),
+    (_NORM, "batch_norm layer_norm group_norm instance_norm"),
+    (_RMS_NORM, "rms_norm"),
     (_SATURATING, "gelu silu mish softplus elu celu log_sigmoid logsigmoid hardswish erf"),
     (_BOUNDED, "sigmoid tanh softmax softmin tanhshrink"),
     (_SIGN, "relu leaky_relu"),

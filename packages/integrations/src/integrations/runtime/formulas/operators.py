@@ -60,6 +60,7 @@ def needs_exact(function: Function) -> bool | None:
 
 
 _UNASKED = object()
+_SAVING_RESULTS = names("sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal")  # and nothing else
 
 
 def amplifies(call: Call) -> bool:
@@ -74,6 +75,26 @@ def amplifies(call: Call) -> bool:
 def _is_reflected(call: Call) -> bool:
     """Whether a call has its operands the other way around, as ``1 / x`` has."""
     return str(getattr(call.function, "__name__", "")).startswith("__r")
+
+
+def again_saved(call: Call, saved: Tensor) -> Again | None:
+    """How a result is computed again that a call saves before it is over; ``None`` for one that may be another tensor
+    than what the call returns.
+
+    Args:
+        call: that is running.
+        saved: the tensor.
+    """
+    given = call.given
+    if call.name in _SAVING_RESULTS:
+        return Again(call.function, given.args, given.kwargs)
+    if call.name != "rms_norm":
+        return None
+    # What torch multiplies with the weight; of a narrow dtype it may also be a cast of the input.
+    x, shape, eps = (given.get(*one) for one in ((0, "input"), (1, "normalized_shape"), (3, "eps")))
+    if saved.shape != x.shape or x.dtype not in (torch.float32, torch.float64):
+        return None
+    return Again(F.rms_norm, (x, tuple(shape), None, eps), {})
 
 
 def overwrites(call: Call) -> bool:

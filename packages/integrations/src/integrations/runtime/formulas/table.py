@@ -38,6 +38,7 @@ from integrations.runtime.formulas.operators import (
     CASTS,
     Again,
     again,
+    again_saved,
     amplifies,
     autocast_of,
     needs_exact,
@@ -114,8 +115,10 @@ class Formulas:
             return formula if formula.version == tensor._version else None
         if role == "result" and overwrites(call):
             return self._of_copy(call)
-        found = self._of_result(call, tensor) if role == "result" else None
-        return found or self._of_cast(tensor, storage, call)
+        made = again_saved(call, tensor) if role == "result" else None
+        if made is not None:
+            return self._formula(made, _Operands(self, None), tensor, Place.of(tensor), call.name, amplifies(call))
+        return self._of_cast(tensor, storage, call)
 
     def _of_copy(self, call: Call) -> Formula | None:
         """The formula of what an operator is about to overwrite, and saves a copy of."""
@@ -144,7 +147,7 @@ class Formulas:
             return None
         cast = Again(Tensor.to, (found[0], tensor.dtype), {})
         place = Place(Layout.of(found[0]), 0)  # of which the tensor may be another view
-        return self._formula(cast, _Operands(self, None), tensor, place, "to", exactly=False)
+        return self._formula(cast, _Operands(self, None), tensor, place, "to", False)
 
     def _of_result(self, call: Call, result: Tensor) -> Formula | None:
         """The formula of a call's result."""
@@ -154,9 +157,8 @@ class Formulas:
         made = again(call, result, overwritten is not None)
         if made is None:
             return None
-        return self._formula(
-            made, _Operands(self, overwritten), result, Place.of(result), call.name, exactly=amplifies(call)
-        )
+        place = Place.of(result)
+        return self._formula(made, _Operands(self, overwritten), result, place, call.name, amplifies(call))
 
     def _formula(
         self, made: Again, operands: _Operands, result: Tensor, place: Place, name: str, exactly: bool
