@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -192,6 +192,18 @@ noted(f"torch._functorch.config.{HOOKS_FILTERING}", _COMPILED, spared=True)
 saved_tensor_hook_context = later(
     "torch._functorch._aot_autograd.graph_compile._get_saved_tensor_hook_context", _COMPILED
 )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_when_traced(function: Function) -> Function:
+    """A decorator: while ``torch.compile`` traces, it calls the function and takes the result for a constant.
+
+    ``torch.compiler.assume_constant_result`` sets the same mark, and imports ``torch._dynamo`` for it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
 
 # ---- what annotations and subclasses take as types, or whose own types are more than a Callable says ----
 

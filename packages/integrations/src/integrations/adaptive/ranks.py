@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from integrations._torch import get_active_ddp_module
 from integrations.adaptive.measurement import Measurement
@@ -48,6 +47,8 @@ def come_together(model: nn.Module, inputs: str) -> bool:
 
 def _ranks_of(model: nn.Module) -> int:
     """Over how many ranks a unit's parameters are cut."""
+    from torch.distributed.tensor import DTensor  # takes 0.1 s, and whoever has a unit has imported it
+
     meshes = [parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)]
     return meshes[0].size() if meshes else 1
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVarTuple
 
 import torch
 
-from integrations._torch import dispatch_has_kernel_for_dispatch_key
+from integrations._torch import constant_when_traced, dispatch_has_kernel_for_dispatch_key
 
 Tensors = TypeVarTuple("Tensors")
 """Tensors, and ``None`` for those that are not there."""
@@ -29,7 +29,7 @@ def in_float32(operator: str, *tensors: *Tensors) -> tuple[*Tensors]:
     return _cast(tensors, torch.float32) if kind and is_known(operator, kind) else tensors
 
 
-@torch.compiler.assume_constant_result  # up to torch 2.11 torch.compile does not trace the question
+@constant_when_traced  # up to torch 2.11 torch.compile does not trace the question
 def is_available(device: str) -> bool:
     """Whether there is autocast on this type of device, which need not be on."""
     return torch.amp.is_autocast_available(device)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
+from integrations._torch import constant_when_traced
 from integrations.fit.apart import fitted_apart
 from integrations.fit.catalogue import FUNCTIONS
 from integrations.fit.fitting import DOMAIN, Parity, approximate, checked_bits
@@ -76,8 +75,8 @@ def level_table(function: str, bits: int, parameters: Sequence[float] = (), weig
 
 
 # A table holds numbers, not tensors. Called rather than written above the functions, which would lose their types.
-torch.compiler.assume_constant_result(table)
-torch.compiler.assume_constant_result(level_table)
+constant_when_traced(table)
+constant_when_traced(level_table)
 
 
 @fitted_apart(1024)

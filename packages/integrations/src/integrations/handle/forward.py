@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from integrations._torch import get_tracing_state
+from integrations._torch import constant_when_traced, get_tracing_state
 from integrations.calls.tensors import tensors_in
 from integrations.common.compiling import (
     compiles_callees,
@@ -140,7 +140,7 @@ def _open(
     return session, run, forward.forward
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _told_of_codec(key: str) -> bool:
     """``_tell_of_codec`` while dynamo traces."""
     handle = handle_of(key)
@@ -174,7 +174,7 @@ def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
     return found
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _breaks_graph(key: str) -> bool:
     """Whether dynamo is to break the graph that it is tracing; where it may not, warns that a model runs uncompressed.
     Dynamo calls this while it traces, as what it is: a constant of the compiled code."""

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from integrations._torch import WRAP, TorchDispatchMode
+from integrations._torch import WRAP, TorchDispatchMode, constant_when_traced
 from integrations.common.compiling import left_to_python, own_frame, without_dynamo
 from integrations.common.in_model import ModelRef
 from integrations.common.warn import warn
@@ -122,13 +122,13 @@ def _contexts(plan: Plan) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     return Tagging(plan), Tagging(plan)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _is_exporting() -> bool:
     """Asked in Python: up to torch 2.11 dynamo takes it for true in all that it traces."""
     return torch.compiler.is_exporting()
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _quieten() -> None:
     """Has torch say nothing against in-place operators here, which ``Tagging`` can do with; called while dynamo
     traces."""

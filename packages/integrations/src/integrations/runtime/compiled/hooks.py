@@ -46,13 +46,12 @@ _here = threading.local()  # .session: the one whose hooks are the innermost in 
 def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     """A pair of saved-tensor hooks that hands what eager code saves to ``session``, and that compiled regions inline.
 
-    The pair is the same one for a level, since a region is compiled anew for another. Where nothing imported
-    ``torch._dynamo``, the hooks are the session's own.
+    The pair is the same one for a level, since a region is compiled anew for another. It is used even before
+    ``torch._dynamo`` is imported: a library may compile its first region in the middle of this forward.
+    Such a region is compiled with torch's own filter, so that its inputs and outputs are kept as they are.
     """
-    if DYNAMO not in sys.modules:
-        yield session.packing, native.unpack
-        return
-    _ask_for_all()
+    if DYNAMO in sys.modules:
+        _ask_for_all()
     outer, _here.session = getattr(_here, "session", None), session
     packing = native.enter(session.packing)
     try:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from integrations._torch import OpOverload
 from integrations.step.costs.rates import MAPPED, Rates, Rating, constant
@@ -156,7 +155,7 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     name = _name_of(function)
     if name not in _FILLS:
         moved += sum(min(_nbytes(tensor), most) if name in _GATHERS else _nbytes(tensor) for tensor in given)
-    formula = flop_registry.get(function.overloadpacket)
+    formula = _flops_of(function)
     flops = 0
     if formula is not None:
         flops = formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
@@ -179,9 +178,17 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 @cache
+def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
+    """Torch's formula for the operations of an operator's call; ``None`` where it has none."""
+    from torch.utils.flop_counter import flop_registry  # imports triton
+
+    return flop_registry.get(function.overloadpacket)
+
+
+@cache
 def _kind_of(function: OpOverload) -> Kind:
     name = _name_of(function)
-    if function.overloadpacket in flop_registry:
+    if _flops_of(function) is not None:
         if "convolution" in name:
             return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
         return Kind.ATTENTION if "attention" in name else Kind.PRODUCT
