@@ -46,7 +46,7 @@ def test_calls_that_are_alike_are_noted_once():
         place(aten.mul.Scalar, x, 1.0),
         place(aten.mul.Scalar, x, True),
         place(aten.mul.Tensor, x.to_sparse(), x),
-        place(aten.mul.Tensor, x.to_sparse(), x),  # of what nobody can make again, nobody knows if it is alike
+        place(aten.mul.Tensor, x.to_sparse(), x),  # of what nobody can recompute, nobody knows if it is alike
     ]
     assert others == list(range(1, 10))
     assert [call.device for call in calls.distinct[-3:]] == ["cpu", "", ""]

@@ -139,7 +139,7 @@ def test_what_is_small_or_to_be_kept_is_kept():
     assert [record.codec for record in records] == ["3-bit derivative", "kept"]
 
 
-def test_what_is_made_again_is_stored_so_until_it_is_read():
+def test_what_is_recomputed_is_stored_so_until_it_is_read():
     x, store = normal(64, 64), Store(slope_bits=3)
     saved = SavedTensor.of(x, operator="elu with another alpha", role="input")
     decision = policy_of(store, LEVELS["L0"]).decide(saved)

@@ -230,7 +230,7 @@ def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
     raise RuntimeError(
         f"backward with create_graph=True needs the history of a tensor of shape {entry.layout.shape} that was stored "
         "as a result of its Function and is gone or changed, and without it a term of the second derivative would be "
-        "missing; save it exactly, (tensor, None), or save the inputs and compute it again in backward"
+        "missing; save it exactly, (tensor, None), or save the inputs and recompute it in backward"
     )
 
 

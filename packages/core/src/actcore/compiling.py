@@ -1,7 +1,7 @@
 """What ``torch.compile`` has to know of a function, said without importing ``torch._dynamo``, which takes a second.
 
-Torch's own decorators, ``torch.compiler.assume_constant_result`` and ``torch.compiler.disable``, import it for everyone,
-whether or not anything is compiled later. The functions here leave the same marks, which hold for whoever imports it.
+Torch's own decorators, ``torch.compiler.assume_constant_result`` and ``torch.compiler.disable``, import it whether or
+not anything is compiled later. The functions here leave marks of the same effect.
 """
 
 from __future__ import annotations

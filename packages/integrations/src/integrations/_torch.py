@@ -26,7 +26,7 @@ from integrations._names import Missing, bound, later, noted
 _ANY = "a compressed model"
 _PLANS = "a plan"
 _CAPTURE = "the capture of a training step"
-_ATTENTION = "attention that backward computes again"
+_ATTENTION = "attention that backward recomputes"
 _COMPILED = "compression under torch.compile"
 _ADAPTIVE = "an adaptive level"
 _QMODULES = "a layer of integrations.qmodules"

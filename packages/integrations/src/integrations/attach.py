@@ -65,7 +65,7 @@ def compress_model(
         compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
 
     With ``memory``, ``time``, ``error`` or ``stores``, the first training forward is planned for: of each value the
-    plan says whether it is kept, rounded, stored exactly in fewer bits, computed again, or sent to host memory. Of
+    plan says whether it is kept, rounded, stored exactly in fewer bits, recomputed, or sent to host memory. Of
     memory, time and error, what is not bounded is made the least: the time within ``memory``, the memory within
     ``time``, the error where both are given, the memory where none is.
 
@@ -84,8 +84,8 @@ def compress_model(
         stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
             the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
             ``"host"``; forms such as ``"8 bits"`` by their names. All by default.
-        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not made again
-            is stored as the level says, whatever the error, and the plan says what is made again. ``"L0"`` off,
+        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not recomputed
+            is stored as the level says, whatever the error, and the plan says what is recomputed. ``"L0"`` off,
             ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
             average, each tensor its own; ``"L3"`` those of L2 in host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"``
             tensors as they are there.
@@ -99,11 +99,11 @@ def compress_model(
             at a time, so that they never exist as a whole; exactly, but for the order of sums. For models of
             transformers; of any other, name the linear layer, as in ``{"head": "lm_head"}``. See
             ``integrations.losses.linear_cross_entropy``.
-        checkpoint: without the bounds above, lets backward make again some of what it needs, whatever the level does to
+        checkpoint: without the bounds above, lets backward recompute some of what it needs, whatever the level does to
             the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak (bytes, ``"4GiB"``, or
             a fraction of the plain step's) as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
             it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
-            elements. What is kept for that is stored in ``checkpoint_bits``, and what is made again as the level says,
+            elements. What is kept for that is stored in ``checkpoint_bits``, and what is recomputed as the level says,
             until backward reads it.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
@@ -224,7 +224,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     for name in ("checkpoint", "memory", "time", "error", "stores"):
         if name in options:
             raise ValueError(
-                f"{name} must be left out of a block, whose forward follows no plan of what backward makes again; "
+                f"{name} must be left out of a block, whose forward follows no plan of what backward recomputes; "
                 f"integrations.compress_model(model, {name}=...) has the model follow one"
             )
     handle = new_handle(BlockCompression, model, level, strict, options)

@@ -36,7 +36,7 @@ def plan(
     holds_outputs: bool | None = None,
 ) -> Plan:
     """Finds out how each value that backward reads had best wait for it: kept, rounded, stored exactly in fewer bits,
-    computed again, or sent to host memory.
+    recomputed, or sent to host memory.
 
     ::
 

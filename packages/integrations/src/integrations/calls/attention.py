@@ -1,11 +1,11 @@
-"""Scaled dot-product attention that keeps query, key and value, and computes the rest again in backward.
+"""Scaled dot-product attention that keeps query, key and value, and recomputes the rest in backward.
 
 torch's own attention keeps, besides these three, its result and the logarithm of the softmax's sum, or the softmax and
 its dropout mask. With a query and key that are stored in fewer bits, that sum would be one of other numbers, by which
-the softmax is not normalised. So backward computes attention again from the very values that are stored: by torch's own
+the softmax is not normalised. So backward recomputes attention from the very values that are stored: by torch's own
 operator, which it differentiates, or on a CPU by what that operator calls (``attention_kernels``).
 
-A plan may have what reads the result have it made again before. Then it is taken from there.
+A plan may have what reads the result have it recomputed before. Then it is taken from there.
 
 Dropout is drawn again from the generator's state. Where torch draws it element by element, which takes longer than all
 of the attention of a short sequence, and its mask is small beside the query, the mask is kept, one bit an element.
@@ -40,14 +40,14 @@ OPERATOR = "scaled_dot_product_attention"
 
 
 class Remade(Protocol):
-    """What a kernel made in the forward, and backward makes again for somebody else, too."""
+    """What a kernel made in the forward, and backward recomputes for somebody else, too."""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Its results, from the same query, key and value as backward has. They are let go, unless the graph stays."""
 
 
-Remaking = Callable[[Sequence[Tensor], Sequence[Tensor]], Remade | None]
-"""From what a kernel has read that may be rounded, and what it made, to how that is made again in backward; ``None``
+Recomputation = Callable[[Sequence[Tensor], Sequence[Tensor]], Remade | None]
+"""From what a kernel has read that may be rounded, and what it made, to how that is recomputed in backward; ``None``
 where it is not."""
 
 
@@ -102,16 +102,16 @@ class _Recomputed(Function):
         mask: Tensor | None,
         function: Callable[..., Tensor],
         options: dict[str, Any],
-        remaking: Remaking | None,
+        recomputation: Recomputation | None,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.fused, ctx.masked, ctx.remade = False, False, None
+        ctx.fused, ctx.masked, ctx.recomputation = False, False, None
         output: Tensor
         if kernels.is_fused(query, key, value, mask, options):
             ctx.fused, ctx.attention = True, Attention.of(function, options, query)
             output, sums = kernels.fused(query, key, value, mask, options)
-            if remaking is not None:
-                ctx.remade = remaking((query, key, value), (output, sums))
+            if recomputation is not None:
+                ctx.recomputation = recomputation((query, key, value), (output, sums))
             ctx.save_for_backward(query, key, value, mask, None)
             return output
         if kernels.masks_dropout(query, key, value, mask, options):
@@ -140,7 +140,9 @@ class _Recomputed(Function):
             # A block of integrations.compress may be open still. This is nobody's forward.
             with DisableTorchFunction():
                 if ctx.fused:
-                    output, sums = kernels.fused(*stored, options) if ctx.remade is None else ctx.remade.tensors()
+                    output, sums = (
+                        kernels.fused(*stored, options) if ctx.recomputation is None else ctx.recomputation.tensors()
+                    )
                     three = kernels.of_fused(gradient, *stored, output, sums, options)
                 else:
                     with ctx.attention.surroundings(query.device):
@@ -159,7 +161,9 @@ class _Recomputed(Function):
         return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None, None, None
 
 
-def recomputed(function: Callable[..., Tensor], given: Arguments, remaking: Remaking | None = None) -> Tensor | None:
+def recomputed(
+    function: Callable[..., Tensor], given: Arguments, recomputation: Recomputation | None = None
+) -> Tensor | None:
     """Attention whose node saves query, key and value ("recomputed") and the mask alone; ``None`` for a call that is
     torch's to do.
 
@@ -170,7 +174,7 @@ def recomputed(function: Callable[..., Tensor], given: Arguments, remaking: Rema
     Args:
         function: of torch.
         given: to it.
-        remaking: how a fused kernel's results are made again in backward, for whom else they are.
+        recomputation: how a fused kernel's results are recomputed in backward, for whom else they are.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     options = {**dict(zip(names, given.args, strict=False)), **given.kwargs}
@@ -190,7 +194,7 @@ def recomputed(function: Callable[..., Tensor], given: Arguments, remaking: Rema
     drawn = options["dropout_p"] > 0 and has_elements(tensors[0])
     if drawn and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    output: Tensor = _Recomputed.apply(*tensors, function, options, remaking)
+    output: Tensor = _Recomputed.apply(*tensors, function, options, recomputation)
     return output
 
 

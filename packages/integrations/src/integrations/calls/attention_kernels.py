@@ -1,4 +1,4 @@
-"""The arithmetic of attention that is computed again on a CPU: torch's own operations, without a graph around them.
+"""The arithmetic of attention that is recomputed on a CPU: torch's own operations, without a graph around them.
 
 Of the ways that ``F.scaled_dot_product_attention`` may take, two are here: a fused kernel; and products with a softmax
 and dropout between them, whose mask is kept.

@@ -21,7 +21,7 @@ class Call:
     Attributes:
         function: that is called.
         arguments: the tensors among its arguments.
-        recomputes: whether backward computes the call again, from the tensors that it saves.
+        recomputes: whether backward recomputes the call, from the tensors that it saves.
         module: path of the module that makes the call, once somebody has asked; ``None`` before.
     """
 
@@ -63,7 +63,7 @@ class Call:
 
     def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
         """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"recomputed"``
-        for query, key and value of attention that backward computes again."""
+        for query, key and value of attention that backward recomputes."""
         if self.recomputes and tensor.dtype is not torch.bool and tensor is not self.given.get(3, "attn_mask"):
             return "recomputed"
         arguments = self.arguments

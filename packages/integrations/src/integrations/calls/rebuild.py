@@ -1,4 +1,4 @@
-"""A function whose arguments and closure hold stored forms where they held tensors; it is made again for each call.
+"""A function whose arguments and closure hold stored forms where they held tensors; it is rebuilt for each call.
 
 What is rebuilt: tuples, named tuples, lists and dictionaries, ``functools.partial``, functions with their cells and
 default arguments, bound methods. The originals are left as they are, and whatever holds no tensor that was replaced is
@@ -44,7 +44,7 @@ class Finder(Protocol):
         """What is to stand in the tensor's place; ``None`` to leave it there."""
 
     def out_of_reach(self, tensor: Tensor, holder: object) -> None:
-        """A tensor is in an object that nobody here knows how to make again."""
+        """A tensor is in an object that nobody here knows how to rebuild."""
 
 
 def build(value: Any, built: Built) -> Any:

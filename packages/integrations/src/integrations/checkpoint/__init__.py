@@ -1,4 +1,4 @@
-"""Optimal checkpointing: what backward had better compute again than keep, for any model and within a budget.
+"""Optimal checkpointing: what backward had better recompute than keep, for any model and within a budget.
 
     plan = integrations.checkpoint.plan(model, (images,), budget="4GiB")
     print(plan)

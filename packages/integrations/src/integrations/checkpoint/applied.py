@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec | None = None) -> Model:
-    """Has the model's training forward keep what the plan keeps, and backward compute the rest again; in place.
+    """Has the model's training forward keep what the plan keeps, and backward recompute the rest; in place.
 
     The training loop stays as it is. Gradients, buffers and generators come out as those of the model itself, bit for
     bit where its operators are deterministic. Weights, hooks, ``state_dict`` keys and the class stay; ``eval()``,
@@ -39,9 +39,9 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
         codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. Stored
             so is what a level would round (``docs/operators.md``); what backward asks no more of than signs, masks or
             indices is stored exactly, in as few bits as that takes, and all else is kept. Where rows are normalised one
-            by one, groups of a ``GroupAffine`` are of one row, whatever size it has. What is computed again
+            by one, groups of a ``GroupAffine`` are of one row, whatever size it has. What is recomputed
             follows from the stored values, so gradients are no longer those of the model bit for bit. Each forward
-            rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is computed again, too.
+            rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is recomputed, too.
 
     Returns:
         The same object.

@@ -55,7 +55,7 @@ CHECKPOINTS = {
 
 
 def require_one_checkpointing(model: nn.Module, name: str = "checkpoint") -> None:
-    """Refuses a model that checkpoints its blocks itself, for a plan of what backward makes again.
+    """Refuses a model that checkpoints its blocks itself, for a plan of what backward recomputes.
 
     Args:
         model: that is to be planned for.
@@ -68,7 +68,7 @@ def require_one_checkpointing(model: nn.Module, name: str = "checkpoint") -> Non
         if checkpoints_itself(model, attribute):
             raise ValueError(
                 f"{name} must be None in a {type(model).__name__} that checkpoints its own blocks already: both "
-                f"would make the same tensors again; call {way_out} first, or leave {name} out"
+                f"would recompute the same tensors; call {way_out} first, or leave {name} out"
             )
 
 

@@ -35,7 +35,7 @@ class ModulePaths:
                 if path is None and not missing:
                     missing = True  # a module that is new, or none of the model's: look once
                     model = self._model.alive
-                    # It may be gone when backward computes a segment again.
+                    # It may be gone when backward recomputes a segment.
                     if model is not None and _has(model, module):
                         self._paths.update((found, name) for name, found in model.named_modules())
                     path = self._paths.get(module)

@@ -263,7 +263,7 @@ class Compression(HandleState):
 
         Args:
             closure: as for ``adapt``. It is called twice, and the rows have the time that storing each tensor and
-                making it again took in the second call. The report is of that. The state of training is as before
+                restoring it took in the second call. The report is of that. The state of training is as before
                 afterwards, as far as ``adapt`` puts it back.
 
         Raises:

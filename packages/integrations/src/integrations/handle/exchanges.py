@@ -52,7 +52,7 @@ class Exchanges:
         return cls(_activations(activations), _linear(linear), _layers(layers), _loss(loss))
 
     def require_repeatable(self) -> None:
-        """Refuses Q-layers with which a plan of what backward makes again cannot go.
+        """Refuses Q-layers with which a plan of what backward recomputes cannot go.
 
         Raises:
             ValueError: they choose their bits anew in each forward.

@@ -31,7 +31,7 @@ class HandleState(InModel, ABC):
         step: forwards compressed so far; each draws noise of its own.
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored; a forward that somebody still holds is the plain one then.
-        recomputing: what backward makes again; ``None`` where it makes nothing.
+        recomputing: what backward recomputes; ``None`` where it makes nothing.
         specs: what is known of the tensors that its forwards save.
         redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
         records: of the last forward, or the one that runs.

@@ -16,7 +16,7 @@ from integrations.common.warn import warn
 from integrations.measuring.bounded import Weights, chosen, front_of, with_error_measured
 from integrations.measuring.together import Answer, of_rank_0
 from integrations.planning.attempts import Attempts
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.budget import bytes_of
 from integrations.planning.plan import Plan
 from integrations.planning.plans import Plans, Shapes
@@ -54,7 +54,7 @@ def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None
         return bounds
     if bounds is not None:
         raise ValueError(
-            "checkpoint must be None beside memory, time, error and stores, whose plan has backward compute again what "
+            "checkpoint must be None beside memory, time, error and stores, whose plan has backward recompute what "
             f"is worth it, got {checkpoint!r}; memory takes the same budgets"
         )
     require_asked(checkpoint)
@@ -143,7 +143,7 @@ class Recomputing:
         shapes, codec: as given.
         compiled: has the forward of the model follow the plan where torch compiles it with what is around it; ``None``
             where that takes a session, or there is no plan yet.
-        asked: bounds, a plan; or, of what is made again beside a level, ``"optimal"`` or a budget.
+        asked: bounds, a plan; or, of what is recomputed beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
     """
 
@@ -252,11 +252,11 @@ class Recomputing:
 
     @property
     def _bounds(self) -> Bounds:
-        """What was asked for; of a plan of what is made again beside a level, in the same words."""
+        """What was asked for; of a plan of what is recomputed beside a level, in the same words."""
         if isinstance(self.asked, Bounds):
             return self.asked
         assert not isinstance(self.asked, Plan)
-        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=AGAIN)
+        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=ONLY_RECOMPUTE)
 
     def note_returned(self) -> None:
         """The forward that ``following`` was asked for in this thread has returned."""
@@ -268,12 +268,12 @@ class Recomputing:
         """The plan that was followed last, for a report."""
         plan = self.plan
         if plan is None:
-            return "No plan yet of what backward makes again"
+            return "No plan yet of what backward recomputes"
         count = len(plan.segments)
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
-        return f"By a plan: {peak}{stored}; backward makes again {again}"
+        return f"By a plan: {peak}{stored}; backward recomputes {again}"
 
     def title(self) -> str:
         """What was asked for, for a report."""
@@ -302,7 +302,7 @@ class Recomputing:
         asked: Any = state["asked"]
         try:
             plan = None if state["plan"] is None else Plan.from_json(state["plan"])
-        except OfOldLevel as old:  # made again in front of the next forward
+        except OfOldLevel as old:  # made anew in front of the next forward
             plan = None
             asked = (old.budget or OPTIMAL) if asked is None else asked
         if plan is not None:

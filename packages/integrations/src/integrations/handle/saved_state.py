@@ -53,7 +53,7 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
 
 
 def _recomputing_of(handle: Compression, level: Level, state: Mapping[str, Any]) -> Recomputing | None:
-    """What the state says that backward makes again."""
+    """What the state says that backward recomputes."""
     content = state.get("recomputing")
     return None if content is None else Recomputing.of(content, handle.model, level, handle.recomputing)
 

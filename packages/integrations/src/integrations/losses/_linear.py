@@ -36,7 +36,7 @@ def linear_cross_entropy(
 
     Logits are computed for a few rows at a time, turned into their own gradient and multiplied into the gradients of
     ``hidden``, ``weight`` and ``bias``, all in the forward, so that no product is computed twice. With
-    ``reduction="none"``, and in compiled code, backward computes the logits again. Losses, the softmax and the sums
+    ``reduction="none"``, and in compiled code, backward recomputes the logits. Losses, the softmax and the sums
     over rows are in float32, or in float64 for such tensors. Under autocast the products are in its dtype.
 
     ::

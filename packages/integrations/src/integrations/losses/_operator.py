@@ -1,6 +1,6 @@
 """``integrations::linear_cross_entropy``: the chunks as one operator, which compilers and captures see whole.
 
-Its backward computes the logits again, with each row's gradient as the row's factor. So it is right for whatever is
+Its backward recomputes the logits, with each row's gradient as the row's factor. So it is right for whatever is
 done with the losses. What is done mostly, a sum or a mean, knows these factors in the forward already.
 """
 

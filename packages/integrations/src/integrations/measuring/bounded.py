@@ -15,7 +15,7 @@ from integrations.adaptive.weights import measured_weights, part_of_bound, usual
 from integrations.measuring.plan_error import measured_error
 from integrations.measuring.sensitivities import sensitivities
 from integrations.measuring.within_error import within_error
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.front import planned
 from integrations.planning.menus import Menus
 from integrations.planning.plan import Plan
@@ -105,7 +105,7 @@ def front_of(
     Args:
         model: in training mode.
         level: where it is off, each value waits in the store that is best for it; otherwise all is stored as it says,
-            or made again.
+            or recomputed.
         bounds: of which those on memory and time are left to ``chosen``.
         args, kwargs: of the forward.
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
@@ -122,7 +122,7 @@ def front_of(
         loss=loss,
         holds_outputs=holds_outputs,
         weights=usual_weights if weights is None else weights,
-        rating=constant if bounds.stores == AGAIN else calibrated,
+        rating=constant if bounds.stores == ONLY_RECOMPUTE else calibrated,
         bits=bits,
     )
 

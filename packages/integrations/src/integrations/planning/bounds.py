@@ -11,12 +11,12 @@ from integrations.rules.levels import resolve_level
 from integrations.rules.stores import Store
 
 WAYS = ("recompute", "exact", "bits", "slopes", "host")
-"""What a plan may do with a value other than keep it as it is: compute it again; store of it exactly what backward
+"""What a plan may do with a value other than keep it as it is: recompute it; store of it exactly what backward
 needs of it, such as signs, masks and shapes; round it to few bits; store an activation's derivative in steps; have it
 wait in host memory."""
 
-AGAIN = ("recompute",)
-"""That of a plan that only says what is made again."""
+ONLY_RECOMPUTE = ("recompute",)
+"""That of a plan that only says what is recomputed."""
 
 ERROR = 0.1
 """The bound on the gradient's error where none is named: training does not notice it, as steps' own noise is larger."""
@@ -90,7 +90,7 @@ class Bounds:
 
     @property
     def recomputes(self) -> bool:
-        """Whether backward may compute values again."""
+        """Whether backward may recompute values."""
         return "recompute" in self.stores
 
     def allows(self, store: Store) -> bool:

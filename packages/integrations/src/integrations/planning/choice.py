@@ -22,10 +22,10 @@ class Choice:
         peak: bytes of the activation peak: of the step's, less those of the parameters' gradients.
         seconds: of the operators that backward repeats, and of storing and restoring, by the models of their times.
         seconds_bound: no choice with such a peak takes fewer.
-        held: where checkpoints are nested, bit ``i`` is set where a segment that makes value ``i`` again holds it, as
+        held: where checkpoints are nested, bit ``i`` is set where a segment that recomputes value ``i`` holds it, as
             in ``Schedule.of``; else ``None``.
         stores: values with the stores in which they wait, where that is not as they are: of those that are kept; and of
-            the others, once they have been made again. By value.
+            the others, once they have been recomputed. By value.
         variance: the predicted square of the gradient's relative error.
         rounded: whether it is a choice of a graph that is ``rounded``.
     """

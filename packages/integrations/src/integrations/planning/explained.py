@@ -12,7 +12,7 @@ from integrations.planning.solution import Solution
 from integrations.report.words import format_seconds
 from integrations.rules.stores import Store
 
-KEPT, AGAIN, INNER = "kept", "recomputed", "recomputed (inner)"
+KEPT, RECOMPUTED, INNER = "kept", "recomputed", "recomputed (inner)"
 """How values wait that have no store: as they are, or not at all; the last is of nested segments."""
 
 _HIDDEN = "*"
@@ -26,14 +26,14 @@ class Line:
         module: path of the module whose forward makes them; ``*`` stands for numbers.
         numbers: those numbers; empty where there is one module.
         operators: that make them, by the names of ATen, each once.
-        how: they wait: ``KEPT``, the name of a ``Store``, or ``AGAIN``; ``AGAIN, then`` a store where they wait in that
-            from when they have been computed again.
+        how: the values wait: ``KEPT``, the name of a ``Store``, or ``RECOMPUTED``; ``RECOMPUTED, then`` a store if they
+            wait in that store once they have been recomputed.
         why: so; see ``reason``.
         values: how many.
         nbytes: of them as they are.
         held: bytes that wait from the forward to backward.
-        seconds: that are spent on them: to store and restore, or to compute them again, by the models of times.
-        spared: seconds that computing them again would take, of those that are kept although it could be done.
+        seconds: that are spent on them: to store and restore, or to recompute them, by the models of times.
+        spared: seconds that recomputing them would take, of those that are kept although it could be done.
         variance: their part of the square of the gradient's relative error, as predicted.
     """
 
@@ -56,7 +56,7 @@ class Line:
 
 
 def lines_of(plan: Solution) -> list[Line]:
-    """What a plan does with each module's values: those that autograd saves, and those that are computed again for
+    """What a plan does with each module's values: those that autograd saves, and those that are recomputed for
     them; in the order of the forward."""
     merged: dict[tuple[str, str, str], Line] = {}
     for line in _values_of(plan):
@@ -134,11 +134,13 @@ def _values_of(plan: Solution) -> Iterator[Line]:
     repeated = {value for op in schedule.ops if op.segment >= 0 or op.inner >= 0 for value in _reads(plan, op.makes)}
     stores = dict(choice.stores)
     for op, planned in zip(graph.ops, schedule.ops, strict=True):
-        again = op.repeat_seconds * ((planned.segment >= 0) + (planned.inner >= 0))
+        repeating = op.repeat_seconds * ((planned.segment >= 0) + (planned.inner >= 0))
         made = [value for value in op.makes if value not in schedule.becomes]
         shown = [value for value in made if graph.values[value].saved >= 0]
         if (planned.segment >= 0 or planned.inner >= 0) and not shown:  # for others alone
-            yield Line(op.module, (), (op.name,), AGAIN, "on the way to what backward reads", 0, 0, 0, again, 0.0, 0.0)
+            yield Line(
+                op.module, (), (op.name,), RECOMPUTED, "on the way to what backward reads", 0, 0, 0, repeating, 0.0, 0.0
+            )
         for value in shown:
             store, nbytes = stores.get(value), graph.values[value].nbytes
             option = None if store is None else menus.option(value, store)
@@ -147,18 +149,18 @@ def _values_of(plan: Solution) -> Iterator[Line]:
             seconds = 0.0 if option is None else option.store_seconds + reads[value] * option.restore_seconds
             variance = 0.0 if option is None else option.noise * menus.weights[value]
             if value in schedule.recomputed:
-                how = INNER if value in schedule.inner else AGAIN
+                how = INNER if value in schedule.inner else RECOMPUTED
                 why = _origin(plan, planned.inner if value in schedule.inner else planned.segment)
                 how = how if option is None else f"{how}, then {named(store)}"
-                aside, spent = menus.aside[value], again + seconds
+                aside, spent = menus.aside[value], repeating + seconds
                 yield Line(op.module, (), (op.name,), how, why, 1, nbytes, aside, spent, 0.0, variance)
-                again = 0.0  # counted once for all that the operator makes
+                repeating = 0.0  # counted once for all that the operator makes
             elif option is not None:
                 why = _why_stored(option, store, value in repeated)
                 yield Line(op.module, (), (op.name,), named(store), why, 1, nbytes, option.held, seconds, 0.0, variance)
             else:
                 why = "a segment starts from it" if value in repeated else ""
-                why = why if op.repeatable else "cannot be computed again"
+                why = why if op.repeatable else "cannot be recomputed"
                 yield Line(op.module, (), (op.name,), KEPT, why, 1, nbytes, nbytes, 0.0, op.seconds / len(shown), 0.0)
 
 

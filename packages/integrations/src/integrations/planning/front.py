@@ -44,8 +44,8 @@ def planned(
     """The plan of the least peak, and the others that none beats in both peak and time.
 
     A level leaves each value one store, its own. Without one, such as ``"L0"``, values may wait in all stores that
-    their savers bear, as they are, or be made again. Where rounding is allowed, the forward is captured twice: with
-    torch's own attention, whose plans round nothing, and with attention that is computed again from what is stored.
+    their savers bear, as they are, or be recomputed. Where rounding is allowed, the forward is captured twice: with
+    torch's own attention, whose plans round nothing, and with attention that is recomputed from what is stored.
 
     Args:
         model: in training mode.

@@ -30,11 +30,11 @@ class Menus:
     Attributes:
         options: the stores beside keeping the value as it is. Empty: there are none.
         weights: the square of the gradient's relative error if the noise is 1 in what backward reads.
-        aside: bytes that the forward stores of a value that is made again from what is rounded: what backward decides
+        aside: bytes that the forward stores of a value that is recomputed from what is rounded: what backward decides
             by, such as signs.
         stored_at: the operator after which autograd has saved the value, so that it is stored; -1 where it never does.
         repeating: seconds that an operator takes beside its own where it is repeated.
-        following: seconds that a tape takes beside a forward's own, where anything is made again.
+        following: seconds that a tape takes beside a forward's own, where anything is recomputed.
     """
 
     options: tuple[tuple[Option, ...], ...]
@@ -46,7 +46,7 @@ class Menus:
 
     @classmethod
     def none(cls, values: int) -> Menus:
-        """Those of as many values that are kept as they are or made again."""
+        """Those of as many values that are kept as they are or recomputed."""
         return cls(((),) * values, (0.0,) * values, (0,) * values, (-1,) * values)
 
     def weighted(self, weights: tuple[float, ...]) -> Menus:

@@ -200,7 +200,7 @@ class _Value:
         return taken(self.rates, part.codec, self._numel, part.normalised)
 
     def aside(self, ruled: _Ruled) -> int:
-        """Bytes of what the forward stores even if the value is made again from what is rounded."""
+        """Bytes of what the forward stores even if the value is recomputed from what is rounded."""
         decided = [(ruled.decide(saver.saved), saver) for saver in self.savers]
         parts = [part_of(decision, saver, self.nbytes) for decision, saver in decided if decision.from_forward]
         return min(self.nbytes, sum(part.nbytes for part in _stored(parts)))

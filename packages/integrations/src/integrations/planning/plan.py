@@ -24,7 +24,7 @@ class Plan(Solution):
     Attributes:
         model: the class of the model.
         graph: its training step: of the forward as it is; of a plan for a level, of the forward at that.
-        choice: what is kept, how, and what is made again.
+        choice: what is kept, how, and what is recomputed.
         front: all choices, by rising peak and falling seconds; the last adds the least time.
         peak_bound: no choice has a lower peak.
         exact: whether all choices were tried, so that none is missing from the front.
@@ -61,7 +61,7 @@ class Plan(Solution):
 
         Args:
             memory: as ``budget`` of ``integrations.checkpoint.plan``; a fraction is one of the peak of a step that
-                neither makes again nor compresses.
+                neither recomputes nor compresses.
             time: of a step, in those of the plain one: 1.1 allows a tenth more, by the models of times.
             error: bound on the relative error of the gradient. ``None``: that of this plan.
 

@@ -33,7 +33,7 @@ def plan(
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
-    """Finds out what of a model's forward to keep for backward, and what backward had better compute again.
+    """Finds out what of a model's forward to keep for backward, and what backward had better recompute.
 
     ::
 
@@ -96,7 +96,7 @@ def plan(
 
 
 def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:
-    """The plan for a graph that has been captured, of keeping and making again alone."""
+    """The plan for a graph that has been captured, of keeping and recomputing alone."""
     return solved(Plan, name, Captures(graph), UNBOUNDED, objective, capture_seconds)
 
 

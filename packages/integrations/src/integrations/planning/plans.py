@@ -214,7 +214,7 @@ def _elements(model: nn.Module) -> tuple[int, int]:
 def _what_follows(plan: Plan) -> str:
     """What becomes of the rest of a forward that is another than its plan's."""
     if plan.compressed:
-        return "What follows is stored as the level says, and nothing of it is made again: less memory is saved"
+        return "What follows is stored as the level says, and nothing of it is recomputed: less memory is saved"
     if plan.followed.rounded and plan.error >= EIGHT_BITS:
-        return "What follows is stored in 8 bits, and nothing of it is made again: less memory is saved"
+        return "What follows is stored in 8 bits, and nothing of it is recomputed: less memory is saved"
     return "What follows is kept: gradients are right and memory is not saved"

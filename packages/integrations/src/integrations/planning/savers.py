@@ -56,7 +56,7 @@ class Seen:
     """Looks at what a forward saves.
 
     Args:
-        recomputes: whether attention keeps query, key and value alone, and is computed again from them.
+        recomputes: whether attention keeps query, key and value alone, and is recomputed from them.
         named: whether savers that are alike are told apart, each by its name from step to step.
 
     Attributes:
@@ -66,7 +66,7 @@ class Seen:
         read: values that an operator reads with a gradient, so that a repetition of it may find them rounded.
         masked: values that may have masked elements.
         replaced: whether attention was computed so.
-        remade: values that it made, and makes again in backward as an operator of the forward does.
+        remade: values that it made, and recomputes in backward as an operator of the forward does.
     """
 
     def __init__(self, recomputes: bool, named: bool = False) -> None:

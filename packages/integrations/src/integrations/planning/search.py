@@ -110,7 +110,7 @@ def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
 
 
 def _more(rounded: Graph, graph: Graph) -> float:
-    """Seconds that a step takes longer in which attention is computed again by backward."""
+    """Seconds that a step takes longer in which attention is recomputed by backward."""
     return max(0.0, rounded.seconds - graph.seconds)
 
 
@@ -132,7 +132,7 @@ class _Front(NamedTuple):
 
 
 def _fronts(graph: Graph, menus: Menus | None, variance: float = 0.0, more: float = 0.0) -> list[_Front]:
-    """The choices of a graph, and those that make nothing again: no tape has to follow their forwards.
+    """The choices of a graph, and those that recompute nothing: no tape has to follow their forwards.
 
     Args:
         graph: that is planned for.
@@ -144,8 +144,8 @@ def _fronts(graph: Graph, menus: Menus | None, variance: float = 0.0, more: floa
 
 
 def _followed(graph: Graph, menus: Menus | None, more: float) -> list[tuple[Graph, float]]:
-    """A graph and, where a tape takes time, the one in which nothing is made again, with what is beside their own
-    seconds. The tape's are counted to all that the first leads to, be anything made again or not: the second leads to
+    """A graph and, where a tape takes time, the one in which nothing is recomputed, with what is beside their own
+    seconds. The tape's are counted to all that the first leads to, be anything recomputed or not: the second leads to
     the rest."""
     if menus is None or not menus.following:
         return [(graph, more)]
@@ -177,7 +177,7 @@ def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float
 
 
 def _front_at_level(graph: Graph, menus: Menus) -> _Front:
-    """The choices of a graph whose values wait as a level stores them, be they kept or made again.
+    """The choices of a graph whose values wait as a level stores them, be they kept or recomputed.
 
     The search may leave a value as it is, and a level may not. So what it finds, with stores and without, is simulated
     once more as the level has it. Checkpoints that are nested are left out: nobody stores what an inner one makes.

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.choice import Choice
 from integrations.planning.menus import Menus
 from integrations.planning.noted import note_accumulating, noted
@@ -27,7 +27,7 @@ _PLAIN = (
 
 
 class OfOldLevel(ValueError):
-    """A plan for a level, in a format that did not say how values are stored: it has to be made again.
+    """A plan for a level, in a format that did not say how values are stored: it has to be made anew.
 
     Attributes:
         budget: of the activation peak, as it was asked for.
@@ -179,6 +179,6 @@ def _of_this_format(content: Any) -> dict[str, Any]:
         "time": None,
         "error": 0.0,
         "level": None,
-        "stores": list(AGAIN),
+        "stores": list(ONLY_RECOMPUTE),
         **dict.fromkeys(("menus", "rounded", "rounded_menus")),
     }

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
 from actcore import simulate
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.budget import Budget
 from integrations.planning.choice import Choice
 from integrations.planning.menus import Menus
@@ -23,8 +23,8 @@ from integrations.step.graphs.schedule import Schedule
 
 Objective = Literal["peak", "paper"]
 
-UNBOUNDED = Bounds(error=0.0, stores=AGAIN)
-"""Of a plan that only says what is made again, and of that what has the least peak."""
+UNBOUNDED = Bounds(error=0.0, stores=ONLY_RECOMPUTE)
+"""Of a plan that only says what is recomputed, and of that what has the least peak."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Solution(ABC):
 
     def store_of(self, value: int) -> Store | None:
         """The store in which what the memory of a value of ``followed`` holds in the end waits for backward, be it
-        kept or made again; ``None`` where it waits as it is, or as the level says."""
+        kept or recomputed; ``None`` where it waits as it is, or as the level says."""
         return self.schedule.store_of(value)
 
     @property

@@ -55,7 +55,7 @@ def _title(plan: Solution) -> str:
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
     if not plan.segments and not plan.choice.stores:
-        return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
+        return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is recomputed."
     error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
     return (
         f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
@@ -73,7 +73,7 @@ def caption_of(plan: Solution) -> str:
     """What else there is to say of a plan, in lines."""
     front = plan.front
     if len(front) == 1:
-        lines = ["Nothing is worth making again: there is no other plan."]
+        lines = ["Nothing is worth recomputing: there is no other plan."]
     else:
         reach = f"{format_bytes(front[0].peak)} to {format_bytes(front[-1].peak)}"
         lines = [
@@ -82,7 +82,7 @@ def caption_of(plan: Solution) -> str:
     if plan.segments:
         count = len(plan.segments)
         lines.append(
-            f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made, "
+            f"Backward recomputes what {count} segment{'' if count == 1 else 's'} of the forward made, "
             f"{format_bytes(sum(segment.nbytes for segment in plan.segments))}: plan.segments."
         )
     more = plan.followed.seconds - plan.graph.seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from integrations.planning.bounds import AGAIN, WAYS, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
 from integrations.planning.solution import Solution
 from integrations.report.words import format_bytes
 
@@ -17,7 +17,9 @@ def out_of_memory(plan: Solution, asked: Bounds) -> str:
         share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
     found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
     if plan.compressed:
-        name, least_of_all = ("checkpoint", ", with checkpoint='optimal',") if plan.stores == AGAIN else ("memory", "")
+        name, least_of_all = (
+            ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
+        )
         return (
             f"{name} must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
             f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "

@@ -44,7 +44,7 @@ class Content:
 
     @property
     def recomputed_bytes(self) -> int:
-        """Those of ``original_bytes`` of which nothing is stored, because backward makes the tensors again."""
+        """Those of ``original_bytes`` of which nothing is stored, because backward recomputes the tensors."""
         return sum(row.original_bytes for row in self.rows if row.codec == RECOMPUTED)
 
     @property

@@ -29,7 +29,7 @@ class Report(Content):
         offload: whether the level takes what is stored to host memory.
         plan: where the bits of an adaptive level come from, in words; empty at other levels.
         monitor: what the monitor found, in words; empty without one.
-        recomputed: by which plan backward makes tensors again, in words; empty without one.
+        recomputed: by which plan backward recomputes tensors, in words; empty without one.
         model: the model's class, for titles.
         note: how the report came about, where no step of a training made it; empty otherwise.
         exchanged: what layers were exchanged for others that keep less, in words; empty without.

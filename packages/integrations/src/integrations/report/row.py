@@ -27,7 +27,7 @@ class Row:
         why: the reason for the codec.
         owner: who keeps the tensor alive anyway (a parameter, a buffer, an input); its bytes count nothing.
         host: whether what is kept was taken to host memory.
-        seconds: what storing it and making it again took, in the step that was measured; ``None`` where none was.
+        seconds: what storing and restoring it took, in the step that was measured; ``None`` where none was.
     """
 
     module: str

@@ -53,7 +53,7 @@ def format_shape(shape: tuple[int, ...]) -> str:
 
 
 def format_stored(codec: str, count: int) -> str:
-    """What is kept for a row; ``-`` where nothing is, because backward makes it again."""
+    """What is kept for a row; ``-`` where nothing is, because backward recomputes it."""
     if codec == RECOMPUTED:
         return "-"
     return format_bytes(count) if count else "shared"

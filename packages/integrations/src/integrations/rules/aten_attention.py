@@ -1,4 +1,4 @@
-"""Attention of a compiled region whose query, key and value wait in fewer bits: backward computes it again from these.
+"""Attention of a compiled region whose query, key and value wait in fewer bits: backward recomputes it from these.
 
 torch's backward of attention takes its result and the logarithms of the softmax's sums. With a query and key that were
 rounded the sums would be of other numbers, by which the softmax is not normalised (see ``attention``).
@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from integrations._torch import scaled_dot_product_flash_attention_for_cpu
 from integrations.rules.aten_nodes import name_of
 
-AGAIN = "attention is computed again in backward"
+RECOMPUTED_ATTENTION = "attention is recomputed in backward"
 QUERY_KEY_VALUE = (1, 2, 3)
 """Their places among a backward operator's arguments."""
 
@@ -25,7 +25,7 @@ _KERNELS = MappingProxyType({f"{_NAME}_backward": scaled_dot_product_flash_atten
 _THREE, _MADE = slice(1, 4), slice(4, 6)  # and those of the result and the sums
 
 
-def remake_attention(backward: Graph, rounds: Callable[[Node], bool]) -> frozenset[str]:
+def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> frozenset[str]:
     """Has each attention of a backward graph take a result and sums that are computed there.
 
     Args:
@@ -39,7 +39,7 @@ def remake_attention(backward: Graph, rounds: Callable[[Node], bool]) -> frozens
     dropped: set[str] = set()
     for node in list(backward.nodes):
         forward = _KERNELS.get(name_of(node.target)) if node.op == "call_function" else None
-        if forward is None or is_remade(node) or not any(map(rounds, _inputs_of(node.args[_THREE]))):
+        if forward is None or is_recomputed(node) or not any(map(rounds, _inputs_of(node.args[_THREE]))):
             continue
         made: tuple[Node, ...] = node.args[_MADE]
         with backward.inserting_before(node):
@@ -66,7 +66,7 @@ def _inputs_of(nodes: Iterable[Node]) -> Iterator[Node]:
         todo.extend(new)
 
 
-def is_remade(node: Node) -> bool:
+def is_recomputed(node: Node) -> bool:
     """Whether a node is an attention's backward whose result and sums are those of the same query, key and value."""
     forward = _KERNELS.get(name_of(node.target))
     if forward is None:
@@ -78,5 +78,5 @@ def is_remade(node: Node) -> bool:
 
 
 def is_attention(name: str) -> bool:
-    """Whether an operator is one that ``remake_attention`` computes again."""
+    """Whether an operator is one that ``recompute_attention`` recomputes."""
     return name == _NAME

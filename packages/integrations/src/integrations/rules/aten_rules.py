@@ -4,7 +4,7 @@ A compiled region has no torch calls to look at: its forward and its backward ar
 partitioner chose what goes from one to the other. A use here is an operator of ``rules`` and the tensor's role in it,
 so that the same table decides as for other models. Only what is recognised has one: anything else is kept exactly.
 
-Backward may compute parts of the forward again from what is saved. What a recomputed value is used for decides then,
+Backward may recompute parts of the forward from what is saved. What a recomputed value is used for decides then,
 too, at the bits of a product at least; where it decides between two sides, as a ReLU's mask does, rounding may move an
 element to the other side, so it is kept exactly. Of what a plan has repeated from rounded values on purpose, more
 operators are known: products, convolutions and the normalisations of rows.
@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from torch.fx import Graph, Node
 
-from integrations.rules.aten_attention import QUERY_KEY_VALUE, is_attention, is_remade
+from integrations.rules.aten_attention import QUERY_KEY_VALUE, is_attention, is_recomputed
 from integrations.rules.aten_nodes import covers, has_same_numbers, hint, is_bool, name_of, number, origin_of, shape_of
 from integrations.rules.standardizing import CHANNELS
 
@@ -46,7 +46,7 @@ class _Value(Enum):
 
     ITSELF = "the tensor, or a view, copy or cast of it"
     POSITIVE = "its positive part, which is positive where it is"
-    RECOMPUTED = "a value computed again from it"
+    RECOMPUTED = "a value recomputed from it"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -70,7 +70,7 @@ _PRODUCTS = MappingProxyType(
     }
 )
 # Positions of value and result, in which backward is linear. It is not in query and key, whose exact softmax's sum it
-# has, if that is not computed again (``compiled_attention``).
+# has, if that is not recomputed (``compiled_attention``).
 _ATTENTIONS = MappingProxyType(
     {
         "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
@@ -110,7 +110,7 @@ _BACKWARDS = MappingProxyType(
 # Those of one saved operand, which a backend may have decomposed into arithmetic: whatever step of it takes the tensor,
 # the derivative as a whole is what the rule speaks of.
 _DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data")
-# Computed again, they move by a bounded multiple of what the tensor does.
+# Recomputed, they move by a bounded multiple of what the tensor does.
 _SMOOTH = _names("gelu silu mish sigmoid tanh erf")
 _BATCH_NORMS = _names(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
@@ -150,7 +150,7 @@ class Backward:
 
         Args:
             saved: the node.
-            planned: whether a plan weighed what is made again from it, and stores it in bits.
+            planned: whether a plan weighed what is recomputed from it, and stores it in bits.
         """
         start = self._inputs.get(saved.name)
         if start is None:
@@ -208,7 +208,7 @@ def _follow(
     elif name == "pow" and positions == (0,) and number(user.args[1]) == 1:
         yield value
     elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
-        yield _unknown(f"{name} of what is computed again")
+        yield _unknown(f"{name} of what is recomputed")
     elif (is_attention(name) and set(positions) <= {0, 1, 2}) or (
         planned and len(positions) == 1 and positions[0] in _REPEATED.get(name, ())
     ):
@@ -225,7 +225,7 @@ def _in_gradient(
     node: Node, value: _Value, user: Node, name: str, positions: tuple[int, ...], planned: bool
 ) -> Iterator[Use | _Value]:
     """A use together with the gradient."""
-    if is_remade(user):
+    if is_recomputed(user):
         yield from _in_attention(value, name, positions)
     elif set(positions) <= set(_PRODUCTS.get(name, ())):
         yield Use("linear", "input", name) if value is _Value.ITSELF else _product(name)
@@ -243,7 +243,7 @@ def _in_gradient(
 
 
 def _in_attention(value: _Value, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
-    """A use in an attention whose result and sums, which come next among its arguments, are computed again."""
+    """A use in an attention whose result and sums, which come next among its arguments, are recomputed."""
     for position in positions:
         if position in QUERY_KEY_VALUE:
             yield Use("scaled_dot_product_attention", "recomputed", name)
@@ -280,7 +280,7 @@ def _holds(name: str, value: _Value, user: Node, planned: bool) -> bool:
 
 
 def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
-    """A step of a forward that backward computes again."""
+    """A step of a forward that backward recomputes."""
     others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
     numbers = [argument for argument in user.args if number(argument) is not None]
     # Without a number it is a square, which moves by more than a bounded multiple of what the tensor does.

@@ -33,7 +33,7 @@ class Level:
         pointwise_bits: bits per element for the inputs of smooth nonlinearities (GELU, SiLU) and the results of
             bounded ones (sigmoid, tanh, softmax), at least ``bits``.
         attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
-            backward computes it again, at least ``bits``.
+            backward recomputes it, at least ``bits``.
         checkpoint_bits: bits per element for the inputs of ``torch.utils.checkpoint`` that a gradient goes through, at
             least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
         group_size: elements that share two bounds, a positive multiple of 32.
@@ -92,7 +92,7 @@ class Level:
 
     @property
     def rounds_checkpoints(self) -> bool:
-        """Whether what backward computes something again from is stored in fewer bits."""
+        """Whether what backward recomputes something from is stored in fewer bits."""
         return self.bits is not None and self.checkpoint_bits is not None
 
     def title(self, name: str) -> str:

@@ -29,7 +29,7 @@ _BITS = {
 # Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
 _JUMPING = ("hardswish",)
 UNKNOWN = "the operator that saves it is unknown"
-# Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
+# Torch's own operators without a rule that are linear, or whose slope changes without a jump: to recompute what they
 # save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
 _SMOOTH = names(
     """lstm gru rnn_tanh lstm_cell gru_cell rnn_tanh_cell sin cos sinh cosh atan asinh erfc logaddexp logcumsumexp
@@ -48,7 +48,7 @@ class Decision:
         form: a need for which the arguments of the call may allow a form of its own; ``codec`` is then that of the
             values in it, or what is left where they do not.
         indices: whether these are integers, whose range the arguments of the call may tell.
-        from_forward: whether the forward's own tensor is stored even where a plan has it made again from rounded ones:
+        from_forward: whether the forward's own tensor is stored even where a plan has it recomputed from rounded ones:
             backward decides by it, by its signs above all, or asks for nothing but its shape, or nobody knows what it
             asks.
         normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
@@ -236,7 +236,7 @@ def policy_of(store: Store, base: Level) -> Policy:
 
 def _decides(saved: SavedTensor) -> bool:
     """Whether backward asks of a tensor on which side of a jump its elements are, or may: nobody knows what it asks
-    where there is no rule. Whole numbers and truth values are never made again from rounded values."""
+    where there is no rule. Whole numbers and truth values are never recomputed from rounded values."""
     rule = RULES.get(saved.operator)
     if rule is None:
         return saved.operator not in _SMOOTH and saved.dtype is not torch.bool and saved.dtype not in INTEGERS

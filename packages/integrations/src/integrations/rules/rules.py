@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 CHECKPOINT = "checkpoint"
-"""In the place of an operator: what ``torch.utils.checkpoint``, or a plan, computes something again from."""
+"""In the place of an operator: what ``torch.utils.checkpoint``, or a plan, recomputes something from."""
 
 
 class Need(Enum):
@@ -25,8 +25,8 @@ class Need(Enum):
     NORM = "input of a normalisation: its error tilts every gradient below"
     SATURATING = "the derivative changes slowly, and no more beyond a range: bits within it bound the error"
     BOUNDED = "a result of bounded range, in which the derivative is a product: bits bound the error"
-    ATTENTION = "query, key or value: backward computes attention again from the stored ones"
-    RECOMPUTED = "input of a checkpoint: backward computes the segment again from the stored one"
+    ATTENTION = "query, key or value: backward recomputes attention from the stored ones"
+    RECOMPUTED = "input of a checkpoint: backward recomputes the segment from the stored one"
     SIGN = "backward asks only whether it is positive: one exact bit"
     INSIDE = "backward asks only whether it is inside an interval: one exact bit"
     MASK = "two values: one exact bit"
@@ -44,7 +44,7 @@ class Rule:
         result: a tensor that the call computed and gradients flow through; a clone of the input of an operator that
             works in place is one.
         internal: one that the call made for itself, such as a mask or statistics.
-        recomputed: an argument from which backward computes the call again.
+        recomputed: an argument from which backward recomputes the call.
         why: the reason why what is kept exactly is.
         jumps: whether backward asks on which side of a jump they are, of those that are kept exactly.
     """

@@ -1,4 +1,4 @@
-"""``Store``: how a value waits for backward that a plan neither keeps as it is nor leaves to be computed again."""
+"""``Store``: how a value waits for backward that a plan neither keeps as it is nor leaves to be recomputed."""
 
 from __future__ import annotations
 

@@ -17,15 +17,15 @@ class Fate(NamedTuple):
     """What a plan says of a tensor that autograd saves.
 
     Attributes:
-        way: how it is stored, at once or when it has been made again.
+        way: how it is stored, at once or when it has been recomputed.
         again: makes, of what is to be stored later, what autograd is to hold in its place; ``None`` for a tensor that
             is stored now.
-        waits: whether it is stored once it has been made again; otherwise it is there until backward has read it.
+        waits: whether it is stored once it has been recomputed; otherwise it is there until backward has read it.
         aside: whether what backward decides by, such as signs, is stored now even so.
     """
 
     way: Way
-    again: Callable[[Tensor, StoredLater | None], Packed | None] | None = None
+    placeholder: Callable[[Tensor, StoredLater | None], Packed | None] | None = None
     waits: bool = False
     aside: bool = False
 
@@ -41,7 +41,7 @@ class Fates(Protocol):
     def values(self) -> Mapping[int, int] | None: ...
 
     @property
-    def again(self) -> Callable[[Tensor], Packed | None] | None: ...
+    def placeholder(self) -> Callable[[Tensor], Packed | None] | None: ...
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
         """What it says of one that is saved now, at a site if it has one."""

@@ -1,4 +1,4 @@
-"""``Following``: a forward that follows a plan, inside of a session that stores what the plan does not make again."""
+"""``Following``: a forward that follows a plan, inside of a session that stores what the plan does not recompute."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Following:
         model: of the forward.
         plans: that the plan is one of.
         followed: by the forward.
-        level: as which everything waits that the plan has no store for, what it makes again included; ``None``: it
+        level: as which everything waits that the plan has no store for, what it recomputes included; ``None``: it
             waits as it is.
         compiled: whether torch compiles the forward, which then follows ``plan`` by itself.
         keeps: how what is kept waits, where the plan has no store for it and ``level`` is ``None``; ``None``: as it is.
@@ -90,7 +90,7 @@ class Following:
     def plain(self) -> Schedule | None:
         """What is followed, where everything waits as it does without a plan; else ``None``."""
         schedule = self._followed.schedule
-        # Attention that is computed again is another than torch's, whatever else waits.
+        # Attention that is recomputed is another than torch's, whatever else waits.
         changes = self._level is not None or schedule.recomputed or schedule.stores or schedule.graph.rounded
         return None if changes or self._keeps is not None else schedule
 
@@ -140,7 +140,7 @@ class Following:
         if session.checkpoints is not None:
             session.checkpoints.around = aside
         if self._level is None:
-            session.tracker.remaking = found.remade
+            session.tracker.recomputation = found.recomputation
         with hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
             yield
 
@@ -148,16 +148,16 @@ class Following:
         """How values wait that the plan has no store for."""
         if self._level is not None:
             return _WithoutStore(session.way, session.way, later=True, rounded=True)
-        # Of what is made again, and then waits as it is, signs and the like may have to be stored now.
-        kept_so, again = self._keeps or kept(session.level), exactly(session.level)
-        return _WithoutStore(kept_so, again, later=False, rounded=self._keeps is not None)
+        # Of what is recomputed, and then waits as it is, signs and the like may have to be stored now.
+        kept_so, recomputed = self._keeps or kept(session.level), exactly(session.level)
+        return _WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)
 
     def end(self, session: Session, complete: bool) -> None:
         """The session is about to be left."""
         if self._compiled:
             return
         self._contexts.close()
-        fates, session.fates, session.tracker.remaking = session.fates, None, None
+        fates, session.fates, session.tracker.recomputation = session.fates, None, None
         if not complete:
             return
         specs, count = session.specs, len(session.records)
@@ -177,13 +177,13 @@ class _WithoutStore(NamedTuple):
 
     Attributes:
         kept: those that it keeps.
-        again: those that are made again.
+        recomputed: those that are recomputed.
         later: whether the latter are stored once they are; otherwise they are there until backward has read them.
         rounded: whether the former may be.
     """
 
     kept: Way
-    again: Way
+    recomputed: Way
     later: bool
     rounded: bool
 
@@ -214,21 +214,21 @@ class _Fates:
             fate = self._fates[key] = self._fate(*key)
         return fate
 
-    def _fate(self, store: Store | None, again: bool) -> Fate:
+    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
         if store is not None:
             return Fate(way_of(store, self._session.level))
-        return Fate(self._others.again if again else self._others.kept)
+        return Fate(self._others.recomputed if recomputed else self._others.kept)
 
 
 class _Placed(_Fates):
-    """The same by the sites of tensors, in a forward of which nothing is made again: who knows the values of all that
+    """The same by the sites of tensors, in a forward of which nothing is recomputed: who knows the values of all that
     it saves needs no tape. One that turns out to be another goes on as it would without a plan.
 
     Attributes:
         is_other: whether the forward has saved a tensor that no forward with a tape has.
     """
 
-    values = again = None
+    values = placeholder = None
 
     def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore) -> None:
         super().__init__(session, schedule, others)
@@ -252,14 +252,14 @@ class _Taped(_Fates):
 
     Attributes:
         values: by the addresses of the storages that they are in.
-        again: makes what autograd holds of a tensor that is made again.
+        placeholder: makes what autograd holds of a tensor that is recomputed.
         placed: whether each tensor that was asked for had a site.
     """
 
     def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore, tape: Tape, rounds: bool) -> None:
         super().__init__(session, schedule, others)
         self._tape, self._rounds = tape, rounds
-        self.values, self.again = tape.values, tape.handle
+        self.values, self.placeholder = tape.values, tape.handle
         self.placed = True
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
@@ -267,9 +267,9 @@ class _Taped(_Fates):
         self.placed = self.placed and site is not None
         return self._of(self._tape.value_of(tensor))
 
-    def remade(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
-        """How backward makes again what an operator has just made; ``None`` where it does not, where what was read
-        waits for others in another form than it has when it is made again, or where it would stay for this alone."""
+    def recomputation(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
+        """How backward recomputes what an operator has just made; ``None`` where it does not, where what was read
+        waits for others in another form than it has when it is recomputed, or where it would stay for this alone."""
         schedule, values = self._schedule, self._schedule.graph.values
         first = self._tape.value_of(made[0])
         if first == UNPLANNED or schedule.store_of(first) is not None or values[first].saved < 0:
@@ -280,14 +280,14 @@ class _Taped(_Fates):
                 return None
             if schedule.is_recomputed(value) and schedule.store_of(value) is not None:
                 return None
-        return self._tape.remade(made)
+        return self._tape.recomputation(made)
 
-    def _fate(self, store: Store | None, again: bool) -> Fate:
-        fate = super()._fate(store, again)
-        if not again:
+    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
+        fate = super()._fate(store, recomputed)
+        if not recomputed:
             return fate
         later = store is not None or self._others.later
-        return fate._replace(again=self.again, waits=later, aside=self._rounds)
+        return fate._replace(placeholder=self.placeholder, waits=later, aside=self._rounds)
 
 
 class _Read(Exactly):

@@ -114,7 +114,7 @@ class Sites:
         entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
         if entry is not None and call is not None:
             record, fate = session.records[-1], None if session.fates is None else session.fates.of(tensor, site)
-            if fate is not None and fate.again is not None:
+            if fate is not None and fate.placeholder is not None:
                 if record.codec == RECOMPUTED and not fate.waits:
                     site.learn_recomputed(record)
             elif self._is_repeatable(tensor, site, call, packed):
@@ -169,7 +169,7 @@ class Sites:
             owner=session.owner,
             capturing=in_cuda_graph,
             put=entries.put,
-            again=None if fates is None else fates.again,
+            again=None if fates is None else fates.placeholder,
             first=session.specs.first,
             step=step_key(session.step, session.rank),
         )

@@ -308,13 +308,13 @@ class Session:
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = self._stream(spec, tensor)
-        if fate is not None and fate.again is not None and not isinstance(call, Boundary):
+        if fate is not None and fate.placeholder is not None and not isinstance(call, Boundary):
             handle = None
             if not (fate.aside and decision.from_forward):
                 later = StoredLater(way.level, decision, extent, spec.saved, stream, call) if fate.waits else None
-                handle = fate.again(tensor, later)
+                handle = fate.placeholder(tensor, later)
             if handle is not None:
-                record.codec, record.why = RECOMPUTED, "made again for backward"
+                record.codec, record.why = RECOMPUTED, "recomputed for backward"
                 settle(due)
                 return self._input(tensor, handle, extent, record)
         exposed = self.tracker.exposed

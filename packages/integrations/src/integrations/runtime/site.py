@@ -45,7 +45,7 @@ def with_kernel(encoder: OpOverload) -> tuple[OpOverload, Callable[..., Any] | N
 
 KEPT, VALUE, SIGN, HELD, SHAPE, RECOMPUTED_LATER = range(6)
 """As what a tensor is stored: as it is; encoded, in a region that others may share; by its signs, there, too; encoded
-for one operator alone; not at all; not yet, since a plan makes it again. In the order of ``Form`` in
+for one operator alone; not at all; not yet, since a plan recomputes it. In the order of ``Form`` in
 ``csrc/bindings/replay_stores.cpp``."""
 
 ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
@@ -181,7 +181,7 @@ class Site:
             self.record, self.held, self.form = copy.copy(record), replace(packed, compressed=None), HELD  # type: ignore[arg-type]
 
     def learn_recomputed(self, record: Record) -> None:
-        """Notes that a plan makes the tensor again when backward reads it."""
+        """Notes that a plan recomputes the tensor when backward reads it."""
         self.record, self.form = copy.copy(record), RECOMPUTED_LATER
 
     def _learn_view(self, tensor: Tensor, call: Call, record: Record, packed: View, seed: int) -> None:

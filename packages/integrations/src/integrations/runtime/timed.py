@@ -1,4 +1,4 @@
-"""``TimedSession``: a session that measures what storing each tensor and making it again takes."""
+"""``TimedSession``: a session that measures what storing and restoring each tensor takes."""
 
 from __future__ import annotations
 

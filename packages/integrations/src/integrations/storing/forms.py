@@ -43,7 +43,7 @@ class Form(Protocol):
 
 
 class Remade(Protocol):
-    """What autograd holds in place of a tensor that backward makes again."""
+    """What autograd holds in place of a tensor that backward recomputes."""
 
     def unpack(self) -> Tensor: ...
 

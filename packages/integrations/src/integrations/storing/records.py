@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actcore import SavedTensor
 
 RECOMPUTED = "recomputed"
-"""In the place of a codec: nothing is stored, and backward makes the tensor again."""
+"""In the place of a codec: nothing is stored, and backward recomputes the tensor."""
 
 
 @dataclass(slots=True)

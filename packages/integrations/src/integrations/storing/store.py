@@ -1,4 +1,4 @@
-"""How one tensor is stored, once its policy has decided: at once, or when backward has made it again."""
+"""How one tensor is stored, once its policy has decided: at once, or when backward has recomputed it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Storing:
 
 
 class StoredLater:
-    """How a tensor is stored that backward makes again, from then on until it is read.
+    """How a tensor is stored that backward recomputes, from then on until it is read.
 
     As it would be in the forward, with the same noise; but never on the host, since it is about to be read.
     """

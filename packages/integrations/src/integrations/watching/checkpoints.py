@@ -1,8 +1,8 @@
-"""The inputs of ``torch.utils.checkpoint``, from which backward computes a segment again.
+"""The inputs of ``torch.utils.checkpoint``, from which backward recomputes a segment.
 
 Autograd saves the positional ones in a function of checkpoint's own, which no ``TorchFunctionMode`` sees; the Python
 stack tells. The others, keyword arguments, tensors in containers and those that the segment reads from its closure, are
-saved by nobody: they live because the function lives that computes the segment again. A checkpoint's hook leads to
+saved by nobody: they live because the function lives that recomputes the segment. A checkpoint's hook leads to
 that function, and when the segment is over, one that holds stored forms takes its place, in this call's object alone.
 Torch's module stays as it is, for other threads and other models, and it does not matter by which name or wrapper
 ``checkpoint`` was called.
@@ -127,7 +127,7 @@ class Checkpoints:
     def settle(self) -> None:
         """Puts stored forms into the checkpoints whose segment is over.
 
-        Not before: the segment may change what it was given, and what backward computes again follows that.
+        Not before: the segment may change what it was given, and what backward recomputes follows that.
         """
         waiting, self._waiting = self._waiting, []
         for reference in waiting:
@@ -176,7 +176,7 @@ class Checkpoints:
         return held
 
     def _meet(self, checkpoint: Any) -> None:
-        # What a backward computes again is gone when it has passed.
+        # What a backward recomputes is gone when it has passed.
         if checkpoint is not None and checkpoint not in self._met and current_graph_task_id() == -1:
             self._met.add(checkpoint)
             self._waiting.append(weakref.ref(checkpoint))

@@ -1,6 +1,6 @@
 """Whether the segment of a checkpoint decides something by the activations that it was given, and what follows.
 
-A comparison, a choice of experts, a number that Python asks for: computed again from rounded inputs it may come out
+A comparison, a choice of experts, a number that Python asks for: recomputed from rounded inputs it may come out
 otherwise, and the gradient is one of another function then, in every step to the same side. Such a segment's inputs are
 kept exactly. Those that autograd saves are saved before the segment runs: they wait until it is over. An operator of a
 library that is not known here may decide within itself, and TorchScript runs without a call that anybody sees: both

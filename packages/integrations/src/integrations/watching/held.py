@@ -88,7 +88,7 @@ class Found:
         return self.slots[-1]
 
     def out_of_reach(self, tensor: Tensor, holder: object) -> None:
-        """A tensor is in an object that nobody here knows how to make again."""
+        """A tensor is in an object that nobody here knows how to rebuild."""
         if self._is_ours(tensor):
             self.left.append((tensor, holder))
 

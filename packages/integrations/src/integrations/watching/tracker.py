@@ -74,7 +74,7 @@ class CallTracker(Calls, TorchFunctionMode):
         exposed: storages that may be written to without their version moving.
         pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
             inside a checkpoint, which runs the forward again without this mode and counts what is saved.
-        remaking: how backward makes again what an attention kernel makes, for whom else it is; ``None`` for nobody.
+        recomputation: how backward recomputes what an attention kernel makes, for whom else it is; ``None`` for nobody.
         watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
         checkpoints: look on before each call, where there may be something to see; ``None`` where nobody asks.
         over: is given each call that is over, with the tensors that it returned, where there are checkpoints only if
@@ -84,7 +84,7 @@ class CallTracker(Calls, TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.pack: Callable[[Tensor], Any] | None = None
-        self.remaking: attention.Remaking | None = None
+        self.recomputation: attention.Recomputation | None = None
         self.call: Call | None = None
         self.foreign = StorageSet()
         self.born = StorageSet()
@@ -129,7 +129,7 @@ class CallTracker(Calls, TorchFunctionMode):
             self._expose(call.arguments)
         elif special == "attention" and self._packs_now():
             call.recomputes = True
-            output = attention.recomputed(func, call.given, self.remaking)
+            output = attention.recomputed(func, call.given, self.recomputation)
             if output is not None:
                 return output
             call.recomputes = False

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from actcore import Raw, SavedTensor
 from integrations._torch import instruction_translator, saved_tensor_hook_context
 from integrations.common.warn import warn
-from integrations.rules.aten_attention import AGAIN, remake_attention
+from integrations.rules.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
 from integrations.rules.aten_nodes import hint, operator_of
 from integrations.rules.aten_rules import Backward
 from integrations.rules.levels import Level
@@ -126,7 +126,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     """
     taken = {node.name for node in backward.find_nodes(op="placeholder")}
     inputs, ways = _inputs(forward), _planned(forward, level)
-    dropped = remake_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
+    dropped = recompute_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
     uses = Backward(forward, backward)
     region = _Region(Order(forward, backward), {}, {})
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # what is saved follows
@@ -147,7 +147,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
         if given:
             form = exact[storage._cdata]
         elif node.name in dropped:
-            form = CompiledForm(None, AGAIN)
+            form = CompiledForm(None, RECOMPUTED_ATTENTION)
         else:
             form = form_of(way, saved, found, operator_of(node))
         outside = node.op == "placeholder" or outputs.count(node) > 1

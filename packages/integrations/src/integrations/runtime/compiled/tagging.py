@@ -1,4 +1,4 @@
-"""``Tagging``: tells ``torch.compile`` what a plan keeps, how, and what it makes again.
+"""``Tagging``: tells ``torch.compile`` what a plan keeps, how, and what it recomputes.
 
 AOTAutograd traces forward and backward into one graph, and its partitioner divides that in two. For each operator it
 chooses whether the forward keeps its result or the backward repeats it, by ``node.meta["recompute"]`` where
@@ -27,7 +27,7 @@ from integrations.runtime.compiled.matching import Operator, Shape, match
 from integrations.step.dispatch.memory import tensors_of
 from integrations.step.dispatch.operators import traits_of
 
-_AGAIN = CheckpointPolicy.MUST_RECOMPUTE
+_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 
 _ENOUGH = 0.9
 """Of the results of a trace, the share that has to be in the plan: the others are at most a dropout's mask."""
@@ -63,7 +63,7 @@ class Tagging(TorchDispatchMode):
     def __init__(self, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan = plan
-        self._read = _read_again(plan)
+        self._read = _read_by_recomputation(plan)
         self._traced: list[_Traced] = []
         # In the place of the hooks of torch.utils.checkpoint, which would repeat the forward.
         self._hooks = saved_tensors_hooks(Kept.of, Kept.unpack)
@@ -150,7 +150,7 @@ class Tagging(TorchDispatchMode):
         if value is None:
             return None
         if value in self._plan.schedule.recomputed:
-            return _AGAIN
+            return _RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if value in needed else None
 
     def _write_stores(self, entry: _Traced, values: tuple[int | None, ...]) -> None:
@@ -163,7 +163,7 @@ class Tagging(TorchDispatchMode):
                 node.meta[NODE_KEY] = None if decides else self._plan.store_of(value)
 
 
-def _read_again(plan: Plan) -> set[int]:
+def _read_by_recomputation(plan: Plan) -> set[int]:
     """The values that repetitions read."""
     found = set[int]()
     for op, planned in zip(plan.followed.ops, plan.schedule.ops, strict=True):
@@ -174,7 +174,7 @@ def _read_again(plan: Plan) -> set[int]:
 
 def _write(entry: _Traced, policies: list[CheckpointPolicy | None]) -> None:
     """Writes policies at an operator's nodes; where there is none, the partitioner decides."""
-    inner = _AGAIN if _AGAIN in policies else None
+    inner = _RECOMPUTE if _RECOMPUTE in policies else None
     if None in entry.results:
         for node in entry.nodes:
             _write_one(node, inner or policies[0])
@@ -188,21 +188,21 @@ def _write(entry: _Traced, policies: list[CheckpointPolicy | None]) -> None:
 
 
 def _write_several(node: fx.Node, results: dict[fx.Node, CheckpointPolicy | None]) -> None:
-    """Writes at a node of several tensors, which is made again with all of them or with none."""
+    """Writes at a node of several tensors, which is recomputed with all of them or with none."""
     parts = [user for user in node.users if user.target is operator.getitem]
     if not any(part in results for part in parts):
         return
-    again = any(results.get(part) is _AGAIN for part in parts)
-    _write_one(node, _AGAIN if again else CheckpointPolicy.MUST_SAVE)
+    recompute = any(results.get(part) is _RECOMPUTE for part in parts)
+    _write_one(node, _RECOMPUTE if recompute else CheckpointPolicy.MUST_SAVE)
     for part in parts:
-        _write_one(part, _AGAIN if again else results.get(part))
+        _write_one(part, _RECOMPUTE if recompute else results.get(part))
 
 
 def _write_view(nodes: list[fx.Node]) -> None:
-    """A view is made again where its base is; else the partitioner keeps what it likes of the two."""
+    """A view is recomputed where its base is; else the partitioner keeps what it likes of the two."""
     for node in nodes:
-        if any(given.meta.get("recompute") is _AGAIN for given in node.all_input_nodes):
-            _write_one(node, _AGAIN)
+        if any(given.meta.get("recompute") is _RECOMPUTE for given in node.all_input_nodes):
+            _write_one(node, _RECOMPUTE)
 
 
 def _write_one(node: fx.Node, policy: CheckpointPolicy | None) -> None:

@@ -98,7 +98,7 @@ class Call:
         yield from (value for _, value in self.changes)
 
     def repeat(self, made: dict[int, Tensor]) -> None:
-        """Makes its values again, from those that are there."""
+        """Recomputes its values, from those that are there."""
         args = tuple(_resolved(given, made) for given in self.args)
         kwargs = {name: _resolved(given, made) for name, given in self.kwargs.items()}
         set_grad_enabled(self.grad)  # put back at the end of the repetition
@@ -158,7 +158,7 @@ def _there(tensor: Tensor) -> Tensor:
     """
     if is_plain(tensor) and tensor.numel() and not tensor.untyped_storage().nbytes():
         raise RuntimeError(
-            f"what backward needs is made again from a tensor of shape {list(tensor.shape)} whose memory is not there "
+            f"what backward needs is recomputed from a tensor of shape {list(tensor.shape)} whose memory is not there "
             "at the moment: somebody has resized it to 0 since the forward, as FullyShardedDataParallel does with "
             "parameters. Cut the model by torch.distributed.fsdp.fully_shard, whose units a plan heeds, and read a "
             "unit's parameters only in its own forward"

@@ -17,7 +17,7 @@ class Packed(Protocol):
 
 
 class Later(Protocol):
-    """How a saved tensor that is made again is to be stored from then on until it is read."""
+    """How a saved tensor that is recomputed is to be stored from then on until it is read."""
 
     def store(self, tensor: Tensor, stored: dict[str, Any]) -> Packed:
         """Stores it. ``stored`` is the segment's: what is stored of one memory can be shared through it."""

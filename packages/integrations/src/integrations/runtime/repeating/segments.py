@@ -97,12 +97,12 @@ class Segment:
     def get(self, handle: Handle) -> Tensor:
         """A saved tensor."""
         with self:
-            again = _may_come_again()
+            retained = _graph_is_retained()
             stored = handle.stored
             value = self._latest(handle.value)
             if stored is None and value not in self._made:
-                self._repeat(value, again)
-            if again and self.calls is not None:
+                self._repeat(value, retained)
+            if retained and self.calls is not None:
                 handle.stored = None
             if stored is not None:
                 with repeating():
@@ -110,7 +110,7 @@ class Segment:
             base = self._made[value]
             if handle.later is not None and self._only_stored(value):
                 del self._made[value]
-            elif again and self.calls is not None:
+            elif retained and self.calls is not None:
                 # The graph is retained: its saved tensors stay, and what is made for them should not.
                 seen = self._seen.setdefault(value, set())
                 seen.add(id(handle))
@@ -137,11 +137,11 @@ class Segment:
         return there >= self._handles.get(value, 0)
 
     def prepare(self, value: int) -> None:
-        """Makes a value again, if it is not there."""
+        """Recomputes a value, if it is not there."""
         with self:
             value = self._latest(value)
             if value not in self._made:
-                self._repeat(value, _may_come_again())
+                self._repeat(value, _graph_is_retained())
 
     def _latest(self, value: int) -> int:
         """What a value has become: another part of the same memory may have been written since it was saved."""
@@ -149,7 +149,7 @@ class Segment:
             value = self._becomes[value]
         return value
 
-    def _repeat(self, asked: int, again: bool) -> None:
+    def _repeat(self, asked: int, retained: bool) -> None:
         """Repeats what leads to the values that are saved and not there, of which ``asked`` is one."""
         if self.calls is None:
             raise RuntimeError(_USED_UP)
@@ -174,7 +174,7 @@ class Segment:
             # Before anything is made here, which would be there meanwhile.
             for other in calls[place].needs():  # type: ignore[union-attr]
                 other.prepare()
-        if not again:
+        if not retained:
             self.calls = None
         made: dict[int, Tensor] = {}
         with repeating():
@@ -182,7 +182,7 @@ class Segment:
                 call = calls[place]
                 assert call is not None
                 call.repeat(made)
-                if not again:
+                if not retained:
                     calls[place] = None  # with the tensors that were kept for it
                 for value in ends.get(place, ()):
                     made.pop(value, None)
@@ -198,7 +198,7 @@ class Segment:
 
 
 class Handle:
-    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment makes again."""
+    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment recomputes."""
 
     __slots__ = ("__weakref__", "_version", "geometry", "later", "segment", "stored", "value")
 
@@ -238,15 +238,15 @@ class Results:
         self._handles: tuple[Handle, ...] | None = handles
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """They, made again. They are let go, unless the graph is retained."""
+        """They, recomputed. They are let go, unless the graph is retained."""
         if self._handles is None:
             raise RuntimeError(_USED_UP)
         found = tuple(handle.segment.get(handle) for handle in self._handles)
-        if not _may_come_again():
+        if not _graph_is_retained():
             self._handles = None
         return found
 
 
-def _may_come_again() -> bool:
+def _graph_is_retained() -> bool:
     """Whether what is read now may be read once more: the graph is retained, or nobody runs backward."""
     return current_graph_task_id() == -1 or get_current_graph_task_keep_graph()

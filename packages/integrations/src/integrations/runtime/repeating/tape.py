@@ -1,4 +1,4 @@
-"""``Tape``: follows a forward, operator by operator, and notes how to repeat what a plan has made again."""
+"""``Tape``: follows a forward, operator by operator, and notes how to repeat what a plan has recomputed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Tape(TorchDispatchMode):
         return out
 
     def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
-        """In the place of a tensor that is made again; ``None`` for one that is kept.
+        """In the place of a tensor that is recomputed; ``None`` for one that is kept.
 
         Args:
             tensor: that autograd saves.
@@ -139,8 +139,8 @@ class Tape(TorchDispatchMode):
             return None
         return Handle(segment, value, tensor, later)
 
-    def remade(self, tensors: Sequence[Tensor]) -> Results | None:
-        """What one operator has just made, where backward makes the first of it again."""
+    def recomputation(self, tensors: Sequence[Tensor]) -> Results | None:
+        """What one operator has just made, where backward recomputes the first of it."""
         values = [self.value_of(tensor) for tensor in tensors]
         if any(value in self._schedule.becomes for value in values):
             return None  # its memory is written again, and the segment would go on from that
@@ -266,7 +266,7 @@ class _Level:
 
     Attributes:
         segments: by the plan's numbers.
-        segment_of: values that are made again, with the segments that make them.
+        segment_of: values that are recomputed, with the segments that make them.
     """
 
     def __init__(self) -> None:

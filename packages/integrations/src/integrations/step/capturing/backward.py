@@ -59,7 +59,7 @@ class Backward:
         """Runs an operator of backward, and notes it."""
         self._turn()
         if self._reading:
-            # What a node reads is made again before the node makes anything: an event of its own.
+            # What a node reads is recomputed before the node makes anything: an event of its own.
             self._reading = False
             self._begin(list(self._recording.steps[-1]))
         out = func(*args, **kwargs)
@@ -99,7 +99,7 @@ class Backward:
     def _turn(self, reads: bool = False) -> None:
         """Begins a step if another node's turn has come.
 
-        Not for the nodes of a backward inside of a node's own, such as that of attention which is computed again: what
+        Not for the nodes of a backward inside of a node's own, such as that of attention which is recomputed: what
         the node has read is there until it is over. Unless they read what was saved, too.
         """
         self._settle()

@@ -41,7 +41,7 @@ class Call:
         name: the operator, with its library and overload, as in ``torch.ops``.
         args, kwargs: its arguments, with ``Like`` for tensors.
         grad: whether gradients are enabled: kernels may ask for that.
-        device: the type of the one on which it runs; empty where nobody can make it again.
+        device: the type of the one on which it runs; empty where nobody can recompute it.
         work: what it has to do.
     """
 

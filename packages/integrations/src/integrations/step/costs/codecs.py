@@ -41,7 +41,7 @@ def store_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: boo
 
 
 def restore_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: bool = False) -> float:
-    """Seconds to make it again, each time; as ``store_seconds``."""
+    """Seconds to restore it, each time; as ``store_seconds``."""
     made = 0 if codec is None or isinstance(codec, Raw) else numel * rates.itemsize
     own = codec.inner if isinstance(codec, Offload) else codec
     times = _RESTORED_SLOPES if isinstance(own, Codebook) else 1.0

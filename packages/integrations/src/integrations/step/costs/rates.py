@@ -40,7 +40,7 @@ class Host:
         launch: of an operator in a forward or backward.
         repeat: more of an operator that backward repeats, beyond ``launch``.
         follow: more of an operator in a forward that follows a plan, with a look at each call and saved tensor.
-        store, restore: of a tensor that a session stores and makes again.
+        store, restore: of a tensor that a session stores and restores.
     """
 
     launch: float

@@ -1,4 +1,4 @@
-"""``Repeated``: a call made again, on tensors that look like its arguments; and what it takes on a CPU.
+"""``Repeated``: a call repeated, on tensors that look like its arguments; and what it takes on a CPU.
 
 This imports torch and nothing of this package, and is run as a script, too: a process of its own, which has the C
 library give back at once what is freed, and is to be quick. It reads a pickled ``setting()`` and packed calls, and

@@ -1,4 +1,4 @@
-"""``fresh_casts``: a block in which autocast makes its casts of the weights again."""
+"""``fresh_casts``: a block in which autocast casts the weights anew."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Operators that decide: of which arguments that differ a little may give another result altogether.
 
-A comparison, a sort, the choice of an expert. What backward computes again from rounded values decides as the forward
+A comparison, a sort, the choice of an expert. What backward recomputes from rounded values decides as the forward
 did everywhere but near a tie, and there the gradient belongs to another function than the loss, however the rounding
 falls: that is no noise, and no mean over steps takes it away.
 """
@@ -55,7 +55,7 @@ _OURS_DECIDING = frozenset({"actcore::relu_mask", "actcore::positive_mask", "act
 _JUMPING = _aten(JUMPING)
 _ROUNDING_MODE = "_mode"  # how the overloads of div end that round
 
-# Backward looks for the results among the arguments: neither may be rounded, nor made again from what is.
+# Backward looks for the results among the arguments: neither may be rounded, nor recomputed from what is.
 _FOUND_AGAIN = _listed(
     """max min amax amin aminmax maximum minimum fmax fmin median nanmedian
     scatter_reduce index_reduce segment_reduce"""

@@ -53,13 +53,13 @@ class Op:
         reads: values among its arguments.
         makes: values that it makes: first those that it changes in place, then its results.
         seconds: its time, modelled or measured.
-        repeatable: whether it may be run once more, and what it reads is there or can be made again.
+        repeatable: whether it may be run once more, and what it reads is there or can be recomputed.
         packs: values that autograd saves between this operator and the next; of a memory that is written later on, the
             last one there.
         shapes: the shapes of its results, by which a run is compared with the capture.
         scratch: bytes that it takes only while it runs, as far as they are known.
-        decides: whether it may decide otherwise where it reads what was made again from rounded values.
-        remade: whether backward makes what it made for itself, too, and makes it once where that is wanted again.
+        decides: whether it may decide otherwise where it reads what was recomputed from rounded values.
+        remade: whether backward makes what it made for itself, too, and recomputes it once where that is wanted.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Op:
 
     @property
     def repeat_seconds(self) -> float:
-        """What backward takes longer if it makes its values again."""
+        """What backward takes longer if it recomputes its values."""
         return 0.0 if self.remade else self.seconds
 
 
@@ -85,7 +85,7 @@ class Step:
     """A node of backward, or the part of it in which it only reads what was saved.
 
     Attributes:
-        reads: saved values that it reads; what has to be made again for it is made first.
+        reads: saved values that it reads; what has to be recomputed for it is made first.
         seconds: its time, modelled or measured.
     """
 
@@ -117,7 +117,7 @@ class Graph:
         holds_outputs: whether all that the model returns is held during backward.
         accumulates: whether each parameter has a gradient already, to which backward adds.
         rounded: whether it is of a forward in which what backward reads may be rounded: with attention that keeps
-            query, key and value alone, from which backward computes it again, and in which nothing is decided again.
+            query, key and value alone, from which backward recomputes it, and in which nothing is decided again.
     """
 
     ops: tuple[Op, ...]
@@ -148,8 +148,8 @@ class Graph:
         return replace(self, other=other, standing=(), gradients=0, accumulates=True)
 
     def keeping(self, fixed: Collection[int]) -> Graph:
-        """The graph, in which these values are not made again, nor what would need them after their memory was taken
-        over: what is gone and cannot be made again cannot be read again."""
+        """The graph, in which these values are not recomputed, nor what would need them after their memory was taken
+        over: what is gone and cannot be recomputed cannot be read again."""
         taken_over = {value.reuses for value in self.values}
         repeatable: list[bool] = []
         for op in self.ops:
@@ -160,7 +160,7 @@ class Graph:
 
     @cached_property
     def keeping_all(self) -> Graph:
-        """The graph, in which nothing is made again."""
+        """The graph, in which nothing is recomputed."""
         return self.keeping(range(len(self.values)))
 
     def with_remade(self, values: Collection[int]) -> Graph:

@@ -38,7 +38,7 @@ class Schedule:
 
     Attributes:
         ops: in order.
-        recomputed: the values that are made again instead of being kept, for themselves or for others.
+        recomputed: the values that are recomputed instead of being kept, for themselves or for others.
         becomes: values whose memory is taken over, and by which.
         inner: those of the recomputed ones that inner segments make: what an outer one makes of them does not stay.
         graph: of which it is.
@@ -90,7 +90,7 @@ class Schedule:
         return self.final(value) in self.inner
 
     def store_of(self, value: int) -> Store | None:
-        """The store in which what the memory of a value holds in the end waits for backward, be it kept or made again;
+        """The store in which what the memory of a value holds in the end waits for backward, be it kept or recomputed;
         ``None`` where it waits as it is."""
         return self.stores.get(self.final(value))
 
@@ -115,14 +115,14 @@ class Schedule:
     ) -> Schedule:
         """The schedule by which these values are kept, and the others if they have to be.
 
-        Kept is also what cannot be made again. What backward needs neither by itself nor for what it needs is left
-        alone. A value whose memory an operator takes over cannot be kept: it is made again if an operator that reads it
+        Kept is also what cannot be recomputed. What backward needs neither by itself nor for what it needs is left
+        alone. A value whose memory an operator takes over cannot be kept: it is recomputed if an operator that reads it
         is repeated.
 
         Args:
             graph: of the model.
             kept: numbers of values.
-            held: numbers of values that a segment holds when it has made them again. The others are made once more, by
+            held: numbers of values that a segment holds when it has recomputed them. The others are made once more, by
                 inner segments, from those that are kept or held. ``None``: all are held.
             stores: of values that do not wait as they are.
 
