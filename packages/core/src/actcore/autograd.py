@@ -151,7 +151,7 @@ def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
 
 def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
     if stream is not None:
-        return stream_of(str(number), stream, current_rank())  # type: ignore[no-any-return]
+        return stream_of(str(number), stream, current_rank())
     if torch.compiler.is_compiling():  # a number would be a constant of the compiled code
         return torch.ops.actcore.next_stream(tensor.detach(), new_key(tensor.device))  # type: ignore[no-any-return]
     return replayable(shared_streams(seed).next(), tensor)

@@ -1,4 +1,4 @@
-"""``plan`` and ``apply``: one plan for every value that backward reads, made ahead of the training and given to a
+"""``plan`` and ``apply``: one plan for every value that backward reads, made before the training and given to a
 model."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def plan(
             it.
         Exception: what the model raises with these inputs.
     """
-    bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # which makes a tuple of it
+    bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # Bounds makes a tuple of it
     model = plannable(model)
     require_loss(loss)
     if isinstance(args, list) and not args:

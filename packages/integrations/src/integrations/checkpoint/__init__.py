@@ -5,10 +5,10 @@
     integrations.checkpoint.apply(model, plan)
     ...train as before...
 
-Stands on ``actcore``'s search and takes up Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
+It uses ``actcore``'s search and follows Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
 graphs" (CVPR 2021): ``optimal_grad_checkpointing`` is the call of its README.
 
-These are the calls; captures are in ``integrations.step``, the search in ``planning``, repetitions in ``runtime``.
+This room has the calls; captures are in ``integrations.step``, the search in ``planning``, repetitions in ``runtime``.
 """
 
 from integrations.checkpoint.applied import apply, plan_of, restore_model

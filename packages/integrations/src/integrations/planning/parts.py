@@ -1,4 +1,4 @@
-"""``part_of``: what a decision of the rules stores of a tensor that autograd saves."""
+"""``part_of``: what the rules' decision stores of a tensor that autograd saves."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Part(NamedTuple):
     """What is stored for one saver of a value.
 
     Attributes:
-        codec: that stores it; ``Raw`` where it is kept as it is; ``None`` where a shape is all that is asked for.
-        nbytes: of all of the value's memory in that form.
-        alone: whether it serves this saver alone, and no other shares it.
+        codec: the codec; ``Raw`` if the tensor is kept as it is, ``None`` if only its shape is stored.
+        nbytes: bytes of all of the value's memory in that form.
+        alone: whether it serves this saver alone, and is not shared.
         passing: whether storing it takes another tensor of that size.
-        normalised: whether it is stored as it is normalised, with its statistics.
+        normalised: whether it is stored normalised, with its statistics.
     """
 
     codec: Codec | None
@@ -38,7 +38,8 @@ class Part(NamedTuple):
 
     @property
     def noise(self) -> float:
-        """Of rounded elements, or of those that would do the harm of a rounded derivative; 0 where nothing is."""
+        """The noise of rounded elements, or the noise that would do the same harm as a rounded derivative; 0 if nothing
+        is rounded."""
         codec = self.codec.inner if isinstance(self.codec, Offload) else self.codec
         if isinstance(codec, Codebook):
             return codec.noise
@@ -46,12 +47,12 @@ class Part(NamedTuple):
 
 
 def part_of(decision: Decision, saver: Saver, nbytes: int) -> Part:
-    """What is stored of a tensor by a decision; never more than the bytes of its value.
+    """What a decision stores of a tensor, never more than the bytes of its value.
 
     Args:
-        decision: of the tensor's policy.
+        decision: that of the tensor's policy.
         saver: the tensor.
-        nbytes: of the value.
+        nbytes: bytes of the value.
     """
     found = _part(decision, saver)
     size = int(found.nbytes / (min(saver.share, 1.0) or 1.0))
@@ -83,6 +84,7 @@ def _part(decision: Decision, saver: Saver) -> Part:
         return Part(codec, size, alone, passing, decision.normalised) if size < whole else kept
     if isinstance(codec, Raw):
         return kept
-    if codec is None and saved.device.type != "cpu":  # a mask of unknown values: to look at it would wait
+    # The two values of such a mask are unknown, and looking at it would wait for the device.
+    if codec is None and saved.device.type != "cpu":
         return kept
     return Part(BitMask() if codec is None else codec, -(-count // 8), alone=True)

@@ -1,7 +1,7 @@
 """Attention of a compiled region whose query, key and value wait in fewer bits: backward recomputes it from these.
 
-torch's backward of attention takes its result and the logarithms of the softmax's sums. With a query and key that were
-rounded the sums would be of other numbers, by which the softmax is not normalised (see ``attention``).
+Torch's backward of attention reads the result and the logarithms of the softmax's sums. These sums do not belong to a
+rounded query and key, and would not normalise their softmax (see ``attention``).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from integrations.rules.aten_nodes import name_of
 
 RECOMPUTED_ATTENTION = "attention is recomputed in backward"
 QUERY_KEY_VALUE = (1, 2, 3)
-"""Their places among a backward operator's arguments."""
+"""The places of query, key and value among a backward operator's arguments."""
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
-# The backward operators, and what computes the result and the sums that they take.
+# The backward operators, and the operator that computes the result and the sums that each of them reads.
 _KERNELS = MappingProxyType({f"{_NAME}_backward": scaled_dot_product_flash_attention_for_cpu})
-_THREE, _MADE = slice(1, 4), slice(4, 6)  # and those of the result and the sums
+_THREE, _MADE = slice(1, 4), slice(4, 6)  # the places of query, key and value, and those of the result and the sums
 
 
 def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> frozenset[str]:
-    """Has each attention of a backward graph take a result and sums that are computed there.
+    """Has each attention of a backward graph recompute its result and sums there.
 
     Args:
         backward: the graph.
-        rounds: whether one of its inputs waits in fewer bits. Attention whose query, key and value are computed from
-            none that does is left as it is.
+        rounds: whether an input of the graph waits in fewer bits. Attention whose query, key and value depend on no
+            such input is left as it is.
 
     Returns:
-        Names of the inputs that nothing takes any more.
+        Names of the inputs that no node reads any more.
     """
     dropped: set[str] = set()
     for node in list(backward.nodes):
@@ -54,7 +54,7 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
 
 
 def _inputs_of(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The inputs of the graph that nodes are computed from."""
+    """The inputs of the graph on which nodes depend."""
     todo = list(nodes)
     seen = set(todo)
     while todo:
@@ -67,7 +67,8 @@ def _inputs_of(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def is_recomputed(node: Node) -> bool:
-    """Whether a node is an attention's backward whose result and sums are those of the same query, key and value."""
+    """Whether a node is an attention's backward whose result and sums are computed from the same query, key and
+    value."""
     forward = _KERNELS.get(name_of(node.target))
     if forward is None:
         return False
@@ -78,5 +79,5 @@ def is_recomputed(node: Node) -> bool:
 
 
 def is_attention(name: str) -> bool:
-    """Whether an operator is one that ``recompute_attention`` recomputes."""
+    """Whether ``recompute_attention`` recomputes an operator."""
     return name == _NAME

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
-    """Records a tensor that a compiled region saves now, and with a region's first the silent ones; the stream for its
-    noise. Asked in every run, so that the noise is this forward's own."""
+    """Records a tensor that a compiled region saves now, and with a region's first tensor also the silent ones. Returns
+    the stream for the tensor's noise; it is asked for in every run, so that each forward has noise of its own."""
     with DisableTorchFunction():
         session, root = session.owner_of_forward()
         for other in entry.silent:
@@ -28,7 +28,7 @@ def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
         storage = like.untyped_storage()
         if entry.outside:
             nbytes = session.storages.original_bytes(storage)
-        else:  # its memory may have been another tensor's before
+        else:  # its memory may have belonged to another tensor before
             nbytes = storage.nbytes() if entry.storage_bytes else 0
         record = _record(session, entry, root, like.shape, tuple(like.stride()), nbytes)
         if entry.given:
