@@ -16,7 +16,7 @@ import integrations
 from integrations import checkpoint
 from integrations.planning.bounds import Bounds
 from integrations.planning.front import planned
-from integrations.rules.aten_rules import Backward
+from integrations.rules.aten_rules import BackwardUses
 from integrations.rules.levels import LEVELS
 from integrations.step.costs.rates import constant
 
@@ -159,7 +159,7 @@ def test_what_a_plan_repeats_is_followed_to_its_uses(name):
     function, operators = REPETITIONS[name]
     backward = make_fx(function)(normal(64).view(8, 8), normal(64).view(8, 8), normal(64).view(8, 8)).graph
     forward = Graph()
-    x, uses = forward.placeholder("x_1"), Backward(forward, backward)
+    x, uses = forward.placeholder("x_1"), BackwardUses(forward, backward)
     assert {use.operator for use in uses.uses_of(x, planned=True)} == operators
     assert "" in {use.operator for use in uses.uses_of(x)}
 

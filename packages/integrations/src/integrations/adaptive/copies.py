@@ -51,7 +51,7 @@ def unpacked_from(packed: Packed, elements: Tensor) -> Tensor:
     return packed.view_of(elements) if isinstance(packed, View) else elements
 
 
-class Stored:
+class MeasuredCopy:
     """What a probe finds out about one copy.
 
     Args:

@@ -26,7 +26,7 @@ _MOVES = frozenset(
 _PURE = ("actcore", "integrations")
 
 
-class Graph:
+class AutogradGraph:
     """Nodes in the order in which they were found, up to a maximum.
 
     Attributes:

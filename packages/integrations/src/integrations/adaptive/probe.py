@@ -34,9 +34,9 @@ from torch.utils.hooks import RemovableHandle
 
 from actcore import GroupAffine, SavedTensor, stream_of
 from integrations._torch import DisableTorchFunction, current_autograd_node, queue_callback
-from integrations.adaptive.copies import Copy, Stored, copy_of, elements_of, is_kept, layout_of, unpacked_from
+from integrations.adaptive.copies import Copy, MeasuredCopy, copy_of, elements_of, is_kept, layout_of, unpacked_from
 from integrations.adaptive.errors import Error
-from integrations.adaptive.graph import NOWHERE, PARAMETER, Graph, backward_of
+from integrations.adaptive.graph import NOWHERE, PARAMETER, AutogradGraph, backward_of
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.measurement import Measurement, Sensitivity
 from integrations.adaptive.rounding import WIDTHS
@@ -77,13 +77,13 @@ class Probe:
         self._bits, self._block, self._hops = bits, block, hops
         self._over = False  # whether the forward is over
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
-        self._graph = Graph()
-        self._stored: WeakKeyDictionary[Copy, Stored] = WeakKeyDictionary()
-        self._all: list[Stored] = []
+        self._graph = AutogradGraph()
+        self._stored: WeakKeyDictionary[Copy, MeasuredCopy] = WeakKeyDictionary()
+        self._all: list[MeasuredCopy] = []
         self._settled: WeakSet[Copy] = WeakSet()  # copies whose bits no plan can change
         self._hooks: list[RemovableHandle] = []
         self._gains: dict[int, list[Tensor]] = {}  # by node, in the order of backward
-        self._errors: dict[int, dict[Stored, Error]] = {}  # by node, until backward comes to it
+        self._errors: dict[int, dict[MeasuredCopy, Error]] = {}  # by node, until backward comes to it
         self._gradient: list[Tensor] = []
         self._generators: dict[torch.device, torch.Generator] = {}
 
@@ -105,7 +105,7 @@ class Probe:
             return
         known = self._stored.get(copy)
         if known is None or fineness(codec) > fineness(known.codec):
-            found = Stored(copy, codec, tensor, self._bits)
+            found = MeasuredCopy(copy, codec, tensor, self._bits)
             if known is not None:
                 found.identities = known.identities
                 self._all.remove(known)
@@ -228,7 +228,7 @@ class Probe:
         ]
         self._pass_on(place, stored, differences, 0)
 
-    def _pass_on(self, place: int, stored: Stored, parts: Iterable[Tensor | None], hops: int) -> None:
+    def _pass_on(self, place: int, stored: MeasuredCopy, parts: Iterable[Tensor | None], hops: int) -> None:
         """Hands an error in a node's results to the nodes below. After enough hops it is modelled."""
         for (following, at), part in zip(self._graph.edges[place], parts, strict=True):
             if part is None or following == NOWHERE:
@@ -273,9 +273,9 @@ class Probe:
         self._stored.clear()
         self._gains.clear()
         self._errors.clear()
-        self._graph = Graph()
+        self._graph = AutogradGraph()
 
-    def _sensitivity(self, stored: Stored, energy: dict[int, float]) -> Sensitivity:
+    def _sensitivity(self, stored: MeasuredCopy, energy: dict[int, float]) -> Sensitivity:
         energies = tuple(stored.energies.tolist())
         measured = sum(effect.item() * energy.get(place, 0.0) for place, effect in stored.effects)
         unit = measured / energies[self._bits - 1] if energies[self._bits - 1] else 0.0

@@ -39,7 +39,7 @@ from integrations.rules.arguments import Arguments
 OPERATOR = "scaled_dot_product_attention"
 
 
-class Remade(Protocol):
+class RecomputedResults(Protocol):
     """What a kernel made in the forward, and backward recomputes for another reader, too."""
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -47,7 +47,7 @@ class Remade(Protocol):
         the graph is retained."""
 
 
-Recomputation = Callable[[Sequence[Tensor], Sequence[Tensor]], Remade | None]
+Recomputation = Callable[[Sequence[Tensor], Sequence[Tensor]], RecomputedResults | None]
 """A function from what a kernel has read that may be rounded, and from what it made, to how that is recomputed in
 backward; it returns ``None`` if it is not."""
 

@@ -66,7 +66,7 @@ def compiles_callees() -> bool:
 
 
 def compiled_module(model: nn.Module) -> nn.Module:
-    """The module inside, if ``torch.compile`` made this one: it wraps that module, and a copy of it lacks the attributes
+    """The module inside, if ``torch.compile`` made this one: it wraps that module, and its copies lack the attributes
     that were set on it."""
     if DYNAMO not in sys.modules:
         return model

@@ -12,7 +12,7 @@ from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.saves import Save, final_values
 from integrations.planning.menus import Menus, Option
-from integrations.planning.parts import Part, part_of
+from integrations.planning.parts import StoredPart, part_of
 from integrations.planning.savers import Saver, Seen
 from integrations.rules.levels import Level
 from integrations.rules.policy import FixedBits, Policy, policy_of
@@ -77,7 +77,7 @@ def menus_of(
         outline = seen.outlines[number]
         role = "input" if number in seen.read and number not in seen.masked and not value.exact else "other"
         reader = Saver(number, replace(outline, operator=CHECKPOINT, role=role), 1.0, True)
-        seen_of = _Value(value.nbytes, savers[number], reader, rating(outline.device.type, outline.dtype))
+        seen_of = _OfferedValue(value.nbytes, savers[number], reader, rating(outline.device.type, outline.dtype))
         free = number in needed and number not in fixed and value.until < last_event
         free = free and value.nbytes >= base.min_bytes
         options.append(seen_of.options(policies) if free else ())
@@ -126,7 +126,7 @@ class _Ruled:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _OfferedValue:
     """A value with the tensors that save it.
 
     Attributes:
@@ -167,7 +167,7 @@ class _Value:
                 return found[:1]
         return found
 
-    def _option(self, ruled: _Ruled, parts: Sequence[Part], serves: bool) -> Option:
+    def _option(self, ruled: _Ruled, parts: Sequence[StoredPart], serves: bool) -> Option:
         stored = _stored(parts)
         codecs = [part.codec for part in stored]
         # A level's seconds are not counted: it has no choice, and the times are those beyond its own.
@@ -183,7 +183,7 @@ class _Value:
             serves=serves,
         )
 
-    def _on_host(self, ruled: _Ruled, parts: Sequence[Part]) -> Option:
+    def _on_host(self, ruled: _Ruled, parts: Sequence[StoredPart]) -> Option:
         """The option of host memory. The device holds only what is being copied, made before it leaves or after it has
         come back."""
         stored = _stored(parts)
@@ -199,7 +199,7 @@ class _Value:
             noise=_noise(stored),
         )
 
-    def _seconds(self, taken: Callable[..., float], part: Part) -> float:
+    def _seconds(self, taken: Callable[..., float], part: StoredPart) -> float:
         return taken(self.rates, part.codec, self._numel, part.normalised)
 
     def aside(self, ruled: _Ruled) -> int:
@@ -213,14 +213,14 @@ class _Value:
         return self.nbytes // self.reader.saved.dtype.itemsize
 
 
-def _stored(parts: Sequence[Part]) -> list[Part]:
+def _stored(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts that are held together: of parts that share a stored form the largest, and each other kind once."""
     shared = [part for part in parts if not part.alone]
     own = {(part.codec, part.nbytes): part for part in parts if part.alone}
     return [*([max(shared, key=lambda part: part.nbytes)] if shared else []), *own.values()]
 
 
-def _noise(parts: Sequence[Part]) -> float:
+def _noise(parts: Sequence[StoredPart]) -> float:
     return max((part.noise for part in parts), default=0.0)
 
 

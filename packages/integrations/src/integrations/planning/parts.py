@@ -14,7 +14,7 @@ from integrations.rules.slopes import codebook_of
 from integrations.step.dispatch.memory import allocated
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """What is stored for one saver of a value.
 
     Attributes:
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         return noise_of(codec.bits) if isinstance(codec, GroupAffine) else 0.0
 
 
-def part_of(decision: Decision, saver: Saver, nbytes: int) -> Part:
+def part_of(decision: Decision, saver: Saver, nbytes: int) -> StoredPart:
     """What a decision stores of a tensor, never more than the bytes of its value.
 
     Args:
@@ -59,32 +59,32 @@ def part_of(decision: Decision, saver: Saver, nbytes: int) -> Part:
     return found._replace(nbytes=min(allocated(size, saver.saved.device), nbytes))
 
 
-def _part(decision: Decision, saver: Saver) -> Part:
+def _part(decision: Decision, saver: Saver) -> StoredPart:
     saved, codec = saver.saved, decision.codec
     count, whole = saved.shape.numel(), saved.shape.numel() * saved.dtype.itemsize
-    kept = Part(Raw(), whole)
+    kept = StoredPart(Raw(), whole)
     if decision.form is Need.SHAPE and saver.packable:
-        return Part(None, 0, alone=True)
+        return StoredPart(None, 0, alone=True)
     if not saver.packable:
         return kept
     if decision.slope_bits is not None:
         codebook = codebook_of(saver.activation, decision.slope_bits, saved.dtype)
         if codebook is not None:
-            return Part(codebook, codebook.stored_bytes(count), alone=True)
+            return StoredPart(codebook, codebook.stored_bytes(count), alone=True)
     if decision.indices:
         if saver.places:
-            return Part(BitMask(), saver.places, alone=True, passing=True)
-        return Part(BitMask(), int(count * saver.narrow), alone=True) if saver.narrow else kept
+            return StoredPart(BitMask(), saver.places, alone=True, passing=True)
+        return StoredPart(BitMask(), int(count * saver.narrow), alone=True) if saver.narrow else kept
     if decision.form is Need.INSIDE:
-        return Part(BitMask(), -(-count // 8), alone=True, passing=True) if saver.inside else kept
+        return StoredPart(BitMask(), -(-count // 8), alone=True, passing=True) if saver.inside else kept
     if isinstance(codec, GroupAffine):
         size = codec.stored_bytes(count, saved.dtype)
         alone = decision.form is not None
         passing = decision.normalised or alone
-        return Part(codec, size, alone, passing, decision.normalised) if size < whole else kept
+        return StoredPart(codec, size, alone, passing, decision.normalised) if size < whole else kept
     if isinstance(codec, Raw):
         return kept
     # The two values of such a mask are unknown, and looking at it would wait for the device.
     if codec is None and saved.device.type != "cpu":
         return kept
-    return Part(BitMask() if codec is None else codec, -(-count // 8), alone=True)
+    return StoredPart(BitMask() if codec is None else codec, -(-count // 8), alone=True)

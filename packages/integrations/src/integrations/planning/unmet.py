@@ -68,6 +68,6 @@ def _allow(plan: Solution, *first: str) -> str:
 
 
 def _rounds_as_allowed(plan: Solution) -> bool:
-    """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least half
-    of the allowed variance."""
+    """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least
+    half of the allowed variance."""
     return plan.front[0].variance >= plan.error**2 / 2

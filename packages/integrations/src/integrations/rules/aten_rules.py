@@ -41,7 +41,7 @@ class Use:
     statistics: tuple[int, ...] = ()
 
 
-class _Value(Enum):
+class _Dependence(Enum):
     """How a node of the backward graph depends on the saved tensor."""
 
     ITSELF = "the tensor, or a view, copy or cast of it"
@@ -136,7 +136,7 @@ _REPEATED = MappingProxyType(
 _TOO_MANY = 256  # steps that are followed
 
 
-class Backward:
+class BackwardUses:
     """The uses of the tensors that a region's forward graph hands to its backward graph."""
 
     def __init__(self, forward: Graph, backward: Graph) -> None:
@@ -156,14 +156,14 @@ class Backward:
         if start is None:
             return frozenset((_unknown("a backward that does not name it"),))
         found: set[Use] = set()
-        todo, seen = [(start, _Value.ITSELF)], {(start, _Value.ITSELF)}
+        todo, seen = [(start, _Dependence.ITSELF)], {(start, _Dependence.ITSELF)}
         while todo:
             node, value = todo.pop()
             for user in node.users:
                 steps = list(_follow(start, node, value, user, self._gradients, planned))
                 found.update(step for step in steps if isinstance(step, Use))
                 for step in steps:
-                    if isinstance(step, _Value) and (user, step) not in seen:
+                    if isinstance(step, _Dependence) and (user, step) not in seen:
                         seen.add((user, step))
                         todo.append((user, step))
             if len(seen) > _TOO_MANY:
@@ -185,8 +185,8 @@ def _reached(nodes: list[Node]) -> set[Node]:
 
 
 def _follow(
-    start: Node, node: Node, value: _Value, user: Node, gradients: set[Node], planned: bool
-) -> Iterator[Use | _Value]:
+    start: Node, node: Node, value: _Dependence, user: Node, gradients: set[Node], planned: bool
+) -> Iterator[Use | _Dependence]:
     """The uses in ``user`` of what ``node`` holds, or how the result of ``user`` depends on the saved tensor."""
     name, origin = name_of(user.target), origin_of(user)
     positions = tuple(index for index, argument in enumerate(user.args) if argument is node)
@@ -199,12 +199,14 @@ def _follow(
     elif origin in _DECOMPOSED:
         _, operator, role = _BACKWARDS[origin]
         yield Use(operator, role, origin)
-        if value is not _Value.ITSELF:
+        if value is not _Dependence.ITSELF:
             yield _product(origin)
-    elif name in ("le", "gt") and positions == (0,) and number(user.args[1]) == 0 and value is not _Value.RECOMPUTED:
+    elif (
+        name in ("le", "gt") and positions == (0,) and number(user.args[1]) == 0 and value is not _Dependence.RECOMPUTED
+    ):
         yield Use("relu", "result", name)
     elif name == "relu":
-        yield _Value.RECOMPUTED if value is _Value.RECOMPUTED else _Value.POSITIVE
+        yield _Dependence.RECOMPUTED if value is _Dependence.RECOMPUTED else _Dependence.POSITIVE
     elif name == "pow" and positions == (0,) and number(user.args[1]) == 1:
         yield value
     elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
@@ -212,44 +214,44 @@ def _follow(
     elif (is_attention(name) and set(positions) <= {0, 1, 2}) or (
         planned and len(positions) == 1 and positions[0] in _REPEATED.get(name, ())
     ):
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif not covers(node, user):
         yield _unknown(name)
     elif origin in _SMOOTH:
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     else:
         yield from _in_arithmetic(start, node, user, name, origin)
 
 
 def _in_gradient(
-    node: Node, value: _Value, user: Node, name: str, positions: tuple[int, ...], planned: bool
-) -> Iterator[Use | _Value]:
+    node: Node, value: _Dependence, user: Node, name: str, positions: tuple[int, ...], planned: bool
+) -> Iterator[Use | _Dependence]:
     """The uses in an operator that also reads a gradient."""
     if is_recomputed(user):
         yield from _in_attention(value, name, positions)
     elif set(positions) <= set(_PRODUCTS.get(name, ())):
-        yield Use("linear", "input", name) if value is _Value.ITSELF else _product(name)
+        yield Use("linear", "input", name) if value is _Dependence.ITSELF else _product(name)
     elif _is_factor(node, user, name, set(positions)) or (
-        planned and name in _ROW_NORMS and value is _Value.RECOMPUTED and set(positions) <= _ROW_STATISTICS
+        planned and name in _ROW_NORMS and value is _Dependence.RECOMPUTED and set(positions) <= _ROW_STATISTICS
     ):
         yield _product(name)
     elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user, planned):
         _, operator, role = _BACKWARDS[name]
         yield Use(operator, role, name, _statistics(name, node, user))
-        if value is not _Value.ITSELF:
+        if value is not _Dependence.ITSELF:
             yield _product(name)
     else:
         yield _unknown(name)
 
 
-def _in_attention(value: _Value, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
+def _in_attention(value: _Dependence, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
     """The uses in an attention whose result and sums, its next arguments, are recomputed."""
     for position in positions:
         if position in QUERY_KEY_VALUE:
             yield Use("scaled_dot_product_attention", "recomputed", name)
-            if value is not _Value.ITSELF:
+            if value is not _Dependence.ITSELF:
                 yield _product(name)
-        elif value is not _Value.RECOMPUTED:
+        elif value is not _Dependence.RECOMPUTED:
             yield _unknown(name)
 
 
@@ -270,32 +272,32 @@ def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
     return name in ("mul", "fma") and positions <= {0, 1} and covers(node, user)
 
 
-def _holds(name: str, value: _Value, user: Node, planned: bool) -> bool:
+def _holds(name: str, value: _Dependence, user: Node, planned: bool) -> bool:
     """Whether a backward operator's rule holds for its arguments."""
     if name == "threshold_backward":
-        return number(user.args[2]) == 0 and value is not _Value.RECOMPUTED
+        return number(user.args[2]) == 0 and value is not _Dependence.RECOMPUTED
     if name == "leaky_relu_backward":
-        return value is not _Value.RECOMPUTED
+        return value is not _Dependence.RECOMPUTED
     again = planned and name in _ROW_NORMS
-    return value is _Value.ITSELF or again or not name.endswith("_norm_backward")
+    return value is _Dependence.ITSELF or again or not name.endswith("_norm_backward")
 
 
-def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
+def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Dependence]:
     """The uses in a step of the forward that backward recomputes."""
     others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
     numbers = [argument for argument in user.args if number(argument) is not None]
     # Without a number it is a square, which moves by more than a bounded multiple of what the tensor does.
     scaled = bool(numbers) and (name == "mul" or (name == "div" and user.args[0] is node))
     if name in _SUMS or scaled:
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif name == "mul" and origin in _BATCH_NORMS:
         yield Use("batch_norm", "input", origin, (*map(hint, shape_of(user)), CHANNELS))
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif name == "mul" and origin in _ROW_NORMS and shape_of(start)[-1:] == shape_of(user)[-1:]:
         yield Use("layer_norm", "input", origin)
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif name == "mul" and others and all(is_bool(other) for other in others):  # dropout
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     else:
         yield _unknown(name)
 

@@ -46,7 +46,7 @@ from integrations.runtime.specs import Place, SavedTensorSpec
 from integrations.storing.forms import Clamped, Packed, Placeholder
 from integrations.storing.records import RECOMPUTED, Record
 from integrations.storing.regions import Exact, LastRestored, Region, View, lazy_of
-from integrations.storing.storage import Entry
+from integrations.storing.storage import StorageEntry
 from integrations.watching.owners import BEFORE
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ BOUND = {
     "Record": Record,
     "Region": Region,
     "Exact": Exact,
-    "Entry": Entry,
+    "Entry": StorageEntry,
     "LastRestored": LastRestored,
     "Compressed": Compressed,
     "BEFORE": BEFORE,

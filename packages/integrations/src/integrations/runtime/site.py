@@ -27,7 +27,7 @@ from integrations.storing.forms import Clamped, Packed, Placeholder
 from integrations.storing.projection import beginnings
 from integrations.storing.records import Record
 from integrations.storing.regions import Exact, Region, View
-from integrations.storing.storage import Entry
+from integrations.storing.storage import StorageEntry
 
 COMPRESS = torch.ops.actcore.group_affine_compress.default
 COMPRESS_CLAMPED = torch.ops.actcore.group_affine_clamped_compress.default
@@ -160,7 +160,7 @@ class Site:
             return False
         return self.still is None or (call is not None and self.still(call))
 
-    def learn(self, tensor: Tensor, call: Call, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
+    def learn(self, tensor: Tensor, call: Call, record: Record, packed: Packed, entry: StorageEntry, seed: int) -> None:
         """Notes how the tensor was stored, if that took at most one call of a codec.
 
         Args:

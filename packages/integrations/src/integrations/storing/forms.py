@@ -42,13 +42,13 @@ class Form(Protocol):
     def unpack(self) -> Tensor: ...
 
 
-class Remade(Protocol):
+class RecomputedTensor(Protocol):
     """What autograd holds in place of a tensor that backward recomputes."""
 
     def unpack(self) -> Tensor: ...
 
 
-Packed: TypeAlias = Kept | Exact | View | Form | Remade
+Packed: TypeAlias = Kept | Exact | View | Form | RecomputedTensor
 """What autograd holds in place of a saved tensor."""
 
 

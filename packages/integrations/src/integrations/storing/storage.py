@@ -18,7 +18,7 @@ from integrations.storing.regions import Exact, LastRestored, Region, Stream, Vi
 _SMALL = 8
 
 
-class Entry:
+class StorageEntry:
     """What is known of a storage: whether it was counted, and its living regions, which autograd holds."""
 
     __slots__ = ("counted", "regions")
@@ -43,7 +43,7 @@ class Storages:
     """
 
     def __init__(self) -> None:
-        self.entries: StorageMap[Entry] = StorageMap()
+        self.entries: StorageMap[StorageEntry] = StorageMap()
         self.last = LastRestored()
 
     def original_bytes(self, storage: torch.UntypedStorage) -> int:
@@ -139,9 +139,9 @@ class Storages:
             return kept
         return View(region, extent.layout, int(tensor.storage_offset()), sign)
 
-    def _of(self, storage: torch.UntypedStorage) -> Entry:
+    def _of(self, storage: torch.UntypedStorage) -> StorageEntry:
         entry = self.entries.get(storage)
         if entry is None:
-            entry = Entry()
+            entry = StorageEntry()
             self.entries.put(storage, entry)
         return entry

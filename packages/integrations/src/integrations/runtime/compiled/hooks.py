@@ -31,7 +31,7 @@ from integrations._torch import (
     tracing_context,
 )
 from integrations.rules.levels import Level
-from integrations.runtime.compiled.regions import Entry, entries, entry_of
+from integrations.runtime.compiled.regions import RegionEntry, entries, entry_of
 from integrations.runtime.compiled.runs import record_in_region
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def met_in_region(like: Tensor, key: int) -> Tensor:
     return torch.full((1,), signed, dtype=torch.int64, device=like.device)
 
 
-def _counted(entry: Entry | None, key: int, like: Tensor) -> Tensor:
+def _counted(entry: RegionEntry | None, key: int, like: Tensor) -> Tensor:
     if entry is not None:
         entry.counted = True
     stream: Tensor = torch.ops.actcore.next_stream(like, _COUNTERS + key)

@@ -23,7 +23,7 @@ from integrations._torch import instruction_translator, saved_tensor_hook_contex
 from integrations.common.warn import warn
 from integrations.rules.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
 from integrations.rules.aten_nodes import hint, operator_of
-from integrations.rules.aten_rules import Backward
+from integrations.rules.aten_rules import BackwardUses
 from integrations.rules.levels import Level
 from integrations.rules.stores import NODE_KEY
 from integrations.runtime.compiled.forms import CompiledForm, form_of
@@ -34,7 +34,7 @@ ROLE = "compiled"
 
 
 @dataclass(eq=False)
-class Entry:
+class RegionEntry:
     """One tensor that a region saves.
 
     Attributes:
@@ -60,7 +60,7 @@ class Entry:
     varies: bool = False
     storage_bytes: int = 0
     told: bool = False
-    silent: list[Entry] = field(default_factory=list)
+    silent: list[RegionEntry] = field(default_factory=list)
     counted: bool = False
 
 
@@ -69,12 +69,12 @@ class _Region:
     """What a region saves, by the nodes of its forward graph."""
 
     order: Order
-    entries: dict[str, Entry]
+    entries: dict[str, RegionEntry]
     storages: dict[str, tuple[int, int]]  # by node: the number of its storage, and its bytes
-    first: Entry | None = None
+    first: RegionEntry | None = None
     counted: set[int] = field(default_factory=set)
 
-    def meet(self, name: str) -> Entry | None:
+    def meet(self, name: str) -> RegionEntry | None:
         """The entry of a node whose hooks are being traced; ``None`` for a parameter or buffer."""
         entry = self.entries.get(name)
         if entry is None:
@@ -90,14 +90,14 @@ class _Region:
         return entry
 
 
-entries: dict[int, Entry] = {}
+entries: dict[int, RegionEntry] = {}
 """The entries of all regions in this process, by key."""
 
 _keys = itertools.count()
 _regions: WeakKeyDictionary[Graph, _Region] = WeakKeyDictionary()  # by forward graph
 
 
-def entry_of(level: Level) -> Entry | None:
+def entry_of(level: Level) -> RegionEntry | None:
     """The entry of the tensor whose hooks are being traced; ``None`` where torch does not say which that is."""
     context = _context()
     if context is None:
@@ -128,7 +128,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     taken = {node.name for node in backward.find_nodes(op="placeholder")}
     inputs, ways = _inputs(forward), _planned(forward, level)
     dropped = recompute_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
-    uses = Backward(forward, backward)
+    uses = BackwardUses(forward, backward)
     region = _Region(Order(forward, backward), {}, {})
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow
     exact: dict[int, CompiledForm] = {}  # by storage
@@ -153,7 +153,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
             form = form_of(way, saved, found, operator_of(node))
         outside = node.op == "placeholder" or outputs.count(node) > 1
         varies = not all(isinstance(size, int) for size in value.shape)
-        entry = Entry(next(_keys), saved, form, given, outside, varies)
+        entry = RegionEntry(next(_keys), saved, form, given, outside, varies)
         region.entries[node.name] = entries[entry.key] = entry
         region.storages[node.name] = storage._cdata, hint(storage.nbytes())
         if form.exact:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actcore import Layout
 from integrations._torch import DisableTorchFunction
-from integrations.runtime.compiled.regions import Entry
+from integrations.runtime.compiled.regions import RegionEntry
 from integrations.storing.extent import Extent
 from integrations.storing.records import Record
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from integrations.runtime.session import Session
 
 
-def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
+def record_in_region(session: Session, entry: RegionEntry, like: Tensor) -> int:
     """Records a tensor that a compiled region saves now, and with a region's first tensor also the silent ones. Returns
     the stream for the tensor's noise; it is asked for in every run, so that each forward has noise of its own."""
     with DisableTorchFunction():
@@ -44,7 +44,7 @@ def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
 
 
 def _record(
-    session: Session, entry: Entry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
+    session: Session, entry: RegionEntry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
 ) -> Record:
     template = entry.saved
     module = ".".join(part for part in (root, template.module) if part)

@@ -1,4 +1,4 @@
-"""``Call``: an operator's call as it is noted for its repetition, and what replaces the tensors among its arguments."""
+"""``RepeatedCall``: an operator's call, noted to be repeated, and what replaces the tensors among its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integrations.step.dispatch.memory import Geometry, is_plain, shapes_of, ten
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldTensor:
     """Replaces a tensor that is kept for the repetition, in whatever form."""
 
     packed: Packed
@@ -55,7 +55,7 @@ class Scratch:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class RepeatedCall:
     """An operator's call, to be repeated.
 
     Attributes:
@@ -140,7 +140,7 @@ def _elsewhere(given: Any) -> Iterator[MadeElsewhere]:
 def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
     if isinstance(given, Reference):
         return given.geometry.view(made[given.value])
-    if isinstance(given, Held):
+    if isinstance(given, HeldTensor):
         return _there(given.packed.unpack())
     if isinstance(given, Elsewhere):
         return given.made.unpack()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
-from integrations.runtime.repeating.calls import Call
+from integrations.runtime.repeating.calls import RepeatedCall
 from integrations.runtime.repeating.keeping import Later, Packed
 from integrations.runtime.repeating.repeating import repeating
 from integrations.step.dispatch.memory import Geometry
@@ -30,7 +30,7 @@ class Segment:
     """
 
     def __init__(self) -> None:
-        self.calls: list[Call | None] | None = []  # None once they have been repeated for the last time
+        self.calls: list[RepeatedCall | None] | None = []  # None once they have been repeated for the last time
         self._becomes: dict[int, int] = {}  # values whose memory was taken over, with what they became
         self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
         # The handles among them whose tensors are stored once recomputed.
@@ -55,7 +55,7 @@ class Segment:
             self._uses -= 1
             self._lock.release()
 
-    def append(self, call: Call) -> None:
+    def append(self, call: RepeatedCall) -> None:
         """Adds an operator."""
         assert self.calls is not None
         self.calls.append(call)

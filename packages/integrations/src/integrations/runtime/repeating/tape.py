@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from actcore.replay import bind_tape, followed
 from integrations._torch import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
 from integrations.common.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
-from integrations.runtime.repeating.calls import Call, Elsewhere, Held, Reference, Scratch
+from integrations.runtime.repeating.calls import Elsewhere, HeldTensor, Reference, RepeatedCall, Scratch
 from integrations.runtime.repeating.keeping import Exactly, Keeping, Later
 from integrations.runtime.repeating.repeating import drawing, here, require_no_plan
 from integrations.runtime.repeating.segments import Handle, Results, Segment
@@ -115,7 +115,7 @@ class Tape(TorchDispatchMode):
         for (level, segment), noted in zip(segments, arguments, strict=True):
             if segment.calls is None:
                 continue
-            segment.append(Call(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
+            segment.append(RepeatedCall(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
             own = self._schedule.inner if level is self._inner else self._schedule.recomputed
             for value in (*(value for value, _ in makes), *(value for _, value in changes)):
                 if value in own:
@@ -195,7 +195,7 @@ class Tape(TorchDispatchMode):
                     outer = self._outer.segment_of.get(value)
                     if outer is not None and outer.calls is not None:
                         return Elsewhere(Handle(outer, value, given))
-                return Held(self._keeping_of(value).read(given, value))
+                return HeldTensor(self._keeping_of(value).read(given, value))
         if isinstance(given, (list, tuple)):
             return [self._noted(item, level, segment) for item in given]
         return given

@@ -1,4 +1,4 @@
-"""``Backward``: records backward as it runs: its steps, what they read, and how many bytes it has made."""
+"""``BackwardRecorder``: records backward as it runs: its steps, what they read, and how many bytes it has made."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from integrations._torch import OpOverload, current_autograd_node, current_graph_task_id
-from integrations.step.capturing.recording import PASSING, Recording, Run
+from integrations.step.capturing.recording import PASSING, OperatorRun, Recording
 from integrations.step.dispatch.memory import Memory, allocated_for, allocated_for_elements, is_plain, key_of
 
 
-class Backward:
+class BackwardRecorder:
     """The steps of backward.
 
     Args:
@@ -75,7 +75,7 @@ class Backward:
             self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
         self._live += made
         call = self._recording.calls.note(func, args, kwargs, results)
-        self._recording.runs.append(Run(len(self._recording.steps) - 1, self._live, call))
+        self._recording.runs.append(OperatorRun(len(self._recording.steps) - 1, self._live, call))
         self._working = True
         if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
             self._sum = weakref.ref(args[0].untyped_storage()), made

@@ -125,7 +125,7 @@ class Set(PutBack):
             (set.add if key in before else set.discard)(self._found, member)
 
 
-class Name(PutBack):
+class NamedValue(PutBack):
     """Something that has a value or none, and is read, set and deleted by functions."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Name(PutBack):
             self._write(self.value)
 
 
-def cell(found: CellType, whole: bool) -> Name:
+def cell(found: CellType, whole: bool) -> NamedValue:
     """A cell: what a function closes over."""
 
     def read() -> Any:
@@ -160,10 +160,10 @@ def cell(found: CellType, whole: bool) -> Name:
     def empty() -> None:
         del found.cell_contents
 
-    return Name(read, lambda value: setattr(found, "cell_contents", value), empty, whole)
+    return NamedValue(read, lambda value: setattr(found, "cell_contents", value), empty, whole)
 
 
-def slot(owner: Any, descriptor: Any, whole: bool) -> Name:
+def slot(owner: Any, descriptor: Any, whole: bool) -> NamedValue:
     """A slot of an object, by the descriptor of the class that declares it. A subclass may use the same name for
     something else."""
 
@@ -173,12 +173,12 @@ def slot(owner: Any, descriptor: Any, whole: bool) -> Name:
         except AttributeError:
             return NOTHING
 
-    return Name(read, lambda value: descriptor.__set__(owner, value), lambda: descriptor.__delete__(owner), whole)
+    return NamedValue(read, lambda value: descriptor.__set__(owner, value), lambda: descriptor.__delete__(owner), whole)
 
 
-def global_name(space: dict[str, Any], name: str) -> Name:
+def global_name(space: dict[str, Any], name: str) -> NamedValue:
     """A global of a Python module."""
-    return Name(
+    return NamedValue(
         lambda: space.get(name, NOTHING),
         lambda value: space.__setitem__(name, value),
         lambda: space.pop(name, None),
@@ -186,9 +186,9 @@ def global_name(space: dict[str, Any], name: str) -> Name:
     )
 
 
-def class_name(owner: type, name: str) -> Name:
+def class_name(owner: type, name: str) -> NamedValue:
     """An attribute of a class."""
-    return Name(
+    return NamedValue(
         lambda: vars(owner).get(name, NOTHING),
         lambda value: type.__setattr__(owner, name, value),
         lambda: type.__delattr__(owner, name),

@@ -15,7 +15,7 @@ from torch import Tensor
 from actcore import SavedTensor
 from integrations._torch import OpOverload, TorchDispatchMode, conj, neg_view
 from integrations.common.modules import ModulePaths
-from integrations.step.capturing.backward import Backward
+from integrations.step.capturing.backward import BackwardRecorder
 from integrations.step.capturing.contents import Contents
 from integrations.step.capturing.fake_strides import as_on_device
 from integrations.step.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
@@ -59,7 +59,7 @@ class Recorder(TorchDispatchMode):
         self._holding: dict[int, int] = {}  # storages that are alive, with the values that they hold
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
-        self._backward: Backward | None = None  # set once backward has begun
+        self._backward: BackwardRecorder | None = None  # set once backward has begun
         self.paused = False
         self._finished = False
         self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
         with self.pausing():
             for key in self._contents.changed_since():
                 self._written_unseen(key)
-        self._backward = Backward(self._recording, self._memory)
+        self._backward = BackwardRecorder(self._recording, self._memory)
 
     def accumulated(self, parameter: Tensor) -> None:
         """Notes that a parameter has its gradient, which backward has made."""

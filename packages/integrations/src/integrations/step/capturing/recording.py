@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from integrations.step.costs.calls import Calls
+from integrations.step.costs.calls import DistinctCalls
 from integrations.step.costs.modelled import Costs
 from integrations.step.dispatch.decisions import Decides
 from integrations.step.graphs.graph import Op, Step, Value
@@ -56,7 +56,7 @@ class RecordedOp:
 
 
 @dataclass(frozen=True)
-class Run:
+class OperatorRun:
     """An operator of backward.
 
     Attributes:
@@ -99,8 +99,8 @@ class Recording:
     steps: list[list[int]] = field(default_factory=list)
     other: list[int] = field(default_factory=list)
     standing: list[int] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    calls: Calls = field(default_factory=Calls)
+    runs: list[OperatorRun] = field(default_factory=list)
+    calls: DistinctCalls = field(default_factory=DistinctCalls)
     changed: set[int] = field(default_factory=set)
 
     @property

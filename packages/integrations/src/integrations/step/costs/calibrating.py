@@ -20,7 +20,7 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, 
 from actcore import Codec, GroupAffine, Positive
 from integrations._torch import TorchDispatchMode, disable_current_modes
 from integrations.step.costs.codecs import GROUPS, MASK
-from integrations.step.costs.rates import LARGE, SMALL, Host, Line, Rates, constant, rated
+from integrations.step.costs.rates import LARGE, SMALL, Host, LinearTime, Rates, constant, rated
 
 _RUNS, _LONG = 8, 0.004  # each call runs at least twice, at most so often, and until so many seconds are over
 _SLOW = 0.02  # seconds; a slower call runs twice
@@ -152,12 +152,12 @@ class _Bench:
                 del memory
         return max(0.0, least / nbytes - far)
 
-    def _codecs(self) -> tuple[dict[str, Line], dict[str, Line]]:
+    def _codecs(self) -> tuple[dict[str, LinearTime], dict[str, LinearTime]]:
         few, many = (torch.linspace(-1, 1, numel, device=self._device).to(self._dtype) for numel in (_FEW, _MANY))
         codecs: dict[str, Codec] = {f"{bits} bits": GroupAffine(bits) for bits in _WIDTHS}
         codecs[MASK] = Positive()
-        store: dict[str, Line] = {}
-        restore: dict[str, Line] = {}
+        store: dict[str, LinearTime] = {}
+        restore: dict[str, LinearTime] = {}
         for kind, codec in codecs.items():
             short, long = self._codec(codec, few), self._codec(codec, many)
             store[kind], restore[kind] = map(_line, short, long)
@@ -171,7 +171,7 @@ class _Bench:
             self._seconds(lambda: stored.codec.decompress(stored)),
         )
 
-    def _crossing(self, out: bool) -> Line:
+    def _crossing(self, out: bool) -> LinearTime:
         """The time of copies between the device and pinned memory."""
         seconds = []
         for nbytes in (_FEW, 4 << 20):
@@ -180,7 +180,7 @@ class _Bench:
             to, given = (here, there) if out else (there, here)
             seconds.append(self._seconds(lambda to=to, given=given: to.copy_(given, non_blocking=True)))  # type: ignore[misc]
         each = max(0.0, seconds[1] - seconds[0]) / ((4 << 20) - _FEW)
-        return Line(max(0.0, seconds[0] - each * _FEW), each)
+        return LinearTime(max(0.0, seconds[0] - each * _FEW), each)
 
     def _seconds(self, call: Callable[[], object]) -> float:
         """The least seconds of several runs; on CUDA without the host's time to launch them."""
@@ -220,10 +220,10 @@ def _once(call: Callable[[], object]) -> float:
     return clock() - before
 
 
-def _line(short: float, long: float) -> Line:
+def _line(short: float, long: float) -> LinearTime:
     """The line through two measured points."""
     each = max(0.0, long - short) / (_MANY - _FEW)
-    return Line(max(0.0, short - each * _FEW), each)
+    return LinearTime(max(0.0, short - each * _FEW), each)
 
 
 class _Seen(TorchDispatchMode):

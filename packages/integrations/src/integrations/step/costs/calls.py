@@ -1,4 +1,4 @@
-"""``Call``: an operator with all that its time and its workspace depend on. A training step has few distinct ones."""
+"""``CostedCall``: an operator with all that its time and workspace depend on. A training step has few distinct ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Like(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class CostedCall:
     """An operator's call without the tensors' contents.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Packer(pickle.Pickler):
         return tuple(given) if isinstance(given, Like) else None
 
 
-class Calls:
+class DistinctCalls:
     """The distinct calls of a training step.
 
     Attributes:
@@ -73,7 +73,7 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self.distinct: list[Call] = []
+        self.distinct: list[CostedCall] = []
         self._places: dict[tuple[OpOverload, str], int] = {}
 
     def note(
@@ -92,7 +92,7 @@ class Calls:
         place = self._places.setdefault((function, text), len(self.distinct))
         if place == len(self.distinct):
             work = work_of(function, args, kwargs, results)
-            self.distinct.append(Call(str(function), alike_args, alike_kwargs, grad, device, work))
+            self.distinct.append(CostedCall(str(function), alike_args, alike_kwargs, grad, device, work))
         return place
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Positive, Raw
 from integrations.fit.codebook import Codebook
-from integrations.step.costs.rates import Line, Rates
+from integrations.step.costs.rates import LinearTime, Rates
 
 GROUPS, MASK = "groups", "mask"
 """Kinds of codecs that take about as long: those with groups of elements, and those with a bit for each. A number of
@@ -51,7 +51,7 @@ def restore_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: b
 
 
 def _seconds(
-    rates: Rates, lines: Mapping[str, Line], crossing: Line, codec: Codec | None, numel: int, times: float
+    rates: Rates, lines: Mapping[str, LinearTime], crossing: LinearTime, codec: Codec | None, numel: int, times: float
 ) -> float:
     if isinstance(codec, Offload):
         return _seconds(rates, lines, crossing, codec.inner, numel, times) + crossing.at(

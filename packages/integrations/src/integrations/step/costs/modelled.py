@@ -22,7 +22,7 @@ from integrations.step.costs.scratch import scratch_of
 from integrations.step.dispatch.memory import tensors_of
 
 if TYPE_CHECKING:
-    from integrations.step.costs.calls import Call
+    from integrations.step.costs.calls import CostedCall
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cost:
     scratch: int = 0
 
 
-Costs = Callable[[Sequence["Call"]], Sequence[Cost]]
+Costs = Callable[[Sequence["CostedCall"]], Sequence[Cost]]
 """A function that returns the cost of each call."""
 
 
@@ -129,15 +129,15 @@ class Work:
         return rates.host.launch + kernel + self.mapped * rates.fresh
 
 
-def modelled(calls: Sequence[Call]) -> list[Cost]:
+def modelled(calls: Sequence[CostedCall]) -> list[Cost]:
     """Costs by constants, the same everywhere, without scratch: only tensors take memory."""
     return [replace(cost, scratch=0) for cost in by(constant)(calls)]
 
 
-def by(rating: Rating) -> Callable[[Sequence[Call]], list[Cost]]:
+def by(rating: Rating) -> Callable[[Sequence[CostedCall]], list[Cost]]:
     """Costs by the given rates, with the scratch that arithmetic tells."""
 
-    def costs(calls: Sequence[Call]) -> list[Cost]:
+    def costs(calls: Sequence[CostedCall]) -> list[Cost]:
         return [
             Cost(call.work.seconds(rating(call.device or "cpu", call.work.dtype)), call.work.scratch) for call in calls
         ]

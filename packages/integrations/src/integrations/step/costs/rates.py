@@ -17,7 +17,7 @@ same."""
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearTime:
     """Seconds that depend on a size: ``fixed + each * size``."""
 
     fixed: float
@@ -28,9 +28,9 @@ class Line:
         return self.fixed + self.each * size
 
     @property
-    def rounded(self) -> Line:
+    def rounded(self) -> LinearTime:
         """The line with both numbers rounded; see ``rounded``."""
-        return Line(rounded(self.fixed), rounded(self.each))
+        return LinearTime(rounded(self.fixed), rounded(self.each))
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Rates:
     fresh: float
     function: float
     draw: float
-    store: Mapping[str, Line] = field(hash=False)
-    restore: Mapping[str, Line] = field(hash=False)
-    to_host: Line
-    from_host: Line
+    store: Mapping[str, LinearTime] = field(hash=False)
+    restore: Mapping[str, LinearTime] = field(hash=False)
+    to_host: LinearTime
+    from_host: LinearTime
     standardizing: tuple[float, float]
 
     def traffic(self, nbytes: float) -> float:
@@ -146,8 +146,8 @@ def _constant(device: str, itemsize: int) -> Rates:
     """Rates with ten floating-point operations for each byte, as on a CPU core with AVX2 and on a GPU without tensor
     cores. A codec takes the time of the bytes that it reads and writes."""
     on_cpu = device == "cpu"
-    store = {"groups": Line(0.0, 4 * itemsize * _PASS), "mask": Line(0.0, 1.5 * itemsize * _PASS)}
-    restore = {"groups": Line(0.0, 2 * itemsize * _PASS), "mask": Line(0.0, 1.5 * itemsize * _PASS)}
+    store = {"groups": LinearTime(0.0, 4 * itemsize * _PASS), "mask": LinearTime(0.0, 1.5 * itemsize * _PASS)}
+    restore = {"groups": LinearTime(0.0, 2 * itemsize * _PASS), "mask": LinearTime(0.0, 1.5 * itemsize * _PASS)}
     return Rates(
         measured=False,
         itemsize=itemsize,
@@ -164,8 +164,8 @@ def _constant(device: str, itemsize: int) -> Rates:
         draw=0.0,
         store=store,
         restore=restore,
-        to_host=Line(1e-5, 10 * _PASS),
-        from_host=Line(1e-5, 10 * _PASS),
+        to_host=LinearTime(1e-5, 10 * _PASS),
+        from_host=LinearTime(1e-5, 10 * _PASS),
         standardizing=_IN_CACHE if on_cpu else _IN_PASSES,
     )
 

@@ -18,7 +18,7 @@ import torch
 
 from integrations.common.warn import warn
 from integrations.step.costs import repeated
-from integrations.step.costs.calls import Call
+from integrations.step.costs.calls import CostedCall
 from integrations.step.costs.modelled import Cost, modelled
 from integrations.step.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, setting
 
@@ -26,7 +26,7 @@ from integrations.step.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, s
 _SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
-def measured(calls: Sequence[Call]) -> list[Cost]:
+def measured(calls: Sequence[CostedCall]) -> list[Cost]:
     """Seconds and scratch of calls, measured on CPU and CUDA.
 
     Calls that cannot be run so are modelled: operators of other libraries than torch's, sparse tensors and subclasses,
