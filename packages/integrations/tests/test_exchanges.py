@@ -32,7 +32,7 @@ def classes(model):
     return [type(module) for module in model]
 
 
-OPTIONS = {"activations": "fewbit", "linear": "randomized", "layers": "L2", "checkpoint": "optimal"}
+OPTIONS = {"activations": "fewbit", "linear": "randomized", "layers": {"level": "L2"}, "checkpoint": "optimal"}
 ALL = [chosen for count in range(5) for chosen in itertools.combinations(OPTIONS, count)]
 
 
@@ -104,7 +104,7 @@ def test_calls_count_as_activations():
 
 
 def test_copies_and_pickles_are_undone_alone():
-    model = integrations.compress_model(net(), activations="fewbit", linear=0.5, layers="L2")
+    model = integrations.compress_model(net(), activations="fewbit", linear=0.5, layers={"level": "L2"})
     gradients(model, X)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         gradients(copied, X)
@@ -115,7 +115,7 @@ def test_copies_and_pickles_are_undone_alone():
 
 def test_a_compiled_model_is_exchanged_inside():
     model = torch.compile(net(), backend="eager")
-    integrations.compress_model(model, activations="fewbit", layers="L2")
+    integrations.compress_model(model, activations="fewbit", layers={"level": "L2"})
     gradients(model, X)
     assert type(model._orig_mod[0]) is qmodules.QConv2d
     integrations.restore_model(model)
@@ -147,7 +147,7 @@ WRONG = {
     "linear, argument": ({"linear": {"proj_dim": 0}}, ValueError, "proj_dim"),
     "linear, unknown": ({"linear": {"proj_dims": 3}}, TypeError, "proj_dims"),
     "activations, value": ({"activations": {"bits": 99}}, ValueError, "bits"),
-    "layers, name": ({"layers": "L9"}, ValueError, "layers must be 'q' or a level of the Q-layers, L0, L1"),
+    "layers, name": ({"layers": "L9"}, ValueError, "layers must be 'q', or {'level': one of L0, L1"),
     "layers, number": ({"layers": 2}, TypeError, "layers must be 'q'"),
     "layers, argument": ({"layers": {"level": "L3", "colour": 1}}, ValueError, "colour"),
     "level": ({"level": "L9", "layers": "q"}, ValueError, "level"),
@@ -190,6 +190,12 @@ class GateOfOneProduct(nn.Module):
     def forward(self, x):
         gate, value = self.both(x).chunk(2, dim=-1)
         return self.down(self.act(gate) * value)
+
+
+def test_a_level_of_the_layers_is_not_taken_for_the_models():
+    with pytest.warns(UserWarning, match="layers='L2' is ActNN's level L2, and another than level='L2'; write layers="):
+        model = integrations.compress_model(net(), layers="L2")
+    assert qmodules.summary(model).level == qmodules.LEVELS["L2"]
 
 
 def test_layers_that_keep_more_than_torchs_own_say_so():
@@ -247,11 +253,11 @@ def test_what_is_kept_is_not_exchanged():
     model = integrations.compress_model(net(), activations="fewbit", linear=0.5, keep=("2", "6"))
     assert [type(model[place]) for place in (2, 4, 6, 9)] == [nn.GELU, fewbit.ReLU, nn.Linear, fewbit.RandomizedLinear]
     with pytest.raises(ValueError, match="keep must name none of the layers that layers= exchanges, got '0', a Conv2d"):
-        integrations.compress_model(net(), layers="L2", keep="0")
+        integrations.compress_model(net(), layers={"level": "L2"}, keep="0")
 
 
 def test_a_restore_that_is_refused_changes_nothing():
-    model = integrations.compress_model(net(), activations="fewbit", layers="L2")
+    model = integrations.compress_model(net(), activations="fewbit", layers={"level": "L2"})
     nn.utils.parametrizations.weight_norm(model[0])
     with pytest.raises(ValueError, match="remove_parametrizations"):
         integrations.restore_model(model)
@@ -274,7 +280,7 @@ def test_a_model_that_is_converted_already():
         model = convert(net())
         before = classes(model)
         with pytest.raises(ValueError, match="converted already"):
-            integrations.compress_model(model, activations="fewbit", layers="L2")
+            integrations.compress_model(model, activations="fewbit", layers={"level": "L2"})
         assert classes(model) == before
         assert (fewbit if convert is fewbit.convert else qmodules).is_converted(model)
         integrations.compress_model(model)

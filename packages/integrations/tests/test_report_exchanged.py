@@ -133,7 +133,7 @@ CASES = {
         f"Q, {type(layer).__name__}, {name}": (
             lambda layer=layer: images(copy.deepcopy(layer), 4 * 36).to(memory_format=torch.channels_last),
             x,
-            {"layers": "L2"},
+            {"layers": {"level": "L2"}},
         )
         for layer in (nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(8))
         for name, x in (("contiguous", IMAGES), ("channels last", CHANNELS_LAST))
@@ -144,7 +144,7 @@ CASES = {
     "all": (Tokens, TOKENS, {"activations": "fewbit", "linear": 0.3, "layers": "q"}),
     "Q, attention": (lambda: Attention(False), TOKENS, {"layers": "q"}),
     "Q, attention's weights": (lambda: Attention(True), TOKENS, {"layers": "q"}),
-    "Q, swapped": (lambda: images(nn.GELU()), IMAGES, {"layers": "swap"}),
+    "Q, swapped": (lambda: images(nn.GELU()), IMAGES, {"layers": {"level": "swap"}}),
     "embeddings": (Words, torch.randint(100, (8, 40)), {"layers": "q"}),
 }
 
@@ -376,7 +376,7 @@ def test_a_forecast_has_the_same_rows(make, options):
 
 
 def test_a_plan_counts_what_is_recomputed():
-    model = integrations.compress_model(Tokens(), activations="fewbit", layers="L2", checkpoint="optimal")
+    model = integrations.compress_model(Tokens(), activations="fewbit", layers={"level": "L2"}, checkpoint="optimal")
     for _ in range(2):
         model(TOKENS).sum().backward()
     report = integrations.compression(model).report()

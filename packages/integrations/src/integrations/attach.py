@@ -94,7 +94,7 @@ def compress_model(
         linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
             of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
         layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
-            on average, another of ``qmodules.LEVELS``, or ``QModule``'s arguments.
+            on average, or ``QModule``'s arguments, such as ``{"level": "L2"}``: ActNN's level, not this function's.
         loss: ``"chunked"`` has the cross-entropy of a language model's logits computed from what makes them, some rows
             at a time, so that they never exist as a whole; exactly, but for the order of sums. For models of
             transformers; of any other, name the linear layer, as in ``{"head": "lm_head"}``. See

@@ -12,13 +12,11 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from torch import nn
 
-from integrations.common.exchanged import exchanged_lines
+from integrations.common.conversion import Conversion, conversion_lines
 from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.common.in_model import ModelRef
 from integrations.common.module_tree import paths_of
 from integrations.fewbit.registry import is_activation
-
-RECORD = "_fewbit_conversion"
 
 SAVED_ANYWAY = ("sigmoid", "tanh")
 """Functions that ``convert`` leaves by default: torch saves their result, which what comes next saves mostly anyway. A
@@ -30,14 +28,27 @@ Skip = tuple[str | type[nn.Module], ...]
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """What ``convert`` did to a model. It lies in the root module's dictionary and is copied with it."""
+class FewBitConversion(Conversion):
+    """What ``convert`` did to a model.
+
+    Attributes:
+        bits: with which smooth functions are stored.
+        calls: those of the model that are exchanged as they are made; ``None`` where only layers are.
+        forward: what stands in the model's forward for that.
+    """
 
     bits: int
-    converted: tuple[tuple[str, str, str], ...]  # path, class before, class after
-    kept: tuple[tuple[str, str], ...]  # path, reason
     calls: Calls | None
-    forward: ForwardWrapper | None  # what stands in the model's forward
+    forward: ForwardWrapper | None
+
+    key = "_fewbit_conversion"
+    call = "fewbit.convert(model)"
+    undo = "fewbit.restore_model(model)"
+
+
+def is_root(module: nn.Module) -> bool:
+    """Whether a module has a conversion of its own."""
+    return FewBitConversion.key in module.__dict__
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Summary:
             f"{len(self.converted)} layers converted, {len(self.kept)} kept; {seen} calls seen and converted; "
             f"{self.bits} bits"
         ]
-        lines += exchanged_lines(self.converted, self.kept)
+        lines += conversion_lines(self.converted, self.kept)
         for verb, places in (("calls", self.calls), ("keeps its call of", self.kept_calls)):
             lines += [f"  {path or '(root)'} {verb} {', '.join(names)}" for path, names in places.items()]
         return "\n".join(lines)
@@ -195,7 +206,7 @@ def places(model: nn.Module, skip: Skip) -> dict[nn.Module, tuple[str, bool]]:
 
     Modules below one that has a conversion of its own are left out.
     """
-    found = paths_of(model, opens=lambda module: module is model or RECORD not in module.__dict__)
+    found = paths_of(model, opens=lambda module: module is model or not is_root(module))
     by_path = {path: module for module, paths in found.items() for path in paths}
     skipped = {path for path, module in by_path.items() if fits(path, module, skip)}
 
@@ -206,7 +217,7 @@ def places(model: nn.Module, skip: Skip) -> dict[nn.Module, tuple[str, bool]]:
     return {
         module: (paths[0], any(not skipped.isdisjoint(within(path)) for path in paths))
         for module, paths in found.items()
-        if module is model or RECORD not in module.__dict__
+        if module is model or not is_root(module)
     }
 
 

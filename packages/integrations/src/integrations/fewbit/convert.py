@@ -11,13 +11,14 @@ from torch import nn
 
 from integrations.common.compiling import compiled_module
 from integrations.common.module_tree import exchange
+from integrations.common.takeover import give_back, remember, remembered, take_over
 from integrations.fewbit import functional, modules
 from integrations.fewbit.arguments import chosen_functions, linear_options, require_found, skip_entries
 from integrations.fewbit.conversion import (
-    RECORD,
     Calls,
-    Conversion,
+    FewBitConversion,
     Summary,
+    is_root,
     not_chosen,
     places,
 )
@@ -26,7 +27,6 @@ from integrations.fewbit.linear_kinds import is_linear, why_kept, with_sketch
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
-from integrations.fewbit.takeover import give_back, remember, remembered, take_over
 from integrations.fit.options import DEFAULT_BITS
 from integrations.fit.tables import table
 
@@ -113,7 +113,7 @@ def convert(
         found = Calls(root, chosen, options, skipped)
         forward = FewBitForward(root, root.forward, "forward" in root.__dict__, found)
         forward.put()
-    root.__dict__[RECORD] = Conversion(bits, tuple(plan.converted), tuple(plan.kept), found, forward)
+    FewBitConversion(tuple(plan.converted), tuple(plan.kept), bits, found, forward).put(root)
     return model if root is inner else root  # type: ignore[return-value]  # a few-bit layer
 
 
@@ -130,18 +130,18 @@ def restore_model(model: Model) -> Model:
         ValueError: the model is not converted.
     """
     inner = compiled_module(model)
-    forward = _record_of(inner).forward
+    forward = FewBitConversion.of(inner).forward
     if isinstance(forward, FewBitForward):
         forward.closed = True  # whoever has wrapped it, calls through it from now on
         forward.take_out()
-    del inner.__dict__[RECORD]
+    del inner.__dict__[FewBitConversion.key]
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
-        if remembered(module) is None or RECORD in module.__dict__:
+        if remembered(module) is None or is_root(module):
             return module
         return give_back(module)
 
-    root = exchange(inner, replacement, lambda module: RECORD not in module.__dict__)
+    root = exchange(inner, replacement, lambda module: not is_root(module))
     return model if root is inner else root  # type: ignore[return-value]  # of the class that it had before
 
 
@@ -154,7 +154,7 @@ def summary(model: nn.Module) -> Summary:
         TypeError: ``model`` is not a module.
         ValueError: the model is not converted.
     """
-    record = _record_of(compiled_module(model))
+    record = FewBitConversion.of(compiled_module(model))
     layers = dict(record.kept)
     calls, kept = ({}, {}) if record.calls is None else (record.calls.by_path(kept) for kept in (False, True))
     return Summary(
@@ -242,29 +242,16 @@ def _plain(name: str) -> str:
     return name.removesuffix("_")
 
 
-def _require_unconverted(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    name = type(model).__name__
-    if RECORD in model.__dict__:
-        raise ValueError(f"{name} is converted already; call fewbit.restore_model(model) first to choose otherwise")
+def _require_unconverted(model: nn.Module) -> None:
+    FewBitConversion.require_none(model)
     for module, (path, _) in places(model, ()).items():
         if remembered(module) is not None:
             raise ValueError(
-                f"{name} is part of a converted model, which put a few-bit layer at {path!r}; call "
+                f"{type(model).__name__} is part of a converted model, which put a few-bit layer at {path!r}; call "
                 "fewbit.restore_model on that model first, or convert it with skip="
             )
 
 
 def is_converted(model: nn.Module) -> bool:
     """Whether ``convert`` converted this very model."""
-    return isinstance(compiled_module(model).__dict__.get(RECORD), Conversion)
-
-
-def _record_of(model: nn.Module) -> Conversion:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    record = model.__dict__.get(RECORD)
-    if not isinstance(record, Conversion):
-        raise ValueError(f"{type(model).__name__} is not converted; call fewbit.convert(model) first")
-    return record
+    return FewBitConversion.find(compiled_module(model)) is not None

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from integrations.common.takeover import take_over
 from integrations.fewbit.modules import RandomizedConv1D, RandomizedLinear
-from integrations.fewbit.takeover import take_over
 from integrations.fewbit.util import convert_linear
 
 _GEOMETRIC = ("torch_geometric.nn.dense.linear", "Linear")

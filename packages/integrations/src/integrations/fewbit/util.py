@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from integrations.common.module_tree import exchange, paths_of
+from integrations.common.takeover import take_over
 from integrations.fewbit.memory import (
     HookedMemoryUsage,
     estimate_memory_usage,
@@ -18,7 +19,6 @@ from integrations.fewbit.memory import (
     teniter,
     traverse,
 )
-from integrations.fewbit.takeover import take_over
 
 __all__ = [
     "HookedMemoryUsage",

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from integrations import fewbit, qmodules
+from integrations.common.warn import warn
 from integrations.fewbit.linear_kinds import is_linear
 from integrations.handle.keeping import kept_modules
 from integrations.losses.head import ChunkedHead, chunk_logits, head_of
@@ -63,8 +64,8 @@ class Exchanges:
         if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
             raise ValueError(
                 "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: what they "
-                "measure now and then is in no plan; take layers='L2', which has 4 bits for all, or leave out one of "
-                "the two"
+                "measure now and then is in no plan; take layers={'level': 'L2'}, which has 4 bits for all, or leave "
+                "out one of the two"
             )
 
     def __bool__(self) -> bool:
@@ -247,9 +248,15 @@ def _layers(given: Any) -> Mapping[str, Any] | None:
     if isinstance(given, qmodules.QLevel):
         return {"level": given}
     if not isinstance(given, str):
-        raise TypeError(f"layers must be 'q', a level of qmodules.LEVELS, or a mapping of QModule's, got {given!r}")
+        raise TypeError(f"layers must be 'q', a QLevel, or a mapping of QModule's arguments, got {given!r}")
     if given not in qmodules.LEVELS:
-        raise ValueError(f"layers must be 'q' or a level of the Q-layers, {', '.join(qmodules.LEVELS)}; got {given!r}")
+        raise ValueError(
+            f"layers must be 'q', or {{'level': one of {', '.join(qmodules.LEVELS)}}}, ActNN's levels; got {given!r}"
+        )
+    warn(
+        f"layers={given!r} is ActNN's level {given}, and another than level={given!r}; write "
+        f"layers={{'level': {given!r}}}, which says so"
+    )
     return {"level": given}
 
 

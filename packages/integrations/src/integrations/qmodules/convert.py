@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from integrations.common.exchanged import exchanged_lines
+from integrations.common.conversion import Conversion, conversion_lines
 from integrations.common.module_tree import exchange
 from integrations.common.warn import warn
 from integrations.qmodules import layers
@@ -21,8 +21,6 @@ from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
 
 Model = TypeVar("Model", bound=nn.Module)
-
-_RECORD = "_qmodules_conversion"
 
 _SAVE_NOTHING = (nn.Identity, nn.Flatten, nn.Unflatten)
 
@@ -36,13 +34,20 @@ _Q_LAYERS: Mapping[type[nn.Module], type[QLayer]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class _Record:
-    """What ``QModule`` did to a model. It lies in the root module's dictionary and is copied with it."""
+class _QConversion(Conversion):
+    """What ``QModule`` did to a model.
+
+    Attributes:
+        level: of all layers.
+        precision: what these share.
+    """
 
     level: QLevel
-    converted: tuple[tuple[str, str, str], ...]  # path, torch's class, Q-layer
-    kept: tuple[tuple[str, str], ...]  # path, reason
     precision: ModelPrecision
+
+    key = "_qmodules_conversion"
+    call = "qmodules.QModule(model)"
+    undo = "qmodules.revert(model)"
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Summary:
     def __str__(self) -> str:
         done = "layers converted, which at this level are torch's own" if self.level.off else "layers converted"
         lines = [f"{len(self.converted)} {done}, {len(self.kept)} kept; {self.level}"]
-        return "\n".join(lines + exchanged_lines(self.converted, self.kept))
+        return "\n".join(lines + conversion_lines(self.converted, self.kept))
 
 
 def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> Model:
@@ -93,11 +98,7 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         TypeError: ``model`` is not a module; the level or an option has the wrong type.
         ValueError: the model is converted already; the level or an option is unknown or out of range.
     """
-    _require_module(model)
-    if _RECORD in model.__dict__:
-        raise ValueError(
-            f"{type(model).__name__} is converted already; call qmodules.revert(model) first to choose another level"
-        )
+    _QConversion.require_none(model)
     chosen = resolve_level(config.level() if level is None else level, options)
     if isinstance(level, str) and (ignored := [name for name in config.unlike(chosen) if name not in options]):
         warn(
@@ -117,12 +118,12 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
             return module
         layer = _Q_LAYERS[type(module)].from_module(module, chosen)
         layer.join(path or type(module).__name__, precision)
-        layer.__dict__[_RECORD] = True  # for revert: a Q-layer that was built by hand stays one
+        layer.__dict__[_QConversion.key] = True  # for revert: a Q-layer that was built by hand stays one
         converted.append((path, type(module).__name__, type(layer).__name__))
         return layer
 
     root = exchange(model, replacement, _opens)
-    root.__dict__[_RECORD] = _Record(chosen, tuple(converted), tuple(kept), precision)
+    _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
 
@@ -138,7 +139,7 @@ def revert(model: Model) -> Model:
         TypeError: ``model`` is not a module.
         ValueError: the model is not converted, or a layer was parametrized since. Nothing has changed then.
     """
-    record = _record_of(model)
+    record = _QConversion.of(model)
     _refuse_parametrized(model)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
@@ -152,7 +153,7 @@ def revert(model: Model) -> Model:
 
     root = exchange(model, replacement, _opens)
     for module in (root, *root.modules()):
-        module.__dict__.pop(_RECORD, None)
+        module.__dict__.pop(_QConversion.key, None)
     return root  # type: ignore[return-value]  # of the class that it had before
 
 
@@ -166,7 +167,7 @@ def summary(model: nn.Module) -> Summary:
         TypeError: ``model`` is not a module.
         ValueError: the model is not converted.
     """
-    record = _record_of(model)
+    record = _QConversion.of(model)
     made = {path: after for path, _, after in record.converted}
     reasons = dict(record.kept)
     converted: dict[str, tuple[str, str]] = {}
@@ -188,7 +189,7 @@ def summary(model: nn.Module) -> Summary:
 
 def is_converted(model: nn.Module) -> bool:
     """Whether ``QModule`` converted this very model."""
-    return isinstance(model.__dict__.get(_RECORD), _Record)
+    return _QConversion.find(model) is not None
 
 
 def _opens(module: nn.Module) -> bool:
@@ -228,10 +229,10 @@ def _refuse_parametrized(model: nn.Module) -> None:
 
 def _was_converted(layer: QLayer) -> bool:
     """Whether a Q-layer was made by ``QModule``, and not by hand."""
-    record = layer.__dict__.get(_RECORD)
-    if isinstance(record, _Record):  # the root of a model
+    record = _QConversion.find(layer)
+    if record is not None:  # the root of a model
         return any(not path for path, _, _ in record.converted)
-    return record is not None
+    return _QConversion.key in layer.__dict__
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -239,16 +240,3 @@ def _is_layer(module: nn.Module) -> bool:
     if type(module) in _SAVE_NOTHING:
         return False
     return not module._modules or isinstance(module, tuple(_Q_LAYERS))
-
-
-def _require_module(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-
-
-def _record_of(model: nn.Module) -> _Record:
-    _require_module(model)
-    record = model.__dict__.get(_RECORD)
-    if not isinstance(record, _Record):
-        raise ValueError(f"{type(model).__name__} is not converted; call qmodules.QModule(model) first")
-    return record

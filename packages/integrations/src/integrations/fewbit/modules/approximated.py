@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from integrations.common.takeover import remembered
 from integrations.fewbit.functional.activation import activation
-from integrations.fewbit.takeover import remembered
 from integrations.fit.options import Rounding
 from integrations.fit.tables import level_table, table
 

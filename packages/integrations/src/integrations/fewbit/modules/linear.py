@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from integrations.common.takeover import StandIn
 from integrations.fewbit.functional.column_rows import require_features, sampled_linear
 from integrations.fewbit.functional.linear import require_one_source, sketched_linear
 from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key
@@ -34,26 +35,21 @@ class _Noisy(nn.Module):
         return seeded_key(x.device, self.seed, next_stream(x, self.seed))
 
 
-class _NoisyLinear(_Noisy, nn.Linear):
+class _NoisyLinear(_Noisy, StandIn, nn.Linear):
     """What the layers in the place of ``nn.Linear`` have: the layer of torch that they came from."""
+
+    counterpart = nn.Linear
+    _own = ("generator", "seed", "sketching", "proj_dim")
 
     @classmethod
     def _of(cls, linear: nn.Linear) -> Self:
-        if type(linear) is not nn.Linear:
-            raise TypeError(
-                f"linear must be an nn.Linear and no subclass, got {type(linear).__name__}; build {cls.__name__} by "
-                "its own arguments and load the weights"
-            )
-        layer = cls.__new__(cls)
-        # The very dictionaries of parameters, buffers and hooks: a hook's handle removes it from the dictionary.
-        layer.__dict__.update(linear.__dict__)
-        return layer
+        cls._require_counterpart(linear, "linear")
+        return cls._in_place_of(linear)
 
     def to_linear(self) -> nn.Linear:
         """The layer of torch, with the very parameters, buffers and hooks: the inverse of ``from_linear``."""
-        linear = nn.Linear.__new__(nn.Linear)
-        own = {"generator", "seed", "sketching", "proj_dim"}
-        linear.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
+        linear = self._to_counterpart()
+        assert isinstance(linear, nn.Linear)
         return linear
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from integrations.common.takeover import StandIn, remembered
 from integrations.fewbit.functional.channels import (
     capacity,
     channels_to_keep,
@@ -15,15 +16,13 @@ from integrations.fewbit.functional.channels import (
     too_many_lost,
 )
 from integrations.fewbit.functional.norms import output_dtype, shared, shares
-from integrations.fewbit.takeover import remembered
 
 _PERIOD = 256
 
 
-class SharedNorm(nn.Module):
+class SharedNorm(StandIn):
     """What norms that save their output have in common: see ``LayerNorm``."""
 
-    counterpart: ClassVar[type[nn.Module]]
     normalized_shape: tuple[int, ...]
     _kind: ClassVar[str]
 
@@ -41,19 +40,13 @@ class SharedNorm(nn.Module):
         Raises:
             TypeError: the layer is of another class.
         """
-        if type(module) is not cls.counterpart:
-            raise TypeError(
-                f"module must be a torch.nn.{cls.counterpart.__name__} and no subclass, got {type(module).__name__}; "
-                f"build {cls.__name__} by its own arguments and load the weights"
-            )
+        cls._require_counterpart(module)
         return cls.in_place_of(module)
 
     @classmethod
     def in_place_of(cls, module: nn.Module) -> Self:
         """``from_module`` without its check, for a norm that is known to compute the same."""
-        layer = cls.__new__(cls)
-        # The very dictionaries of parameters and hooks: a hook's handle removes it from the dictionary.
-        layer.__dict__.update(module.__dict__)
+        layer = cls._in_place_of(module)
         layer._begin()
         return layer
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import actcore
 from integrations._torch import get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.common.plain import PLAIN
+from integrations.common.takeover import StandIn
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.leaf import leaf
@@ -18,7 +19,7 @@ from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.scheme import ModelPrecision
 
 
-class QLayer(nn.Module):
+class QLayer(StandIn):
     """A layer of torch that stores what it saves for backward in fewer bits.
 
     It is a subclass of its counterpart in ``torch.nn``, with the same arguments, parameters, buffers and keys in
@@ -32,12 +33,10 @@ class QLayer(nn.Module):
         precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
     """
 
-    counterpart: ClassVar[type[nn.Module]]
     norm: ClassVar[bool] = False
     """Whether it is one of the layers that a level may leave exact (``QLevel.norms``)."""
     precision: LayerPrecision
     _own: ClassVar[tuple[str, ...]] = ("precision",)
-    """What it has beside its counterpart's attributes."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -56,22 +55,14 @@ class QLayer(nn.Module):
         Raises:
             TypeError: the layer is of another class.
         """
-        if type(module) is not cls.counterpart:
-            raise TypeError(
-                f"module must be a {cls.counterpart.__name__} and no subclass, got {type(module).__name__}; build "
-                f"{cls.__name__} by its own arguments and load the weights"
-            )
-        layer = cls.__new__(cls)
-        # The very dictionaries of parameters, buffers and hooks: a hook's handle removes it from the dictionary.
-        layer.__dict__.update(module.__dict__)
+        cls._require_counterpart(module)
+        layer = cls._in_place_of(module)
         layer._begin(level, group)
         return layer
 
     def to_module(self) -> nn.Module:
         """The layer of torch: the inverse of ``from_module``."""
-        module = self.counterpart.__new__(self.counterpart)
-        module.__dict__.update({name: value for name, value in self.__dict__.items() if name not in self._own})
-        return module
+        return self._to_counterpart()
 
     def join(self, path: str, model: ModelPrecision) -> None:
         """Makes the layer one of a model's, which shares its precision among them; ``path`` is its place there."""

@@ -1,0 +1,84 @@
+"""What was done to a model whose layers were exchanged: the record that lies in it, and how a summary tells of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Which layers of a model were exchanged. It lies in the root module's dictionary and is copied with it.
+
+    Attributes:
+        converted: path, and the classes before and after, of each layer that was exchanged.
+        kept: path of each layer that was not, and the reason.
+    """
+
+    converted: tuple[tuple[str, str, str], ...]
+    kept: tuple[tuple[str, str], ...]
+
+    key: ClassVar[str]
+    """Under which it lies in the dictionary."""
+    call: ClassVar[str]
+    """That converts a model, as a user writes it."""
+    undo: ClassVar[str]
+    """That converts it back."""
+
+    def put(self, root: nn.Module) -> None:
+        """Lays it into the model."""
+        root.__dict__[self.key] = self
+
+    @classmethod
+    def find(cls, model: nn.Module) -> Self | None:
+        """The conversion of this very model; ``None`` where there is none."""
+        found = model.__dict__.get(cls.key)
+        return found if isinstance(found, cls) else None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """The same, of a model that must be converted.
+
+        Raises:
+            TypeError: ``model`` is not a module.
+            ValueError: it is not converted.
+        """
+        require_module(model)
+        found = cls.find(model)
+        if found is None:
+            raise ValueError(f"{type(model).__name__} is not converted; call {cls.call} first")
+        return found
+
+    @classmethod
+    def require_none(cls, model: nn.Module) -> None:
+        """Refuses a model that is converted already.
+
+        Raises:
+            TypeError: ``model`` is not a module.
+            ValueError: it is converted.
+        """
+        require_module(model)
+        if cls.key in model.__dict__:
+            raise ValueError(f"{type(model).__name__} is converted already; call {cls.undo} first to choose otherwise")
+
+
+def require_module(model: object) -> None:
+    """Raises ``TypeError`` for what is not a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def conversion_lines(converted: Mapping[str, tuple[str, str]], kept: Mapping[str, str]) -> list[str]:
+    """A line for each pair of classes, with how often, and one for each module that stayed.
+
+    Args:
+        converted: path -> class before and after.
+        kept: path -> reason.
+    """
+    pairs = Counter(f"{before} -> {after}" for before, after in converted.values())
+    lines = [f"  {count:4} x {pair}" for pair, count in pairs.items()]
+    return lines + [f"  {path or '(root)'}: {reason}" for path, reason in kept.items()]
