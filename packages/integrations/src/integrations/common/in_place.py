@@ -20,11 +20,11 @@ def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
         return input.copy_(output)
     if output is not input:
         announce_placed(output, input)
-    result: Tensor = _Placed.apply(input, output)
+    result: Tensor = _PlacedCopy.apply(input, output)
     return result
 
 
-class _Placed(Function):
+class _PlacedCopy(Function):
     """``input.copy_(output)``, without the zeros that torch makes as a gradient of the overwritten values."""
 
     @staticmethod

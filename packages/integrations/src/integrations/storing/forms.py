@@ -103,7 +103,7 @@ class Sides(Held):
 
 
 @dataclass(frozen=True, eq=False)
-class Slope(Held):
+class SlopeForm(Held):
     """The codes of a ``Codebook``, for the first derivative alone."""
 
     def unpack(self) -> Tensor:

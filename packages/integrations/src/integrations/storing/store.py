@@ -17,7 +17,7 @@ from integrations.rules.policy import Decision
 from integrations.rules.slopes import activation_of, codebook_of
 from integrations.storing.choice import INDICES, codec_for, lazy, packable
 from integrations.storing.extent import Extent
-from integrations.storing.forms import SLOPE, Form, Packed, Slope, form_of, window_indices
+from integrations.storing.forms import SLOPE, Form, Packed, SlopeForm, form_of, window_indices
 from integrations.storing.projection import projection
 from integrations.storing.records import RECOMPUTED, Record
 from integrations.storing.regions import Stream
@@ -70,7 +70,7 @@ class Storing:
             record.why = f"kept exactly: {refusal}"
             return self.storages.keep(tensor, extent, record), None
 
-    def _slope(self, tensor: Tensor, decision: Decision, call: Call | None) -> Slope | None:
+    def _slope(self, tensor: Tensor, decision: Decision, call: Call | None) -> SlopeForm | None:
         """The bits of an activation's derivative, if they are asked for and the call's arguments allow them."""
         if decision.slope_bits is None or call is None or not packable(tensor):
             return None
@@ -78,7 +78,7 @@ class Storing:
         codebook = codebook_of(activation, decision.slope_bits, tensor.dtype)
         if codebook is None:
             return None
-        return Slope(compress(tensor.detach(), self._placed(codebook, tensor)))
+        return SlopeForm(compress(tensor.detach(), self._placed(codebook, tensor)))
 
     def _form(self, tensor: Tensor, decision: Decision, call: Call | None, stream: Stream) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""
