@@ -224,7 +224,7 @@ Ref formed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, Py
   return told(self, site, storage, address, known_before, std::move(held));
 }
 
-// Leaves a tensor to be made again when backward reads it. None where nobody can make it.
+// Leaves a tensor to be recomputed when backward reads it. None where nobody can make it.
 Ref recomputed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address,
                bool known_before) {
   PyObject* again = at(self, Replay::kAgain);

@@ -1,5 +1,5 @@
-// What integrations' Tape does of an operator of a forward that is not made again: it runs it, and gives what it made the
-// numbers that the plan has for it. Left to the tape's methods, in Python, is what is made again, draws, writes in place,
+// What integrations' Tape does of an operator of a forward that is not recomputed: it runs it, and gives what it made the
+// numbers that the plan has for it. Left to the tape's methods, in Python, is what is recomputed, draws, writes in place,
 // has shapes that follow from values, lists or subclasses of tensors, or is another than expected.
 #include "bindings/tape.h"
 
@@ -186,7 +186,7 @@ int note(PyObject* tape, const Kind& kind, PyObject* planned, Py_ssize_t next, P
   return after && PyObject_SetAttr(tape, known->name_next, after.get()) == 0 ? 1 : -1;
 }
 
-// The operator that is expected, if it is not made again; null, without an error, where that is for others to tell.
+// The operator that is expected, if it is not recomputed; null, without an error, where that is for others to tell.
 PyObject* plainly_planned(PyObject* tape, Py_ssize_t* next, Ref* ops) {
   Ref mismatch(PyObject_GetAttr(tape, known->name_mismatch)), place(PyObject_GetAttr(tape, known->name_next));
   *ops = Ref(PyObject_GetAttr(tape, known->name_ops));

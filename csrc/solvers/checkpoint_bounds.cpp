@@ -45,7 +45,7 @@ struct Savings {
     return most;
   }
 
-  // What is made again is there as it is, or restored, where it is read.
+  // What is recomputed is there as it is, or restored, where it is read.
   int64_t most(size_t value, bool read) const {
     return facts.optional()[value] && !read ? step.nbytes[value] : by_forms(value, read);
   }

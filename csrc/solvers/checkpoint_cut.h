@@ -1,6 +1,6 @@
 // The cheapest set of vertices to keep, so that what is left falls apart into connected pieces of bounded weight. Both
 // objectives of checkpointing are made of it: the vertices are tensors (or operators), the pieces are the segments that
-// backward computes again, their weight the bytes that this makes at once.
+// backward recomputes, their weight the bytes that this makes at once.
 //
 // Dynamic programming over a row of vertices, after the cuts of Kusumoto et al. ("A graph theoretic framework of
 // recomputation algorithms for memory-efficient backpropagation", NeurIPS 2019), with the pieces that are still open in

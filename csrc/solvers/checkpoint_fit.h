@@ -28,7 +28,7 @@ class FormFit {
  public:
   explicit FormFit(PlanPool& pool);
 
-  // For a plan with these ranks, which is simulated. `remade`: what is made again may wait in a form, too.
+  // For a plan with these ranks, which is simulated. `remade`: what is recomputed may wait in a form, too.
   void prepare(const std::vector<uint8_t>& ranks, bool remade = false);
   const std::vector<FitItem>& items() const { return items_; }
   // For the ranks last prepared; `price` in bytes a second.

@@ -43,7 +43,7 @@ void FormSearch::sweep(Base& base, int64_t stop) {
   }
 }
 
-// What is made again, at what keeping costs in the forms that suit a price.
+// What is recomputed, at what keeping costs in the forms that suit a price.
 void FormSearch::cut(int64_t steps) {
   const int64_t stop = pool_.left - steps;
   const std::vector<uint8_t> all(pool_.step.values(), 0);
@@ -100,7 +100,7 @@ void FormSearch::change_ranks(int64_t budget, int64_t steps) {
   const Assignment plan = known->chosen;
   pool_.preferred = plan.forms;
   pool_.preferred.resize(pool_.step.values(), -1);
-  // What the plan makes again has no form to be kept in: one that costs as little as others do.
+  // What the plan recomputes has no form to be kept in: one that costs as little as others do.
   double price = 0;
   fit_.prepare(plan.ranks);
   for (int32_t i = kPrices; i-- > 0;) {

@@ -1,5 +1,5 @@
 // Plans in which values wait in forms, made of those in which they wait as they are: for many prices of a second each
-// value takes the form that costs least (checkpoint_fit.h), what is made again is chosen anew at what keeping costs
+// value takes the form that costs least (checkpoint_fit.h), what is recomputed is chosen anew at what keeping costs
 // then, and both are changed by local search.
 #pragma once
 

@@ -43,7 +43,7 @@ void Simulator::choose_forms(const std::vector<int8_t>& forms) {
   }
 }
 
-// What is stored of values that are kept, and of those that are made again.
+// What is stored of values that are kept, and of those that are recomputed.
 void Simulator::add_stored() {
   for (size_t value = 0; value < step_.values(); ++value) {
     const auto own = static_cast<int32_t>(value);

@@ -1,4 +1,4 @@
-// Which values of a training step are kept, so that its peak is low and what is computed again takes little time: the
+// Which values of a training step are kept, so that its peak is low and what is recomputed takes little time: the
 // plans that no other one beats in both.
 //
 // Few choices are all tried. Where there are more, plans come from four sources, all measured by the simulation of the
@@ -6,7 +6,7 @@
 //   1. `CutSolver`, for prices of a second and bounds on what a segment makes at once;
 //   2. the same for each of a row of budgets, with bounds that follow from it: a segment may take what is left by the
 //   budget when it is repeated;
-//   3. local search at each of these budgets: keep what there is room for, drop what is cheap to make again and alive
+//   3. local search at each of these budgets: keep what there is room for, drop what is cheap to recompute and alive
 //   at the peak;
 //   4. nested checkpoints, made of these plans (checkpoint_nested.h).
 // The plans do not depend on the budget that is asked for: a larger one never takes more seconds.
@@ -26,7 +26,7 @@ struct Assignment {
 };
 
 struct CheckpointPlan {
-  Assignment chosen;  // as the simulation has it: what nothing makes again is kept
+  Assignment chosen;  // as the simulation has it: what nothing recomputes is kept
   Usage usage;
   bool nested = false;
 };

@@ -62,7 +62,7 @@ struct PlanPool {
   std::vector<CheckpointPlan> front;            // the peak rises, the seconds fall
 
   std::vector<uint8_t> useful;               // of values: backward reads it, or what follows from it
-  std::vector<int32_t> choices;              // values that may be kept or made again
+  std::vector<int32_t> choices;              // values that may be kept or recomputed
   std::vector<int32_t> choosing;             // operators that make such values
   std::vector<std::vector<int32_t>> chosen;  // of operators: these values
   std::vector<std::vector<int32_t>> before,

@@ -1,8 +1,8 @@
-// What a choice takes, in bytes at each moment and in seconds. Each value has a rank: 0, it is kept; 1, it is made again
+// What a choice takes, in bytes at each moment and in seconds. Each value has a rank: 0, it is kept; 1, it is recomputed
 // once and held until backward has read it; 2, it is made in passing wherever values of a lower rank need it, and for
 // backward by itself. And each value that waits for backward may do so in a form, which takes other bytes.
 //
-// The operators that make values of rank 1 again fall into segments, connected by the values that they hand to each
+// The operators that recompute values of rank 1 fall into segments, connected by the values that they hand to each
 // other. When backward first needs one of its values, such an outer segment is repeated as a whole from values of rank
 // 0, and of what it makes only values of rank 1 stay. Values of rank 2 that backward reads are made by inner segments,
 // connected by values of rank 2 and repeated from lower ranks, the outer segments that they read from first. What stays

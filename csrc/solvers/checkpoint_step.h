@@ -38,7 +38,7 @@ struct TrainingStep {
   // Of values.
   std::vector<std::vector<Form>> forms;  // at most 127 each
   std::vector<double> weights;           // square of the gradient's relative error for a noise of 1
-  std::vector<int64_t> aside;            // bytes that the forward stores of it if it is made again
+  std::vector<int64_t> aside;            // bytes that the forward stores of it if it is recomputed
   std::vector<int32_t> stored_at;        // the operator after which its form is stored, or -1
   std::vector<uint8_t> formed;           // whether it waits in its first form where it is to wait as it is
 
@@ -60,7 +60,7 @@ class StepFacts {
   explicit StepFacts(const TrainingStep& step);
 
   const TrainingStep& step() const { return step_; }
-  // Of values: whether it may be kept and may be made again. One that cannot be made again is kept, one that is
+  // Of values: whether it may be kept and may be recomputed. One that cannot be recomputed is kept, one that is
   // overwritten is not.
   const std::vector<uint8_t>& optional() const { return optional_; }
   // The rank (see checkpoint_simulator.h) of a value that is to have this one.

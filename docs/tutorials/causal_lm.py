@@ -1,14 +1,14 @@
-"""A causal language model: compression together with a plan of what backward computes again.
+"""A causal language model: compression together with a plan of what backward recomputes.
 
 A decoder that reads long texts keeps more for backward than its weights, gradients and optimizer take together.
 Checkpointing, which every library has, keeps little and computes the rest a second time. Here the two meet:
 
     compress_model(model, level="L1", checkpoint=0.25)
 
-    checkpoint=0.25 finds, in the first training forward, what backward had better compute again so that the step's
+    checkpoint=0.25 finds, in the first training forward, what backward had better recompute so that the step's
         peak of activations is at most a quarter of the plain one, for the least time. A budget may be bytes ("4GiB") as
         well, and "optimal" asks for the least peak there is.
-    level="L1" stores what is kept, and what is made again until backward has read it.
+    level="L1" stores what is kept, and what is recomputed until backward has read it.
 
 The plan counts compression in. For half the peak, compression alone is enough in this model, and nothing is computed
 twice (try --budget 0.5); a budget below the least peak is an error, which says what that is (try --budget 0.1).
@@ -25,7 +25,7 @@ Run it:
     python docs/tutorials/causal_lm.py --quick      # seconds, a few steps: what CI runs
 
 The text is Python's manual, which comes with every Python, as bytes: 256 tokens, so no tokenizer. In the report, look
-at the line below the table that says how much is computed again, and at how much of each layer is left.
+at the line below the table that says how much is recomputed, and at how much of each layer is left.
 """
 
 import argparse

@@ -101,7 +101,7 @@ class Oracle:
         return pieces([op not in ops for op in range(self.ops)], links)
 
     def alive_outside(self, value, event, waits_until, stored):
-        """As it is, and not counting values that were made again. `stored`: when a form takes its place."""
+        """As it is, and not counting values that were recomputed. `stored`: when a form takes its place."""
         step = self.step
         if self.producer[value] > event:
             return False

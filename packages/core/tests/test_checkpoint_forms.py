@@ -58,7 +58,7 @@ def test_a_form_that_does_not_serve_a_repetition_is_none():
     assert simulate(CHAIN, [True, True, False], forms=forms) == simulate(CHAIN, [True, True, False])
 
 
-def test_a_value_made_again_waits_in_its_form():
+def test_a_value_recomputed_waits_in_its_form():
     usage = simulate(CHAIN, [True, False, False], forms=[-1, 0, -1])
     # Operator 2 reads value 1 as it is; then it is stored.
     assert usage.nbytes == (40, 90, 150, 40 + 50 + 60 + 5 + 7, 95, 95, 40)
@@ -66,7 +66,7 @@ def test_a_value_made_again_waits_in_its_form():
     assert usage.variance == 2.0 * 0.01
 
 
-def test_bytes_aside_are_stored_of_what_is_made_again():
+def test_bytes_aside_are_stored_of_what_is_recomputed():
     step = replace(CHAIN, aside=[0, 3, 0])
     assert simulate(step, [True] * 3) == simulate(CHAIN, [True] * 3)
     plain = simulate(CHAIN, [True, False, True]).nbytes

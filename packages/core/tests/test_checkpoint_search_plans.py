@@ -24,12 +24,12 @@ def test_a_chain_by_hand():
     assert everything.nbytes == (4, 9, 15, 15 + 10, 9 + 20, 4 + 30)
     assert (everything.peak, everything.event, everything.seconds, everything.segments) == (34, 5, 0.0, ())
 
-    # Value 1 is gone after operator 2, and made again from 0 when the second step of backward reads it.
+    # Value 1 is gone after operator 2, and recomputed from 0 when the second step of backward reads it.
     without = simulate(CHAIN, [True, False, True])
     assert without.nbytes == (4, 9, 15, 10 + 10, 9 + 20, 4 + 30)
     assert (without.seconds, without.segments) == (2.0, ((1,),))
 
-    # Nothing is kept: all three are made again at the first step, and each lives to its reader.
+    # Nothing is kept: all three are recomputed at the first step, and each lives to its reader.
     nothing = simulate(CHAIN, [False] * 3)
     assert nothing.nbytes == (4, 9, 11, 15 + 10, 9 + 20, 4 + 30)
     assert (nothing.seconds, nothing.segments) == (6.0, ((0, 1, 2),))

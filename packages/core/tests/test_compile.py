@@ -1,10 +1,15 @@
 """``torch.compile``: no graph break, and the bytes of eager."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import actcore
+from actcore.compiling import constant_when_traced
 
 from .samples import DTYPES, name_of, normal, same_bits
 
@@ -137,3 +142,70 @@ def test_a_size_that_changes_is_compiled_once(codec):
         x = torch.randint(2, (size, 4)) if isinstance(codec, actcore.Narrow) else torch.randn(size, 4)
         assert function(x).shape == (size, 4)
     assert counter.frame_count == 1
+
+
+# ---- what torch.compile is told of a function, without torch._dynamo ----
+
+
+class Callback:
+    """A hook that notes what would compile the frames it calls; ``None`` where nothing would."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, value):
+        self.seen.append(get_eval_frame_callback())
+        return value
+
+
+@torch._dynamo.disable(recursive=False)
+def called(hook, x):
+    return hook(x)
+
+
+def test_a_shielded_hook_is_not_compiled():
+    plain, shielded = Callback(), Callback()
+    function = torch.compile(lambda hook, x: called(hook, x), backend="eager")
+    function(plain, normal(4))
+    function(actcore.uncompiled(shielded), normal(4))
+    assert shielded.seen == [None]
+    assert None not in plain.seen  # so that the shield is what made the difference
+
+
+def test_the_mark_is_torchs():
+    def ours():
+        pass
+
+    def torchs():
+        pass
+
+    constant_when_traced(ours)
+    torch.compiler.assume_constant_result(torchs)
+    assert vars(ours) == vars(torchs) != {}
+
+
+BEFORE = """
+import sys, torch, actcore
+pack, unpack = actcore.hooks(actcore.GroupAffine(4))
+assert "torch._dynamo" not in sys.modules
+import torch._dynamo
+torch._dynamo.config.error_on_recompile = True
+
+def function(x):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.exp().sum()
+
+gradients = []
+for hooks in (pack, unpack), actcore.hooks(actcore.GroupAffine(4), streams=actcore.Streams()):
+    x = torch.linspace(-2, 2, 4096).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        torch.compile(function, backend="aot_eager")(x).backward()
+    gradients.append(x.grad)
+assert torch.equal(*gradients) and gradients[0].norm() > 1
+"""
+
+
+def test_hooks_may_be_older_than_the_compiler():
+    """And ``import actcore`` does not import it, which takes a second."""
+    subprocess.run([sys.executable, "-c", BEFORE], check=True, timeout=300)

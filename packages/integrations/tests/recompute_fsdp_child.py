@@ -176,7 +176,7 @@ def parts_with_plans(rank):
 
 
 def different_plans(rank):
-    """One rank makes again what it may, and the other nothing, as ranks may of which one has gradients already."""
+    """One rank recomputes what it may, and the other nothing, as ranks may of which one has gradients already."""
     made = plan_of_whole(rank).within(1.0) if rank else plan_of_whole(rank)
     assert bool(made.schedule.recomputed) == (rank == 0)
     plain = trained(cut(Model().train(), "blocks", {}), rank)

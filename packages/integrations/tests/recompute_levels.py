@@ -23,7 +23,7 @@ def flat(found):
 
 
 def deep_net():
-    """Deep enough that something is worth making again at L1, too."""
+    """Deep enough that something is worth recomputing at L1, too."""
     torch.manual_seed(0)
     return nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(64, 64), nn.GELU()))).train()
 

@@ -25,7 +25,7 @@ def assert_like_twin(model, args, step, kept=(), repeated=1, around=contextlib.n
         args: with which it is captured.
         step: may return further tensors to compare.
         kept: numbers of the values that are kept.
-        repeated: so many values are made again, or the comparison would show nothing.
+        repeated: so many values are recomputed, or the comparison would show nothing.
         around: makes the context of the capture.
     """
     twin = copy.deepcopy(model)

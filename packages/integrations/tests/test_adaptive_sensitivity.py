@@ -64,7 +64,7 @@ class Transformer(nn.Module):
 
 
 class Smooth(nn.Module):
-    """Nonlinearities whose input is stored in a form of its own, and attention that is computed again in backward."""
+    """Nonlinearities whose input is stored in a form of its own, and attention that is recomputed in backward."""
 
     def __init__(self, width=32):
         super().__init__()

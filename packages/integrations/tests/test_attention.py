@@ -1,4 +1,4 @@
-"""Attention that keeps query, key and value and computes the rest again: torch's numbers, masks, dropout and errors."""
+"""Attention that keeps query, key and value and recomputes the rest: torch's numbers, masks, dropout and errors."""
 
 import copy
 

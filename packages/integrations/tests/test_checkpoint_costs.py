@@ -11,10 +11,10 @@ from actcore import GroupAffine, Narrow, Offload, Positive, Raw
 from integrations.checkpoint import capture
 from integrations.step.costs import calibrating
 from integrations.step.costs.calibrating import calibrated
-from integrations.step.costs.calls import Calls
+from integrations.step.costs.calls import DistinctCalls
 from integrations.step.costs.codecs import restore_seconds, store_seconds
 from integrations.step.costs.modelled import Kind, by, modelled, work_of
-from integrations.step.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, Line, Rates, constant
+from integrations.step.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, LinearTime, Rates, constant
 
 from .nets import mlp, normal
 
@@ -101,13 +101,13 @@ def test_traffic_takes_longer_where_caches_end():
     assert rates.traffic(middle) == pytest.approx(2 * middle)
 
 
-LINES = {"groups": Line(1.0, 0.5), "4 bits": Line(2.0, 0.25), "mask": Line(3.0, 0.125)}
+LINES = {"groups": LinearTime(1.0, 0.5), "4 bits": LinearTime(2.0, 0.25), "mask": LinearTime(3.0, 0.125)}
 KNOWN = replace(
     EACH,
     store=LINES,
-    restore={kind: Line(2 * line.fixed, line.each) for kind, line in LINES.items()},
-    to_host=Line(0.0, 2.0),
-    from_host=Line(0.0, 1.0),
+    restore={kind: LinearTime(2 * line.fixed, line.each) for kind, line in LINES.items()},
+    to_host=LinearTime(0.0, 2.0),
+    from_host=LinearTime(0.0, 1.0),
 )
 
 
@@ -200,14 +200,14 @@ def test_a_graph_has_the_seconds_of_the_rates_that_it_is_captured_with():
 
 
 def test_calls_of_no_device_are_as_a_cpus():
-    calls = Calls()
+    calls = DistinctCalls()
     calls.note(aten.mul.Tensor, (normal(4).to_sparse(), normal(4)), {}, (normal(4).to_sparse(),))
     assert modelled(calls.distinct)[0].seconds >= LAUNCH
 
 
 def convolved(image, weight, *, stride=1, padding=1, groups=1):
     """Calls of a convolution and of its backward."""
-    calls = Calls()
+    calls = DistinctCalls()
     places = [stride] * 2, [padding] * 2, ONE, False, NONE, groups
     out = aten.convolution.default(image, weight, None, *places)
     calls.note(aten.convolution.default, (image, weight, None, *places), {}, (out,))

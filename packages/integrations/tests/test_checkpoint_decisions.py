@@ -1,4 +1,4 @@
-"""The inputs of a checkpoint whose segment decides something by its activations are kept exactly: computed again from
+"""The inputs of a checkpoint whose segment decides something by its activations are kept exactly: recomputed from
 rounded ones, it might decide otherwise, or have tensors of other shapes."""
 
 import pytest
@@ -191,7 +191,7 @@ def test_only_the_checkpoints_around_the_decision_keep_theirs():
 
     model = integrations.compress_model(Nested().train(), "L1", min_bytes=0)
     gradients(model, X)
-    # Of the inner ones nothing stays: the outer segment is computed again as a whole.
+    # Of the inner ones nothing stays: the outer segment is recomputed as a whole.
     assert [row.codec for row in rows(model, "checkpoint")] == ["kept", EIGHT]
 
 
@@ -248,7 +248,7 @@ def test_an_input_that_the_segment_overwrites_stays_as_it_was_stored():
     assert (found - plain).norm() < 0.2 * plain.norm()
 
 
-def test_a_plan_makes_no_input_of_a_deciding_segment_again():
+def test_a_plan_recomputes_no_input_of_a_deciding_segment():
     model = integrations.compress_model(
         Checkpointed(DECISIONS["routed"]).train(), "L1", min_bytes=0, checkpoint="optimal"
     )

@@ -99,7 +99,7 @@ def test_inside_of_another_checkpoint(way):
     expected = gradients(compressed(functools.partial(twice, inner=positional)), X)
     model = compressed(functools.partial(twice, inner=WAYS[way]))
     found = gradients(model, X)
-    assert relative_error(expected, found) < EIGHT_BITS  # the inner one's are rounded here; there, computed again
+    assert relative_error(expected, found) < EIGHT_BITS  # the inner one's are rounded here; there, recomputed
     assert len(rows(model, "checkpoint")) > 2
 
 

@@ -42,7 +42,7 @@ class Segment(nn.Module):
 
 @both_kinds
 @pytest.mark.parametrize("level", ["L1", "L1.2", "L2", "L2.2"])
-def test_backward_computes_the_segment_again_from_what_is_stored(reentrant, level):
+def test_backward_recomputes_the_segment_from_what_is_stored(reentrant, level):
     """The gradients are those of the segment at the stored input, bit for bit, with the dropout of the forward."""
     model = integrations.compress_model(Segment(reentrant), level)
     plain = copy.deepcopy(model)

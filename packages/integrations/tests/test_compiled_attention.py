@@ -1,4 +1,4 @@
-"""Attention in compiled code: backward computes it again from the query, key and value that are stored."""
+"""Attention in compiled code: backward recomputes it from the query, key and value that are stored."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 
 import integrations
-from integrations.rules.aten_attention import is_remade, remake_attention
+from integrations.rules.aten_attention import is_recomputed, recompute_attention
 
 from .nets import Net, assert_same, gradients, normal, relative_error, rows
 from .regions import compiled, report_of, trained
@@ -41,7 +41,7 @@ def test_the_gradient_is_that_of_what_is_stored(name):
                     spoilt = module.graph.call_function(torch.full_like, (node, float("nan")))
                 spoilt.meta["val"] = value
                 node.replace_all_uses_with(spoilt, delete_user_cb=lambda user, spoilt=spoilt: user is not spoilt)
-        remake_attention(module.graph, lambda node: True)
+        recompute_attention(module.graph, lambda node: True)
         graphs.append(module.graph)
         module.recompile()
         return make_boxed_func(module)
@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_what_is_stored(name):
     ours = aot_function(attend, fw_compiler=keep, bw_compiler=remake, partition_fn=default_partition)
     found = torch.autograd.grad(ours(*given, mask).square().sum(), given)
     assert all(map(torch.equal, found, torchs))
-    assert [is_remade(node) for node in graphs[0].nodes if f"{KERNEL}_backward" in str(node.target)] == [True]
+    assert [is_recomputed(node) for node in graphs[0].nodes if f"{KERNEL}_backward" in str(node.target)] == [True]
 
 
 class Attention(torch.nn.Module):
@@ -93,7 +93,7 @@ def in_bits(model):
     return sum(row.stored_bytes for row in report_of(model).rows if row.codec.startswith("GroupAffine"))
 
 
-def test_attention_of_what_is_kept_is_not_computed_again():
+def test_attention_of_what_is_kept_is_not_recomputed():
     model = integrations.compress_model(Attention(), min_bytes=1 << 30)
     trained(model, compiled(model), INPUT)
     assert {row.codec for row in rows(model) if KERNEL in row.operator} == {"kept"}

@@ -34,7 +34,7 @@ def test_the_error_is_that_of_eager(name):
 
 
 def test_decomposed_derivatives():
-    """Backends take GELU's and the norm's derivative apart, and compute parts of the forward again."""
+    """Backends take GELU's and the norm's derivative apart, and recompute parts of the forward."""
     model, x = build("block")
     exact = gradients(copy.deepcopy(model), x)
     eager = integrations.compress_model(copy.deepcopy(model))

@@ -16,7 +16,7 @@ import integrations
 from integrations import checkpoint
 from integrations.planning.bounds import Bounds
 from integrations.planning.front import planned
-from integrations.rules.aten_rules import Backward
+from integrations.rules.aten_rules import BackwardUses
 from integrations.rules.levels import LEVELS
 from integrations.step.costs.rates import constant
 
@@ -99,18 +99,18 @@ def test_what_a_plan_rounds_is_stored_as_in_eager_code():
     assert relative_error(steps[1], steps[2]) > 0  # each with noise of its own
 
 
-# ---- what is made again from rounded values ----
+# ---- what is recomputed from rounded values ----
 
 
 def rating(device, dtype):
     """Rates of no machine: products cost four times what ``constant`` says, so their results are rounded rather than
-    made again."""
+    recomputed."""
     rates = constant(device, dtype)
     return replace(rates, product=4 * rates.product)
 
 
 def mixed():
-    """A plan that rounds some values, and makes others again from these."""
+    """A plan that rounds some values, and recomputes others from these."""
     bounds = Bounds(error=0.1, stores=("recompute", "8 bits"))
     plan = planned(deep(), LEVELS["L0"], (X,), {}, bounds, rating=rating)
     found = (plan.choosing(choice, plan.bounds) for choice in plan.front if choice.rounds and choice.held is None)
@@ -125,7 +125,7 @@ def test_the_peak_is_that_of_the_plan():
     assert ours <= plan.peak + largest < plain
 
 
-def test_what_is_made_again_from_rounded_values_keeps_to_the_error():
+def test_what_is_recomputed_from_rounded_values_keeps_to_the_error():
     plan, expected = mixed(), trained(deep())
     model, eager = (integrations.apply(deep(), plan) for _ in range(2))
     trained(eager)
@@ -159,7 +159,7 @@ def test_what_a_plan_repeats_is_followed_to_its_uses(name):
     function, operators = REPETITIONS[name]
     backward = make_fx(function)(normal(64).view(8, 8), normal(64).view(8, 8), normal(64).view(8, 8)).graph
     forward = Graph()
-    x, uses = forward.placeholder("x_1"), Backward(forward, backward)
+    x, uses = forward.placeholder("x_1"), BackwardUses(forward, backward)
     assert {use.operator for use in uses.uses_of(x, planned=True)} == operators
     assert "" in {use.operator for use in uses.uses_of(x)}
 

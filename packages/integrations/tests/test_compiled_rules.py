@@ -50,7 +50,7 @@ def test_a_use_without_a_rule_is_kept_exactly():
     assert {row.codec for row in rows(model)} == {"kept"}
 
 
-def test_a_mask_that_backward_computes_again_is_exact():
+def test_a_mask_that_backward_recomputes_is_exact():
     """inductor's graphs save a convolution's result alone, and normalise it again for ReLU's mask."""
 
     def forward(self, x):
@@ -63,7 +63,7 @@ def test_a_mask_that_backward_computes_again_is_exact():
     trained(model, function)
     [row] = [row for row in rows(model) if row.shape == (48, 64) and row.dtype == torch.float32]
     assert row.codec == "kept"
-    assert row.why == "no rule for le of what is computed again in compiled code: kept exactly"
+    assert row.why == "no rule for le of what is recomputed in compiled code: kept exactly"
 
 
 def test_a_relu_whose_result_is_multiplied_keeps_its_mask():
@@ -78,7 +78,7 @@ def test_a_relu_whose_result_is_multiplied_keeps_its_mask():
     assert relative_error({"w": plain["w"]}, found) > 1e-3
 
 
-def test_a_square_that_backward_computes_again():
+def test_a_square_that_backward_recomputes():
     """It moves by more than a bounded multiple of what its root does, and not around its value; so the root is kept."""
 
     def forward(self, x):

@@ -7,7 +7,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from integrations.rules.aten_rules import _ATTENTIONS, Backward
+from integrations.rules.aten_rules import _ATTENTIONS, BackwardUses
 from integrations.step.dispatch.decisions import Decides, decides
 from integrations.step.dispatch.operators import traits_of
 
@@ -56,7 +56,7 @@ def uses(function, *sizes):
         compiled(*inputs).sum().backward()
     forward, backward = graphs
     saved = [node for node in forward.output_node().args[0][1:] if node is not None]
-    found = Backward(forward, backward)
+    found = BackwardUses(forward, backward)
     return [
         (tuple(node.meta["val"].shape), sorted({(use.operator, use.role) for use in found.uses_of(node)}))
         for node in saved

@@ -191,7 +191,7 @@ def test_a_single_operator_crashes_the_search():
     bare = nn.Linear(8, 8)
     made = plan(bare, normal(4, 8))
     assert made.segments == ()
-    assert "Nothing is worth making again" in str(made)
+    assert "Nothing is worth recomputing" in str(made)
 
 
 def test_the_search_starts_at_random_nodes():
@@ -240,8 +240,8 @@ def test_running_statistics_are_updated_twice():
     assert set(counts) == {1}
 
 
-def test_the_last_segment_is_computed_again():
-    """All of it is there when backward begins: nothing is saved by making it again."""
+def test_the_last_segment_is_recomputed():
+    """All of it is there when backward begins: nothing is saved by recomputing it."""
     model, x = mlp(width=16, depth=12).train(), normal(4096, 16)
     made = plan(model, x)
     repeated = [number for number, op in enumerate(made.schedule.ops) if op.segment >= 0]
@@ -253,7 +253,7 @@ def test_the_last_segment_is_computed_again():
         ]
 
 
-def test_lone_identities_are_computed_again():
+def test_lone_identities_are_recomputed():
     layers = [layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Identity(), nn.Tanh())]
     made = plan(nn.Sequential(*layers).train(), normal(1024, 16))
     assert {op.name for op in made.graph.ops} == {"aten.addmm.default", "aten.tanh.default"}

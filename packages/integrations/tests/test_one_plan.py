@@ -206,7 +206,7 @@ def test_a_plan_that_rounds_nothing_is_searched_for_once(monkeypatch):
     assert len(searched) == 1
 
 
-def test_nothing_is_made_again_where_it_may_not_be():
+def test_nothing_is_recomputed_where_it_may_not_be():
     model, args = deep()
     plan = integrations.plan(model, args, error=0, stores=("exact",))
     assert plan.stores == ("exact",)

@@ -1,4 +1,4 @@
-"""Attention in a plan that makes its result again: backward, which computes it anyway, does so once for both."""
+"""Attention in a plan that recomputes its result: backward, which computes it anyway, does so once for both."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def written(model, x):
 
 
 def planned(forward, store=None, again=(), result=None):
-    """A layer of attention that makes its result again, of what waits in such a store, or is made again itself. The
+    """A layer of attention that recomputes its result, of what waits in such a store, or is recomputed itself. The
     result may wait in a store from then on."""
     weights = {name: normal(WIDTH, WIDTH, seed=seed) / 8 for seed, name in enumerate("qkvo")}
     model, x = Net(forward, **weights).train(), normal(4, 32, WIDTH, seed=9)
@@ -78,7 +78,7 @@ def test_it_is_computed_once_for_both(forward, store, monkeypatch):
     for shares in (True, False):
         with monkeypatch.context() as patch:
             if not shares:
-                patch.setattr(_Taped, "remade", lambda *_: None)
+                patch.setattr(_Taped, "recomputation", lambda *_: None)
             model, x = planned(forward, store)
             with Calls() as calls:
                 found.append(gradients(model, x))
@@ -87,14 +87,14 @@ def test_it_is_computed_once_for_both(forward, store, monkeypatch):
 
 
 @pytest.mark.parametrize("again", [(0,), (0, 1, 2)])
-def test_what_it_reads_is_made_again_too(again):
+def test_what_it_reads_is_recomputed_too(again):
     model, x = planned(separate, again=again)
     with Calls() as calls:
         gradients(model, x)
     assert calls.count == 2
 
 
-def test_what_is_stored_once_it_is_made_again_is_read_as_it_is_stored():
+def test_what_is_stored_once_it_is_recomputed_is_read_as_it_is_stored():
     """Backward reads a query in 4 bits, and the repetition read the one that these were made from: the sums of its
     softmax are others'. The same gradients as if nothing were shared."""
     model, x = planned(separate, Store(4), again=(0,))

@@ -1,4 +1,4 @@
-"""Plans that make nothing again: after the first forward, the sites of saved tensors know the plan's values, and no
+"""Plans that recompute nothing: after the first forward, the sites of saved tensors know the plan's values, and no
 tape follows the operators. Results are those that a tape leads to, and a forward that is another is right, too.
 """
 

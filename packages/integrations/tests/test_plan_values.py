@@ -33,7 +33,7 @@ def assert_as_plain(model, args, kwargs, steps=1):
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("seed", range(3))
 def test_exact_plans_are_the_plain_step(name, seed):
-    """Bit for bit, whatever is kept, in exact forms, or made again; the level's bits do not matter."""
+    """Bit for bit, whatever is kept, in exact forms, or recomputed; the level's bits do not matter."""
     model, args, kwargs = net(name)
     graph = graph_of(model, args, kwargs)
     assert_as_plain(follow(model, graph, *drawn(graph, seed, EXACT)), args, kwargs)

@@ -18,7 +18,7 @@ def gated(model, x):
 
 
 def planned(stores):
-    """A gated layer that makes its nonlinearity and the product again, of what is stored so."""
+    """A gated layer that recomputes its nonlinearity and the product, of what is stored so."""
     model = Net(gated, gate=normal(64, 96), up=normal(64, 96, seed=1), down=normal(96, 64, seed=2)).train()
     x = normal(32, 64, seed=3)
     graph = graph_of(model, (x,), rounded=not all(store is None or store.exact for store in stores))
@@ -58,8 +58,8 @@ def test_a_repetition_reads_what_autograd_saved():
     ]
     again = [row for row in report.rows if row.codec == "recomputed"]
     assert {(row.operator, row.why) for row in again} == {
-        ("mul", "made again for backward"),
-        ("matmul", "made again for backward"),
+        ("mul", "recomputed for backward"),
+        ("matmul", "recomputed for backward"),
     }
     loss.backward()
 

@@ -17,7 +17,7 @@ ROUNDED, MOST = 0.2, 0.6
 
 
 def within(model, memory, error):
-    """With little memory; what rounds is not to be made again instead."""
+    """With little memory; what rounds is not to be recomputed instead."""
     stores = ("exact", "bits", "slopes") if error else None
     return integrations.compress_model(model, memory=memory, error=error, stores=stores, min_bytes=0)
 

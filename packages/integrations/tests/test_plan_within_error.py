@@ -249,7 +249,7 @@ def test_a_plan_that_cannot_be_better_is_not_measured_again(plan, monkeypatch):
 
 @pytest.fixture(scope="module")
 def stored():
-    """One that makes nothing again, and rounds in both states of the gradients as much as it may."""
+    """One that recomputes nothing, and rounds in both states of the gradients as much as it may."""
     return planned(blocks(), BASE, (normal(256, 64),), {}, Bounds(error=0.1, stores=("exact", "bits", "slopes")))
 
 

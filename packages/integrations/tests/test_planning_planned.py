@@ -205,7 +205,7 @@ def test_a_choice_knows_the_store_of_what_a_memory_holds_in_the_end():
 
 
 def test_the_time_of_following_a_plan_is_in_its_seconds():
-    """Of every choice that makes something again. Who only stores needs no tape."""
+    """Of every choice that recomputes something. Who only stores needs no tape."""
 
     def rating(device, dtype):
         rates = constant(device, dtype)
@@ -221,7 +221,7 @@ def test_the_time_of_following_a_plan_is_in_its_seconds():
     assert all(choice.seconds < seconds for choice in plans[1].front[storing:])
     least = plans[1].front[storing].peak
     assert all(choice.seconds_bound <= choice.seconds for choice in plans[1].front)
-    assert plans[1].front[0].seconds_bound > seconds  # with so little memory something has to be made again
+    assert plans[1].front[0].seconds_bound > seconds  # with so little memory something has to be recomputed
     assert plans[1].front[-1].seconds == 0
     assert plans[1].front[-1].peak == plans[1].plain_peak
     assert [one.peak for one in plans[1].front[:3]] == [one.peak for one in plans[0].front[:3]]

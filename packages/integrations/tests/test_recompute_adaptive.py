@@ -1,4 +1,4 @@
-"""Adaptive levels with recomputation: what is kept has bits of its own, the rest is made again."""
+"""Adaptive levels with recomputation: what is kept has bits of its own, the rest is recomputed."""
 
 import copy
 
@@ -32,7 +32,7 @@ def codecs(model):
     return {row.codec for row in integrations.compression(model).report().rows}
 
 
-def test_bits_by_the_measurement_and_the_rest_made_again(model):
+def test_bits_by_the_measurement_and_the_rest_recomputed(model):
     x = normal(256, 64)
     plain = gradients(copy.deepcopy(model), x)
     integrations.compress_model(model, "L2", checkpoint="optimal", min_bytes=0)

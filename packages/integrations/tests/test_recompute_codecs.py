@@ -77,7 +77,7 @@ def test_eight_bits(share):
     forward(x).square().mean().backward()
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert noted.given
-    # What is computed again adds up the errors of at most four layers, each below that of its input.
+    # What is recomputed adds up the errors of at most four layers, each below that of its input.
     assert 0 < relative_error(found, ours) < 4 * EIGHT_BITS
 
 
@@ -133,7 +133,7 @@ def test_only_large_activations_are_stored():
 
 
 def chain(model, x):
-    """Linear in what is kept, whatever is computed again from it."""
+    """Linear in what is kept, whatever is recomputed from it."""
     y = F.dropout((x * model.scale) @ model.q, 0.1)
     return ((y * 2) @ model.k).roll(1, 0) @ model.v
 

@@ -188,7 +188,7 @@ def test_what_a_level_stores_takes_whole_blocks_too(fake_gpu):
 
 
 def test_what_goes_to_the_host_takes_nothing(fake_gpu):
-    """And what backward makes again is about to be read, and stays on the device."""
+    """And what backward recomputes is about to be read, and stays on the device."""
     model, x = on_meta(KERNELS["flash"][0])
     made = planned(model, resolve_level("swap", {}), (x,), {})
     assert {option.held for row in made.menus.options for option in row} == {0}

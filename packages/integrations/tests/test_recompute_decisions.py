@@ -1,4 +1,4 @@
-"""What backward computes again from rounded values decides nothing anew: experts, codes, masks, signs.
+"""What backward recomputes from rounded values decides nothing anew: experts, codes, masks, signs.
 
 Otherwise the gradient near a tie is one of another function than the loss, in every step to the same side: it is
 biased, however it is averaged.
@@ -36,7 +36,7 @@ SEEDS = 8
 
 
 def keeping_the_first(model, args, kwargs=None):
-    """A plan that keeps what the first operator made, and what cannot be made again."""
+    """A plan that keeps what the first operator made, and what cannot be recomputed."""
     plan = checkpoint.plan(model, args, kwargs=kwargs, real=True)
     return replace(plan, choice=replace(plan.choice, mask=mask_of([0]), held=None))
 
@@ -75,7 +75,7 @@ def test_the_mean_over_seeds_is_the_exact_gradient(name):
 
 @pytest.mark.parametrize("decide", [by_operator, by_function])
 def test_what_nobody_knows_of_finds_what_the_forward_had(decide):
-    """Issue 18: its backward was given tensors that were made again from rounded values, and picked other entries."""
+    """Issue 18: its backward was given tensors that were recomputed from rounded values, and picked other entries."""
     model, args = Deciding(decide).train(), (normal(64, 32),)
     errors = errors_of(model, step_of(args), level="L1.1", checkpoint=keeping_the_first(model, args))
     assert_unbiased(errors)
@@ -94,7 +94,7 @@ def test_a_collective_decides_nothing():
     assert decides(function, (normal(64, 32), "sum", "0"), (normal(64, 32),)) is Decides.NOTHING
 
 
-def test_smooth_operators_without_a_rule_are_made_again():
+def test_smooth_operators_without_a_rule_are_recomputed():
     """A GRU's and a sine's inputs were half of a plan's peak when they were kept."""
 
     def smooth(net, y):
@@ -110,7 +110,7 @@ def test_smooth_operators_without_a_rule_are_made_again():
 
 
 def test_signs_that_backward_asks_for_are_the_forwards():
-    """Made again, their error was 12 times that of the level, and most of it a bias."""
+    """Recomputed, their error was 12 times that of the level, and most of it a bias."""
     model, args = flipping()
     alone = errors_of(model, step_of(args), level="L1.1", checkpoint=None).norm(dim=1).max()
     errors = errors_of(model, step_of(args), level="L1.1", checkpoint=keeping_the_first(model, args))
@@ -277,7 +277,7 @@ def randomly_kept(graph):
 
 
 def test_a_plan_counts_the_signs():
-    """A bit an element of each ReLU whose result is made again."""
+    """A bit an element of each ReLU whose result is recomputed."""
     model, args = small_resnet()
     plan = planned(model, resolve_level("L1.1", {"min_bytes": 0}), args, {})
     relus = [op.makes[0] for op in plan.graph.ops if op.name.startswith("aten.relu")]

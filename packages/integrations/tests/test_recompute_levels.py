@@ -1,4 +1,4 @@
-"""``compress_model(checkpoint=...)``: what a plan keeps and what backward makes again, stored as the level says."""
+"""``compress_model(checkpoint=...)``: what a plan keeps and what backward recomputes, stored as the level says."""
 
 import copy
 import gc
@@ -68,7 +68,7 @@ def test_a_plan_that_keeps_everything_is_the_level_alone(name):
 
 
 def chain(model, x):
-    """Linear in all that is stored, whatever is made again from it."""
+    """Linear in all that is stored, whatever is recomputed from it."""
     y = F.dropout((x * model.scale) @ model.q, 0.1) * 2
     y = F.dropout(y.roll(1, 0) @ model.k, 0.1) @ model.v
     return (y @ model.k).roll(1, 0) @ model.q
@@ -113,16 +113,16 @@ def test_every_step_has_noise_of_its_own_and_two_runs_the_same():
     assert all(map(torch.equal, *runs))
 
 
-def test_the_report_says_what_is_made_again():
+def test_the_report_says_what_is_recomputed():
     """By a plan that keeps something for that."""
     model, args = deep()
     gradients(compressed(model, checkpoint=checkpoint.plan(model, args)), *args)
     found = report(model)
     again = [row for row in found.rows if row.codec == "recomputed"]
     assert sum(row.original_bytes for row in again) == found.recomputed_bytes > 0
-    assert all(row.stored_bytes == 0 and row.why == "made again for backward" for row in again)
+    assert all(row.stored_bytes == 0 and row.why == "recomputed for backward" for row in again)
     count = len(integrations.compression(model).recomputing.plan.segments)
-    assert f"backward makes again what {count} segment" in str(found)
+    assert f"backward recomputes what {count} segment" in str(found)
     assert [row.codec for row in found.rows if row.operator == "checkpoint"]  # what is kept for that
     assert found.original_bytes == 19 * 256 * 64 * 4  # as without a plan
 
@@ -257,7 +257,7 @@ def test_the_graph_owns_everything(no_garbage_collection):
 
 
 def test_offload(lane):
-    """What is kept goes to the host; what is made again is about to be read, and stays."""
+    """What is kept goes to the host; what is recomputed is about to be read, and stays."""
     model, args = deep()
     plain = flat(gradients(copy.deepcopy(model), *args))
     found = flat(gradients(compressed(model, "L4bit-swap"), *args))

@@ -52,7 +52,7 @@ def test_the_forward_holds_what_is_kept_and_no_more():
             assert live.now == 0
 
 
-def test_what_is_made_again_goes_as_backward_goes():
+def test_what_is_recomputed_goes_as_backward_goes():
     """Repeating everything at once costs the plain step's bytes, two segments those of one and a boundary."""
     model, args = mlp(width=32, depth=8).train(), (normal(256, 32),)
     graph = capture(model, args)

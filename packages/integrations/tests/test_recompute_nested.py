@@ -1,4 +1,4 @@
-"""Nested checkpoints: what a segment makes again is held only in part, and the rest is made once more."""
+"""Nested checkpoints: what a segment recomputes is held only in part, and the rest is made once more."""
 
 import copy
 import gc

@@ -166,11 +166,11 @@ print(made.choice, made.graph.fingerprint, len(made.front))
 
 def test_the_table_says_what_is_done(made):
     text = str(made.within(0.6))
-    for words in ("activation peak", "recomputed", "kept", "makes again what", "less", "plans, from"):
+    for words in ("activation peak", "recomputed", "kept", "recomputes what", "less", "plans, from"):
         assert words in text
     assert "captured on real tensors" not in text
     whole = made.within(1.0)
-    assert "everything is kept, and nothing is made again." in str(whole)
+    assert "everything is kept, and nothing is recomputed." in str(whole)
     assert "segment" not in str(whole)
     assert whole.segments == ()
     assert whole.cut == 0

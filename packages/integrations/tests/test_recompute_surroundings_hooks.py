@@ -105,7 +105,7 @@ def test_torchs_checkpoint_inside(reentrant):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("real", [False, True])
-def test_a_capture_leaves_what_torchs_checkpoint_computes_again_untouched(reentrant, real):
+def test_a_capture_leaves_what_torchs_checkpoint_recomputes_untouched(reentrant, real):
     model = Net(
         lambda model, x: checkpoint(model.inner, (x * model.weight).exp(), use_reentrant=reentrant),
         weight=normal(6),

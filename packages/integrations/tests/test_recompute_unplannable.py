@@ -141,7 +141,7 @@ def test_a_failure_that_passes_is_forgotten(way):
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
-def test_a_capture_without_memory_is_made_again(error, monkeypatch):
+def test_a_capture_without_memory_is_repeated(error, monkeypatch):
     model = WAYS["apply"](mlp())
     failing = [error("none left")] * 3
 

@@ -11,7 +11,7 @@ from integrations.checkpoint import Graph, apply, capture, plan, plan_of
 from integrations.planning.problem import training_step
 from integrations.step.capturing import capture as capturing
 from integrations.step.costs import workspaces
-from integrations.step.costs.calls import Calls
+from integrations.step.costs.calls import DistinctCalls
 from integrations.step.costs.modelled import Cost, modelled
 from integrations.step.costs.repeated import Repeated
 from integrations.step.costs.workspaces import measured
@@ -23,14 +23,14 @@ aten = torch.ops.aten
 
 
 def noted(function, *args, **kwargs):
-    calls = Calls()
+    calls = DistinctCalls()
     out = function(*args, **kwargs)
     calls.note(function, args, kwargs, out if isinstance(out, tuple) else (out,))
     return calls.distinct[0]
 
 
 def test_calls_that_are_alike_are_noted_once():
-    calls, x = Calls(), normal(4, 8)
+    calls, x = DistinctCalls(), normal(4, 8)
 
     def place(function, *args):
         return calls.note(function, args, {}, ())
@@ -46,7 +46,7 @@ def test_calls_that_are_alike_are_noted_once():
         place(aten.mul.Scalar, x, 1.0),
         place(aten.mul.Scalar, x, True),
         place(aten.mul.Tensor, x.to_sparse(), x),
-        place(aten.mul.Tensor, x.to_sparse(), x),  # of what nobody can make again, nobody knows if it is alike
+        place(aten.mul.Tensor, x.to_sparse(), x),  # of what nobody can recompute, nobody knows if it is alike
     ]
     assert others == list(range(1, 10))
     assert [call.device for call in calls.distinct[-3:]] == ["cpu", "", ""]
@@ -104,7 +104,7 @@ def test_what_is_in_place_makes_nothing_new():
 @pytest.fixture(scope="module")
 def on_cpu():
     """Some calls, what was measured, and what the process was like before and after."""
-    calls, x, large = Calls(), normal(4, 4), normal(1 << 20)
+    calls, x, large = DistinctCalls(), normal(4, 4), normal(1 << 20)
     for function, args in (
         (aten.median.default, (large,)),
         (aten.mul.Tensor, (large, large)),

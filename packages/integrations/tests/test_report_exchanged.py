@@ -375,7 +375,7 @@ def test_a_forecast_has_the_same_rows(make, options):
     assert found.exchanged == real.exchanged
 
 
-def test_a_plan_counts_what_is_made_again():
+def test_a_plan_counts_what_is_recomputed():
     model = integrations.compress_model(Tokens(), activations="fewbit", layers={"level": "L2"}, checkpoint="optimal")
     for _ in range(2):
         model(TOKENS).sum().backward()

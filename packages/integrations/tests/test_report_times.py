@@ -1,4 +1,4 @@
-"""``report(closure)``: what storing each tensor and making it again takes, measured in a step that leaves no trace."""
+"""``report(closure)``: what storing and restoring each tensor takes, measured in a step that leaves no trace."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def alone(report):
     return [row for row in report.rows if not row.owner]
 
 
-def test_a_row_has_the_time_of_storing_it_and_of_making_it_again(clock):
+def test_a_row_has_the_time_of_storing_and_of_restoring_it(clock):
     model = nn.Sequential(mlp(), nn.LayerNorm(64), nn.GELU())
     report = compressed(model).report(step(model))
     assert {row.seconds for row in alone(report)} == {2.0}

@@ -9,7 +9,7 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
-from integrations.adaptive.copies import Stored
+from integrations.adaptive.copies import MeasuredCopy
 from integrations.rules.norms import CHANNELS, FEW, Normalizer, Standardized
 from integrations.storing.extent import Extent
 from integrations.storing.records import Record
@@ -206,7 +206,7 @@ def test_its_energies_are_those_of_its_elements_as_they_were():
     record = Record(SavedTensor.of(x), "", "")
     view = Storages().store(x, Extent.of(x), codec, record, seed=0, stream=0)
     assert isinstance(view, View)
-    stored = Stored(view.region, codec, x, 4)
+    stored = MeasuredCopy(view.region, codec, x, 4)
     found = [(decompress(compress(x, codec, seed=1, stream=s)) - x).square().sum().item() for s in range(50)]
     deviations = x.std([0, 2, 3])
     step = 8 / 15  # of a group that spans 8 deviations

@@ -123,7 +123,7 @@ def test_query_key_and_value_are_views_of_one_projection():
 
 
 def test_attention_saves_what_its_rounded_inputs_no_longer_fit():
-    """A logarithm of a sum of other numbers would not normalise the softmax; computed again, every row of it sums to 1,
+    """A logarithm of a sum of other numbers would not normalise the softmax; recomputed, every row of it sums to 1,
     so that the value's gradient, summed over tokens, is the output's. See test_attention.py."""
     upstream = normal(1, 512, 64, seed=9)
 

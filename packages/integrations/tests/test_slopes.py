@@ -26,7 +26,7 @@ from integrations.step.capturing.capture import capture
 from integrations.step.costs.codecs import restore_seconds, store_seconds
 from integrations.step.costs.rates import constant
 from integrations.storing.extent import Extent
-from integrations.storing.forms import Slope
+from integrations.storing.forms import SlopeForm
 from integrations.storing.store import StoredLater
 
 from .nets import Net, normal
@@ -139,14 +139,14 @@ def test_what_is_small_or_to_be_kept_is_kept():
     assert [record.codec for record in records] == ["3-bit derivative", "kept"]
 
 
-def test_what_is_made_again_is_stored_so_until_it_is_read():
+def test_what_is_recomputed_is_stored_so_until_it_is_read():
     x, store = normal(64, 64), Store(slope_bits=3)
     saved = SavedTensor.of(x, operator="elu with another alpha", role="input")
     decision = policy_of(store, LEVELS["L0"]).decide(saved)
     call = Call(F.elu, (x,), {"alpha": 0.5})
     later = StoredLater(store.level(LEVELS["L0"]), decision, Extent.of(x), saved, 0, call)
     packed = later.store(x, {})
-    assert isinstance(packed, Slope)
+    assert isinstance(packed, SlopeForm)
     with torch.no_grad():
         assert torch.equal(packed.unpack(), fewbit.Codebook("elu", 3, (0.5,)).compress(x).decompress())
 

@@ -16,6 +16,7 @@ from actcore.autograd import save_for_backward, saved_tensors_of
 from actcore.bits import pack_bits, unpack_bits
 from actcore.codec import Codec, compress, decompress
 from actcore.codecs import BitMask, Float8, GroupAffine, GroupAffineRows, Narrow, Offload, Positive, Raw
+from actcore.compiling import uncompiled
 from actcore.compressed import Compressed
 from actcore.device_streams import in_cuda_graph, replayable
 from actcore.dtypes import FLOATS, INTEGERS
@@ -37,7 +38,7 @@ from actcore.kept import Kept
 from actcore.layout import Layout
 from actcore.noise import Streams, current_rank, stream_of
 from actcore.plans import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan
-from actcore.saved_hooks import hooks, saved_tensors, uncompiled
+from actcore.saved_hooks import hooks, saved_tensors
 from actcore.saved_tensor import Policy, SavedTensor
 from actcore.segments import CheckpointSegments, checkpoint_segments
 from actcore.simulation import StepUsage, simulate

@@ -151,7 +151,7 @@ def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
 
 def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
     if stream is not None:
-        return stream_of(str(number), stream, current_rank())  # type: ignore[no-any-return]
+        return stream_of(str(number), stream, current_rank())
     if torch.compiler.is_compiling():  # a number would be a constant of the compiled code
         return torch.ops.actcore.next_stream(tensor.detach(), new_key(tensor.device))  # type: ignore[no-any-return]
     return replayable(shared_streams(seed).next(), tensor)
@@ -230,7 +230,7 @@ def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
     raise RuntimeError(
         f"backward with create_graph=True needs the history of a tensor of shape {entry.layout.shape} that was stored "
         "as a result of its Function and is gone or changed, and without it a term of the second derivative would be "
-        "missing; save it exactly, (tensor, None), or save the inputs and compute it again in backward"
+        "missing; save it exactly, (tensor, None), or save the inputs and recompute it in backward"
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actcore.compiling import constant_when_traced
 from actcore.noise import current_rank, stream_of
 
 _CAPTURED = -1  # the key of the counter of what is captured by hand; new_key counts from 0
@@ -23,7 +24,7 @@ _lock = threading.Lock()
 _keys = itertools.count()
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def new_key(device: torch.device) -> int:
     """A counter of its own on ``device``, made now: one made while a CUDA graph is captured would be reset by every
     replay. Keys count from 0 in each process, so a program that runs again compiles to the same code."""

@@ -9,10 +9,12 @@ from hashlib import blake2b
 
 import torch
 
+from actcore.compiling import constant_when_traced
+
 _MASK = (1 << 64) - 1
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def stream_of(identity: str, step: int, rank: int, micro_step: int = 0) -> int:
     """A 64-bit stream for one saved tensor of one forward on one rank.
 

@@ -23,7 +23,7 @@ class CheckpointPlan:
         seconds: of the operators that are repeated.
         seconds_bound: no choice that fits what was asked for (the budget of ``CheckpointPlans.within``, else ``peak``)
             repeats operators of fewer seconds. Equal to ``seconds`` where the plan is proven optimal.
-        held: of each value that is not kept, whether a segment that makes it again holds it, as in ``simulate``.
+        held: of each value that is not kept, whether a segment that recomputes it holds it, as in ``simulate``.
             ``None`` where checkpoints are not nested.
         forms: of each value, the form in which it waits, or -1, as in ``simulate``. ``None`` where all are as they are.
         variance: the square of the gradient's relative error.
@@ -94,7 +94,7 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
 
     Where values have forms, a search of twice as many steps follows on that, whose plans are at least as good. For a
     price of a second, and one of a unit of variance that is found by bisection, each value that waits takes the form
-    that costs least, with the noise of all that is made again of it; what is made again is chosen anew at what keeping
+    that costs least, with the noise of all that is recomputed of it; what is recomputed is chosen anew at what keeping
     costs then; at each of 20 budgets the price is the one that just fits; and local search changes forms and what is
     kept, together and one by one.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from actcore.codec import Codec, as_int64, require_codec
 from actcore.codecs.raw import Raw
+from actcore.compiling import uncompiled
 from actcore.compressed import Compressed
 from actcore.device_streams import replayable
 from actcore.kept import Kept
@@ -128,14 +128,6 @@ class saved_tensors:
     ) -> None:
         self._contexts.pop().__exit__(kind, error, trace)
         _explain(error)
-
-
-def uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A pack or unpack hook, shielded from ``torch.compile``, which would trace it when a submodule is compiled.
-
-    Nobody who does not compile pays for importing the compiler.
-    """
-    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
 
 
 def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = True) -> tuple[Pack, Unpack]:

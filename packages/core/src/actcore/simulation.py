@@ -42,7 +42,7 @@ def simulate(
     """Runs through forward and backward in numbers: bytes at each event, and the seconds of what a plan does besides.
 
     A value lives from the operator that makes it to the last one that reads it, and if it is kept, to the last step of
-    backward that needs it. What is not kept and still needed is made again from what is kept. The operators that do so
+    backward that needs it. What is not kept and still needed is recomputed from what is kept. The operators that do so
     fall into segments, connected by the values that they hand to each other. A segment is repeated as a whole, when
     backward first reads one of its values; these live until backward reads them last, others until the segment does.
     What nobody needs is not repeated. An operator that is not repeatable keeps its values whatever ``kept`` says.
@@ -56,21 +56,21 @@ def simulate(
 
     What waits does so in a form where ``forms`` says so. A kept value is there as it is until the forward and the
     caller have had it last and it has been stored; its form is there from ``stored_at`` on, and ``passing`` at that
-    event. One that is made again is there as it is until its segment has read it last, and is stored then. Either is
+    event. One that is recomputed is there as it is until its segment has read it last, and is stored then. Either is
     restored at each step of backward that reads it. What was restored last stays for the next step of backward that
     reads the same value; it is let go as soon as backward restores another one, and where there is no such step.
     Within a step, what it repeats comes before what is restored of that, and after what is restored of the rest. An
     operator that is repeated restores what it reads for itself. A form in which nothing waits, or that does not serve
     an operator that reads the value when it is repeated, is none.
 
-    Noise adds up. What is made again has that of all that its operator reads, where it is repeated: of what waits in a
+    Noise adds up. What is recomputed has that of all that its operator reads, where it is repeated: of what waits in a
     form, that of the form, too; and to backward it has that of its own form besides. ``variance`` is the sum over the
     values that backward reads, each noise times its weight.
 
     Args:
         step: the numbers.
         kept: of each value, whether it is kept.
-        held: of each value that is not kept, whether a segment that makes it again holds it for backward. ``None``: all
+        held: of each value that is not kept, whether a segment that recomputes it holds it for backward. ``None``: all
             are, and no operator is repeated twice.
         forms: of each value, the number of the form in which it waits, from 0, or -1: as it is, as far as
             ``formed`` lets it. ``None``: all do so.
@@ -94,7 +94,7 @@ def simulate(
 
 
 def ranks_of(kept: Sequence[bool], held: Sequence[bool] | None) -> list[int]:
-    """Of each value 0 where it is kept, 1 where it is held once it has been made again, and else 2."""
+    """Of each value 0 where it is kept, 1 where it is held once it has been recomputed, and else 2."""
     if held is None:
         return [int(not entry) for entry in kept]
     return [0 if is_kept else 1 if is_held else 2 for is_kept, is_held in zip(kept, held, strict=True)]

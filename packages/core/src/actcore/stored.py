@@ -195,7 +195,7 @@ def announce_pointwise(
         announce(Stored(Absent.like(x), operator, "internal", codec, parts))
     elif function in _INPUT_AND_BETWEEN:
         between = Stored(Absent.like(x), operator, "internal", codec)
-        # On other devices torch's logsigmoid computes again what it keeps on the CPU.
+        # On other devices torch's logsigmoid recomputes what it keeps on the CPU.
         also = () if function == "logsigmoid" and x.device.type != "cpu" else (between,)
         announce(Stored(x, operator, "input", codec, parts), *also)
     else:

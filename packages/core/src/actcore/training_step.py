@@ -34,7 +34,7 @@ class TrainingStep:
         forms: of each value, those in which it may wait instead of as it is. Empty: none.
         weights: of each value, the square of the gradient's relative error where what backward reads of it has a noise
             of 1. Empty: 0.
-        aside: of each value, bytes that the forward stores of it even if it is made again, until backward reads it
+        aside: of each value, bytes that the forward stores of it even if it is recomputed, until backward reads it
             last: what backward decides by. Empty: none.
         stored_at: of each value, the operator after which it is stored, or ``None``: when an operator that is repeated
             first reads it, and else with the operator that makes it. Empty: ``None``.

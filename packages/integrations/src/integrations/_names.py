@@ -1,4 +1,4 @@
-"""What becomes of a name that torch need not have: a table of such names, and what stands for one that is gone."""
+"""Names that torch need not have: a table of them, and what stands for one that is missing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _RAISES: Any = object()
 
 @dataclass(frozen=True)
 class Name:
-    """A name of torch that is private.
+    """A private name of torch.
 
     Args:
         path: where torch has it.
-        feature: what takes it.
-        spared: whether the feature does without where it is gone.
+        feature: what needs it.
+        spared: whether the feature works without it.
     """
 
     path: str
@@ -30,7 +30,7 @@ class Name:
 
     @property
     def is_there(self) -> bool:
-        """Whether this torch has it. Imports the module that has."""
+        """Whether this torch has it. Imports its module."""
         try:
             self.get()
         except ImportError:
@@ -39,17 +39,17 @@ class Name:
 
     @property
     def why(self) -> str:
-        """What to say where it is gone."""
+        """The message for a missing name."""
         return (
             f"{self.feature} takes {self.path}, which torch {torch.__version__} does not have: the name is private, "
             "and each version of torch may drop it; use one that has it, from 2.10 on"
         )
 
     def get(self) -> Any:
-        """What torch has there.
+        """The object that torch has under the name.
 
         Raises:
-            ImportError: it is gone.
+            ImportError: the name is missing.
         """
         value: Any = torch
         parts = self.path.split(".")
@@ -64,24 +64,24 @@ class Name:
             try:
                 value = import_module(module)
             except ModuleNotFoundError as error:
-                if error.name != module:  # which torch itself wants
+                if error.name != module:  # torch itself misses another module
                     raise
                 raise ImportError(self.why) from None
         return value
 
 
 NAMES: dict[str, Name] = {}
-"""All that are used, by their paths."""
+"""All names that are used, by their paths."""
 
 
 def noted(path: str, feature: str, *, spared: bool) -> Name:
-    """A name that is in the table from now on."""
+    """A name that is added to the table."""
     name = NAMES[path] = Name(path, feature, spared)
     return name
 
 
 def bound(path: str, feature: str, without: Any = _RAISES) -> Any:
-    """What torch has there. Where it is gone ``without``, or else a ``Missing``."""
+    """The object that torch has under a path. If it is missing: ``without``, or else a ``Missing``."""
     name = noted(path, feature, spared=without is not _RAISES)
     try:
         return name.get()
@@ -90,8 +90,8 @@ def bound(path: str, feature: str, without: Any = _RAISES) -> Any:
 
 
 def later(path: str, feature: str, without: Any = _RAISES) -> Callable[[], Any]:
-    """A function for the same of a module that takes long to import. Where the name is gone and ``without`` is not
-    given, it raises ``ImportError``."""
+    """A function that returns the same, for a module that takes long to import. If the name is missing and ``without``
+    is not given, the function raises ``ImportError``."""
     name = noted(path, feature, spared=True)
 
     @cache
@@ -107,7 +107,8 @@ def later(path: str, feature: str, without: Any = _RAISES) -> Callable[[], Any]:
 
 
 class Missing:
-    """Stands for a name that is gone: to call it, to look into it, and to ask whether something is of it raises."""
+    """Stands for a missing name: to call it, to look into it, and to ask whether something is an instance of it
+    raises."""
 
     def __init__(self, name: Name) -> None:
         self._name = name
@@ -123,5 +124,5 @@ class Missing:
         self._raise()
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type]:
-        """A class may derive from it, so that its module can be imported; an object of the class cannot be made."""
+        """A class may derive from it, so that its module can be imported; no object of that class can be made."""
         return (type("Missing", (), {"__new__": self._raise}),)

@@ -1,12 +1,12 @@
-"""The private names of torch that ``integrations`` uses: they stand here, and no other module uses one.
+"""The private names of torch that ``integrations`` uses. They stand here, and no other module uses one.
 
-Torch promises nothing of them. Where a version of torch lacks one, ``import integrations`` works all the same, and so
-does what can do without it; what cannot says which name is gone. ``NAMES`` is the table of them, with what takes each.
-They are called here as in torch, without the underscore, and some methods with what they are of.
+Torch promises nothing about them. If a version of torch lacks one, ``import integrations`` still works, and so does
+everything that can do without it; what cannot raises an error with the name. ``NAMES`` is the table of them, with the
+features that need them. They have torch's names without the underscore, some methods with the name of their class.
 
-What objects of torch have is asked of these where they are: ``_version`` and ``_base`` of a tensor, ``_cdata`` and
-``_weak_ref`` of a storage, ``_schema`` of an operator, ``_sequence_nr``, ``_forward_cls`` and ``_raw_saved_*`` of a
-node, ``_orig_mod`` and ``_get_fsdp_state`` of a module.
+Private attributes of objects of torch are used where the objects are: ``_version`` and ``_base`` of a tensor,
+``_cdata`` and ``_weak_ref`` of a storage, ``_schema`` of an operator, ``_sequence_nr``, ``_forward_cls`` and
+``_raw_saved_*`` of a node, ``_orig_mod`` and ``_get_fsdp_state`` of a module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from integrations._names import Missing, bound, later, noted
 _ANY = "a compressed model"
 _PLANS = "a plan"
 _CAPTURE = "the capture of a training step"
-_ATTENTION = "attention that backward computes again"
+_ATTENTION = "attention that backward recomputes"
 _COMPILED = "compression under torch.compile"
 _ADAPTIVE = "an adaptive level"
 _QMODULES = "a layer of integrations.qmodules"
@@ -55,11 +55,11 @@ get_sequence_nr: Callable[[], int] = bound("torch._C._autograd._get_sequence_nr"
 queue_callback: Callable[[Callable[[], object]], None] = bound(
     "torch.autograd.Variable._execution_engine.queue_callback", "a level that learns from each backward"
 )
-# torch.set_grad_enabled makes an object of each call.
+# torch.set_grad_enabled makes an object for each call.
 set_grad_enabled: Callable[[bool], None] = bound("torch._C._set_grad_enabled", _PLANS)
 profiler_enabled: Callable[[], bool] = bound("torch._C._autograd._profiler_enabled", _ANY)
-# Torch calls it for a tensor that gets another history, through the modes that are on, and holds a view's lock
-# meanwhile: who then asks the view for its history never returns.
+# Torch calls it for a tensor that gets another history, through the active modes, while it holds a view's lock: code
+# that then asks the view for its history never returns.
 RESET_HOOKS: Callable[..., Any] = bound("torch.Tensor._backward_hooks.__set__", _ANY)
 CheckpointFrame: Any = bound("torch.utils.checkpoint._CheckpointFrame", "a checkpoint inside of a model", ())
 storage_expired: Callable[[int], bool] = bound("torch.UntypedStorage._expired", _ANY)
@@ -69,7 +69,7 @@ storage_free_weak_ref: Callable[[int], None] = bound("torch.UntypedStorage._free
 
 peek_interpreter_stack: Callable[[], Any] = bound("torch._C._functorch.peek_interpreter_stack", _ANY)
 get_tracing_state: Callable[[], Any] = bound("torch._C._get_tracing_state", "a model under torch.jit.trace")
-# A number that changes, and so is read off its module each time.
+# The number changes, so it is read from its module each time.
 _LEVEL = noted("torch.autograd.forward_ad._current_level", _ANY, spared=False)
 if TYPE_CHECKING or _LEVEL.is_there:
     from torch.autograd import forward_ad as _forward_ad
@@ -148,7 +148,7 @@ adaptive_avg_pool2d_backward: Callable[..., Any] = bound("torch.ops.aten._adapti
 
 # ---- modules ----
 
-# The code that runs a module's hooks and its forward. Which module runs is read off frames: nothing works without.
+# The code that runs a module's hooks and its forward. Which module runs is read off frames, and nothing works without.
 MODULE_CALL: CodeType = noted("torch.nn.Module._call_impl.__code__", _ANY, spared=False).get()
 sync_norm_check_input_dim: Callable[..., None] = bound("torch.nn.SyncBatchNorm._check_input_dim", _QMODULES)
 sync_norm_check_channels: Callable[..., None] = bound(
@@ -165,7 +165,7 @@ noted("torch.nn.modules.module._global_forward_hooks", _CAPTURE, spared=True)
 def kept_for_all_modules() -> list[dict[Any, Any]]:
     """What torch keeps for all modules of the process: hooks, and results of parametrizations."""
     hooks = [value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_")]
-    cache = getattr(torch.nn.utils.parametrize, "_cache", None)  # another one each time that caching ends
+    cache = getattr(torch.nn.utils.parametrize, "_cache", None)  # it is another object each time that caching ends
     return [one for one in (cache, *hooks) if isinstance(one, dict)]
 
 
@@ -175,7 +175,7 @@ DYNAMO = noted("torch._dynamo", _COMPILED, spared=True).path
 # Its log warns of in-place operators.
 WRAP = noted("torch._higher_order_ops.wrap", "a plan under torch.compile", spared=True).path
 tracing_context: Callable[[], Any] = bound("torch._guards.TracingContext.try_get", _COMPILED)
-# Frames are skipped where torch has all four.
+# Frames can be skipped if torch has all four.
 FrameExecStrategy: Any = bound("torch._C._dynamo.eval_frame._FrameExecStrategy", _COMPILED, None)
 FrameAction: Any = bound("torch._C._dynamo.eval_frame._FrameAction", _COMPILED, None)
 set_code_exec_strategy: Any = bound("torch._C._dynamo.eval_frame.set_code_exec_strategy", _COMPILED, None)
@@ -192,6 +192,18 @@ noted(f"torch._functorch.config.{HOOKS_FILTERING}", _COMPILED, spared=True)
 saved_tensor_hook_context = later(
     "torch._functorch._aot_autograd.graph_compile._get_saved_tensor_hook_context", _COMPILED
 )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_when_traced(function: Function) -> Function:
+    """A decorator: while ``torch.compile`` traces, it calls the function and takes the result for a constant.
+
+    ``torch.compiler.assume_constant_result`` sets the same mark, and imports ``torch._dynamo`` for it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
 
 # ---- what annotations and subclasses take as types, or whose own types are more than a Callable says ----
 

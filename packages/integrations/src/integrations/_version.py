@@ -1,3 +1,3 @@
-"""The version of integrations, the one place it is written."""
+"""The version of integrations; it is written only here."""
 
 __version__ = "0.1.0"

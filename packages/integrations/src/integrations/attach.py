@@ -34,7 +34,7 @@ Handle = TypeVar("Handle", bound=Compression)
 
 _HANDLE = Compression.PLACE
 
-# How many forwards a model has been through: what one block leaves to the next, until restore_model.
+# How many forwards a model has had, passed from one block to the next, until restore_model.
 _steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -55,8 +55,8 @@ def compress_model(
     strict: bool = False,
     **options: Any,
 ) -> Model:
-    """Trains a model in less memory, from now on and in place: what autograd saves in its forward waits for backward in
-    other ways than as it is.
+    """Makes a model train in less memory, from now on and in place: what autograd saves in its forward waits for
+    backward in other ways than as it is.
 
     ::
 
@@ -65,7 +65,7 @@ def compress_model(
         compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
 
     With ``memory``, ``time``, ``error`` or ``stores``, the first training forward is planned for: of each value the
-    plan says whether it is kept, rounded, stored exactly in fewer bits, computed again, or sent to host memory. Of
+    plan says whether it is kept, rounded, stored exactly in fewer bits, recomputed, or sent to host memory. Of
     memory, time and error, what is not bounded is made the least: the time within ``memory``, the memory within
     ``time``, the error where both are given, the memory where none is.
 
@@ -79,15 +79,15 @@ def compress_model(
             statistics reset before the step. Bytes as an int, a string such as ``"8GiB"``, or a fraction of the plain
             step's as a float in (0, 1].
         time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
-        error: the most that the whole gradient may be off, relative to it, in [0, 1); 0 makes gradients bit for bit
-            those of the model. Where one of the others is given, 0.1 by default.
+        error: the largest error of the whole gradient, relative to its norm, in [0, 1); 0 makes gradients bit for bit
+            those of the model. By default 0.1 if one of the others is given.
         stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
             the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
             ``"host"``; forms such as ``"8 bits"`` by their names. All by default.
-        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not made again
-            is stored as the level says, whatever the error, and the plan says what is made again. ``"L0"`` off,
-            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"lean"`` 4 to 6 bits of what the rest is
-            computed from in backward; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
+        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not recomputed
+            is stored as the level says, whatever the error, and the plan says what is recomputed. ``"L0"`` off,
+            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"lean"`` 4 to 6 bits of what backward recomputes
+            the rest from; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
             average, each tensor its own; ``"L3"`` those of L2 in host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"``
             tensors as they are there.
         activations: exchanges activations for few-bit ones, before what is left is stored as the level says:
@@ -100,11 +100,11 @@ def compress_model(
             at a time, so that they never exist as a whole; exactly, but for the order of sums. For models of
             transformers; of any other, name the linear layer, as in ``{"head": "lm_head"}``. See
             ``integrations.losses.linear_cross_entropy``.
-        checkpoint: without the bounds above, lets backward make again some of what it needs, whatever the level does to
+        checkpoint: without the bounds above, lets backward recompute some of what it needs, whatever the level does to
             the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak (bytes, ``"4GiB"``, or
             a fraction of the plain step's) as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
             it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
-            elements. What is kept for that is stored in ``checkpoint_bits``, and what is made again as the level says,
+            elements. What is kept for that is stored in ``checkpoint_bits``, and what is recomputed as the level says,
             until backward reads it.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
@@ -141,9 +141,10 @@ def compress_model(
 
 
 def attach(handle: Compression) -> None:
-    """Has the forwards of a handle's model run under it, from now on."""
+    """Has a handle's model run its forwards under it, from now on."""
     model = handle.model
-    # The instance's own dictionary: copied with the model, unseen by state_dict and by nn.Module's attributes.
+    # The instance's own dictionary: it is copied with the model, and state_dict and nn.Module's attributes do not see
+    # it.
     model.__dict__[_HANDLE] = handle
     await_forward(handle)
     CompressedForward(handle, model.forward, "forward" in model.__dict__).put()
@@ -160,7 +161,7 @@ def compression(model: nn.Module) -> Compression:
 
 
 def _handle_in(model: nn.Module) -> Compression:
-    """The handle itself, which does not keep the model. See ``compression``."""
+    """The handle that lies in the model and does not keep it alive. See ``compression``."""
     _require_module(model)
     model = compiled_module(model)
     handle = model.__dict__.get(_HANDLE)
@@ -189,7 +190,7 @@ def restore_model(model: Model) -> Model:
         raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
     handle = _handle_in(model)
     inner = handle.model
-    Exchanges.undo(inner)  # which may refuse: everything is as it was then
+    Exchanges.undo(inner)  # this may raise, and then everything is as it was
     handle.closed = True
     await_no_longer(handle)
     with _lock:
@@ -198,7 +199,7 @@ def restore_model(model: Model) -> Model:
     outcome.forget(inner)
     del inner.__dict__[_HANDLE]
     forward = CompressedForward.of(inner)
-    if forward is not None:  # otherwise somebody has wrapped it
+    if forward is not None:  # otherwise something has wrapped it
         forward.take_out()
     return model
 
@@ -225,7 +226,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     for name in ("checkpoint", "memory", "time", "error", "stores"):
         if name in options:
             raise ValueError(
-                f"{name} must be left out of a block, whose forward follows no plan of what backward makes again; "
+                f"{name} must be left out of a block, whose forward follows no plan of what backward recomputes; "
                 f"integrations.compress_model(model, {name}=...) has the model follow one"
             )
     handle = new_handle(BlockCompression, model, level, strict, options)
@@ -248,7 +249,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
 
 
 def new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]) -> Handle:
-    """A handle of that kind, which is not attached yet. Arguments and errors are those of ``compress_model``."""
+    """A handle of that class, which is not attached yet. Arguments and errors are those of ``compress_model``."""
     _require_module(model)
     if not isinstance(strict, bool):
         raise TypeError(f"strict must be True or False, got {strict!r}")
@@ -263,7 +264,7 @@ def new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, o
 
 
 def _ways_back(model: nn.Module) -> str:
-    """The calls that undo what others than ``compress_model`` did to a model; empty where nobody did."""
+    """The calls that undo what was done to a model by other means than ``compress_model``; empty if nothing was."""
     found = [
         call
         for call, done in (

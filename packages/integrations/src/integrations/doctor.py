@@ -1,4 +1,4 @@
-"""``python -m integrations doctor``: what is here, and which of torch's private names this torch has."""
+"""``python -m integrations doctor``: versions and operators, and which of torch's private names this torch has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import actcore
 from integrations._torch import NAMES
 from integrations._version import __version__
 
-# Whose models and trainers are known, beside torch.
+# Libraries whose models and trainers are known, beside torch.
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "timm", "torch-geometric", "lightning")
 
 _WIDTH = 130
@@ -34,10 +34,10 @@ def run_doctor(options: argparse.Namespace) -> None:
     """Prints the tables.
 
     Raises:
-        RuntimeError: a name is gone that something does not do without.
+        RuntimeError: a name is missing that a feature needs.
     """
     console = Console()
-    console = Console(width=max(console.width, _WIDTH))  # narrower where that is no terminal, which would cut names
+    console = Console(width=max(console.width, _WIDTH))  # without a terminal it is narrower, which would cut names
     console.print(_facts())
     gone = [name for name in NAMES.values() if not name.is_there]
     if options.names or gone:
@@ -72,7 +72,7 @@ def _version_of(library: str) -> str:
 
 
 def _names(all_names: bool) -> Table:
-    """By what takes them, so that what cannot be had is seen at once."""
+    """The names by the features that need them, so that a missing feature is seen at once."""
     table = Table("what takes it", "private name of torch", "here", box=None, pad_edge=False)
     by_feature = defaultdict(list)
     for name in NAMES.values():

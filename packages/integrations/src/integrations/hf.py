@@ -5,7 +5,7 @@
     model = compress_model(AutoModelForCausalLM.from_pretrained(name), memory="8GiB")
 
 Eager attention and sdpa, tied weights and ``gradient_checkpointing_enable()`` need no preparation. ``generate()`` and
-all that runs in ``eval()`` are as they were.
+everything that runs in ``eval()`` are as before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``plan`` and ``apply``: one plan for every value that backward reads, made ahead of the training and given to a
+"""``plan`` and ``apply``: one plan for every value that backward reads, made before the training and given to a
 model."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def plan(
     holds_outputs: bool | None = None,
 ) -> Plan:
     """Finds out how each value that backward reads had best wait for it: kept, rounded, stored exactly in fewer bits,
-    computed again, or sent to host memory.
+    recomputed, or sent to host memory.
 
     ::
 
@@ -81,7 +81,7 @@ def plan(
             it.
         Exception: what the model raises with these inputs.
     """
-    bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # which makes a tuple of it
+    bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # Bounds makes a tuple of it
     model = plannable(model)
     require_loss(loss)
     if isinstance(args, list) and not args:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actcore.codec import made, require_dtype, require_form, require_payload, require_strided, stored_elements, trusted
+from actcore.compiling import constant_when_traced
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS, INTEGERS
 from actcore.layout import Layout, stored_numel
@@ -111,7 +112,7 @@ def require_fit(misfit: Tensor, message: str) -> None:
         torch._assert_async(misfit == 0, message)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _inexact(values: tuple[float, float], dtype: torch.dtype) -> float | None:
     return _first_inexact(values, dtype)
 

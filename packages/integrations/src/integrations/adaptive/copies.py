@@ -1,4 +1,4 @@
-"""What is stored once, whoever is served by it, and what is measured of it."""
+"""What is stored once, for one or more saved tensors, and what is measured of it."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from integrations.storing.regions import Region, View
 Copy: TypeAlias = Region | Clamped
 """A stretch of a storage, which several saved tensors may share, or a form of one operator's own."""
 
-# Elements up to which it is remembered, in a byte each, how uncertain the rounding of each is: values that take few
-# levels, such as a graph's edge weights, lie on codes or far from them (1.45 without). Of larger tensors that mostly
-# averages out.
+# Up to so many elements it is noted, in a byte each, how uncertain the rounding of each element is. Values that take
+# few levels, such as a graph's edge weights, lie on codes or far from them (an estimate without this is 1.45 times too
+# large). In larger tensors that mostly averages out.
 _DETAILED = 65536
 
 
 def copy_of(packed: Packed) -> Copy | None:
-    """The copy that serves a saved tensor; ``None`` where its values are kept, or are not rounded to planned bits."""
+    """The copy that serves a saved tensor; ``None`` if its values are kept, or are not rounded to planned bits."""
     if isinstance(packed, View):
         return None if packed.sign or is_kept(packed.region) else packed.region
-    # The range of Sides depends on the width, so that its errors do not scale as those of others: it keeps the level's.
+    # The range of Sides depends on the width, so its errors do not scale as others do: it keeps the level's bits.
     return packed if isinstance(packed, Clamped) else None
 
 
 def is_kept(copy: Copy) -> bool:
-    """Whether another operator has made it keep the memory itself."""
+    """Whether another operator has made the copy keep the memory itself."""
     return isinstance(copy, Region) and copy.kept is not None
 
 
 def layout_of(copy: Copy) -> Layout:
-    """In which order its elements share groups."""
+    """The order in which its elements share groups."""
     return copy.layout if isinstance(copy, Region) else copy.compressed.layout
 
 
 def elements_of(copy: Copy) -> Tensor:
-    """Its elements, as they are stored."""
+    """Its elements, in the order in which they are stored."""
     return copy.elements(False) if isinstance(copy, Region) else copy.unpack()
 
 
 def unpacked_from(packed: Packed, elements: Tensor) -> Tensor:
-    """The saved tensor, if these were the elements of its copy."""
+    """The saved tensor that would be unpacked if its copy had these elements."""
     return packed.view_of(elements) if isinstance(packed, View) else elements
 
 
-class Stored:
+class MeasuredCopy:
     """What a probe finds out about one copy.
 
     Args:
         copy: the copy, which is not kept alive.
         codec: how it is stored.
-        tensor: one that was saved and is served by it.
-        bits: width whose rounding error is imitated.
+        tensor: a saved tensor that the copy serves.
+        bits: the width whose rounding error is imitated.
     """
 
     def __init__(self, copy: Copy, codec: GroupAffine, tensor: Tensor, bits: int) -> None:
@@ -85,7 +85,7 @@ class Stored:
         return rounding_noise(elements, self.codec.group_size, energy, generator, self.deviations, scales)
 
     def _as_rounded(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The elements that are rounded, and what each is multiplied with then; ``None`` for 1."""
+        """The elements that are rounded, and the factors by which each is multiplied when restored; ``None`` for 1."""
         whole = self._layout.dense and self._layout.stored_numel == flat.numel()
         tensor = self._layout.restore(flat) if whole else flat
         if not isinstance(self.codec, Standardized) or not whole or not self.codec.normalizer.takes(tensor):

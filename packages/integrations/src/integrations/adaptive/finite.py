@@ -1,4 +1,4 @@
-"""Which saved tensor was the first with a value that is not finite: looked for on the device, read when asked."""
+"""Finds the first saved tensor with a NaN or an infinity: looked for on the device, read when asked for."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Look:
         for saved, low, high in self._read():
             if math.isnan(low):
                 nan = nan or Identity.of(saved)
-            # An attention mask's are meant.
+            # an attention mask's -inf is intended
             elif high == math.inf or (low == -math.inf and saved.operator != ATTENTION):
                 infinite = infinite or Identity.of(saved)
         return None if nan is None and infinite is None else NotFinite(self.step, nan, infinite)
 
     def _read(self) -> Iterator[tuple[SavedTensor, float, float]]:
-        """In the order of saving, with one copy a device."""
+        """The extremes in the order of saving, with one copy to the host a device."""
         places: dict[torch.device, list[int]] = {}
         for place, (_, extremes) in enumerate(self._extremes):
             places.setdefault(extremes.device, []).append(place)

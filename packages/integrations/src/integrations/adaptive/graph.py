@@ -13,32 +13,32 @@ from integrations._torch import get_sequence_nr
 from integrations.calls.history import MOST_NODES, node_of
 
 PARAMETER = -1  # the gradient ends in a parameter
-NOWHERE = -2  # it ends in something else, or in what was there before the forward
+NOWHERE = -2  # it ends in something else, or in something from before the forward
 
-# Nodes whose result has the elements of what they get, in another order, shape or dtype.
+# Nodes whose result has the elements of their gradient, in another order, shape or dtype.
 _MOVES = frozenset(
     f"{name}Backward{number}"
     for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "ToCopy")
     for number in (0, 1)
 )
 
-# Functions in Python whose backward may be run once more: it does nothing but compute.
+# Libraries whose Functions only compute, so that their backward may be run once more.
 _PURE = ("actcore", "integrations")
 
 
-class Graph:
-    """Nodes in the order in which they were found, as many as may be looked at.
+class AutogradGraph:
+    """Nodes in the order in which they were found, up to a maximum.
 
     Attributes:
-        repeatable: for each node, whether its backward may run once more.
-        edges: for each node and each result of its backward, which node takes it (or ``PARAMETER``, or ``NOWHERE``) and
-            as which of that node's gradients.
+        repeatable: by node: whether its backward may run once more.
+        edges: by node, for each result of its backward: which node takes it (or ``PARAMETER``, or ``NOWHERE``), and as
+            which of that node's gradients.
     """
 
     def __init__(self) -> None:
         self.repeatable: list[bool] = []
         self.edges: list[list[tuple[int, int]]] = []
-        # The wrappers of nodes that are alive are unique, so identity finds a node again.
+        # The wrapper of a living node is unique, so identity finds the node.
         self._index: dict[Node, int] = {}
         self._start = get_sequence_nr()  # nodes are numbered as they are made
 
@@ -52,7 +52,8 @@ class Graph:
 
         Args:
             tensors: results of a call, or what it may have changed in place.
-            ours: whether what its nodes saved went through our hooks; another library's may refuse a second look.
+            ours: whether what its nodes saved went through our hooks; another library's hooks may refuse to unpack
+                twice.
         """
         found = []
         waiting = [node for tensor in tensors if (node := node_of(tensor)) is not None]
@@ -67,19 +68,19 @@ class Graph:
         return found
 
     def close(self) -> None:
-        """Notes the edges. Nodes are known by their place from now on, so that nothing here keeps them alive."""
+        """Notes the edges. From now on nodes are known by their places, so that this graph keeps none alive."""
         arrivals = Counter(following for node in self._index for following, _ in node.next_functions)
         ways = {node for node in self._index if arrivals[node] == 1 and self._is_way_to_parameter(node, arrivals)}
         self.edges = [
-            # What comes to a parameter by a way of its own is counted when it sets out, and not on the way.
+            # What comes to a parameter by a way of its own is counted where it sets out, and not on the way.
             [(NOWHERE if node in ways else self._place(following, ways), at) for following, at in node.next_functions]
             for node in self._index
         ]
         self._index = {}
 
     def _is_way_to_parameter(self, node: Node, arrivals: Counter[Node | None]) -> bool:
-        """Whether a node only moves the elements of one parameter, such as ``weight.t()``: an error's energy passes as
-        it is, and need not be kept, as large as the weight, until the node's turn comes."""
+        """Whether a node only moves the elements of one parameter, such as ``weight.t()``. An error's energy passes it
+        unchanged. So the error, as large as the weight, need not be kept until the node's turn comes."""
         following: Node | None = node
         while following in self._index and arrivals[following] == 1 and following.name() in _MOVES:
             ((following, _),) = following.next_functions
@@ -105,15 +106,15 @@ def _pure(node: Node) -> bool:
 def backward_of(
     node: Node, gradients: tuple[Tensor | None, ...], like: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """What a node makes of gradients of its outputs, for each edge that leaves it.
+    """What a node makes of gradients of its outputs, for each of its edges.
 
     Raises:
-        RuntimeError: it gave another number of gradients than ``like``, what it gave to autograd.
+        RuntimeError: it returned another number of gradients than ``like``, what it returned to autograd.
     """
     call = node.apply if isinstance(node, BackwardCFunction) else node
     found = call(*gradients)  # type: ignore[operator]
     made = iter([part for part in (found if isinstance(found, tuple) else (found,)) if part is not None])
-    # A Function in Python also returns a None for each argument that is no tensor; autograd drops these.
+    # A Function in Python also returns None for arguments that are no tensors; autograd drops these.
     aligned = [None if expected is None else next(made, None) for expected in like]
     lacking = any(expected is not None and part is None for expected, part in zip(like, aligned, strict=True))
     if lacking or next(made, None) is not None:
@@ -125,7 +126,7 @@ def backward_of(
 
 
 def _as_autograd(gradient: Tensor, like: Tensor) -> Tensor:
-    """What autograd does to a node's result before it passes it on: a bias that was broadcast gets the sum."""
+    """The gradient as autograd passes it on: for a bias that was broadcast, the sum."""
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
     return gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)

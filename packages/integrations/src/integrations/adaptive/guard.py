@@ -19,7 +19,7 @@ from integrations.common.storages import StorageSet
 
 
 class ParametersChanged(RuntimeError):
-    """A closure changed a parameter: it must run forward and backward, and leave the step to the loop."""
+    """The closure changed a parameter. It must run forward and backward, and leave the step to the training loop."""
 
     def __init__(self, how: str) -> None:
         super().__init__(
@@ -30,15 +30,15 @@ class ParametersChanged(RuntimeError):
 
 @contextmanager
 def trial(model: nn.Module) -> Iterator[Met]:
-    """A block whose traces are removed: gradients, buffers and the states of the random generators come back as they
-    were, whatever ends the block; those of the model, and of what else takes part in the block's forwards and
-    backwards, other compressed models' steps included.
+    """A block that leaves no trace: however it ends, gradients, buffers and the states of the random generators are put
+    back, those of the model and of everything else that takes part in the block's forwards and backwards, as well as
+    the steps of other compressed models.
 
     The model's ``.grad`` is ``None`` when the block begins.
 
     Raises:
-        ParametersChanged: an optimizer was about to step, or a parameter to be changed in place, which is prevented;
-            or a parameter was changed in a way that nobody sees.
+        ParametersChanged: an optimizer was about to step, or a parameter about to be changed in place, which is
+            prevented; or a parameter was changed unseen.
     """
     parameters = dict(model.named_parameters())
     versions = {name: parameter._version for name, parameter in parameters.items()}
@@ -60,7 +60,7 @@ def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 class _Guard(TorchFunctionMode):
-    """Stops calls that write to a parameter before they do, and notes what each call meets."""
+    """Stops calls that write to a parameter before they do, and has each call's tensors and modules met."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], met: Met) -> None:
         super().__init__()

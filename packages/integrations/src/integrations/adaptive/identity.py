@@ -1,4 +1,4 @@
-"""``Identity``: what names a saved tensor from step to step."""
+"""``Identity``: the name of a saved tensor, the same from step to step."""
 
 from __future__ import annotations
 

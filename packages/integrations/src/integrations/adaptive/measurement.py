@@ -34,10 +34,10 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one or more steps' backward passes told.
+    """What the backward passes of one or more steps have told.
 
     Attributes:
-        tensors: one entry a stored copy.
+        tensors: one entry for each stored copy.
         gradient: squared norm of the gradient, summed over the parameters' edges in the graph.
     """
 
@@ -46,12 +46,12 @@ class Measurement:
 
     @property
     def finite(self) -> bool:
-        """Whether it can be used: not so where a gradient overflowed, as when a GradScaler looks for its scale."""
+        """Whether it can be used. It cannot if a gradient overflowed, as when a GradScaler searches for its scale."""
         values = [self.gradient, *(value for tensor in self.tensors for value in (*tensor.costs, *tensor.energies))]
         return all(map(math.isfinite, values))
 
     def plain(self) -> dict[str, Any]:
-        """Plain values only."""
+        """The measurement as plain values."""
         tensors = [
             {
                 "identities": [list(identity) for identity in tensor.identities],
@@ -67,7 +67,7 @@ class Measurement:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """From what ``plain`` returned."""
+        """The measurement that ``plain`` returned."""
         tensors = tuple(
             Sensitivity(
                 tuple(Identity(*identity) for identity in tensor["identities"]),
@@ -83,7 +83,7 @@ class Measurement:
 
 
 def mean_of(measurements: Sequence[Measurement]) -> Measurement:
-    """The mean over measurements. A tensor that only some of them saw has the mean over these."""
+    """The mean of measurements. For a tensor that only some of them have, the mean of those."""
     seen: dict[tuple[Identity, ...], list[Sensitivity]] = {}
     for measurement in measurements:
         for tensor in measurement.tensors:

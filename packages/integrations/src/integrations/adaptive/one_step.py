@@ -20,30 +20,31 @@ from integrations.step.dispatch.casts import fresh_casts
 from integrations.step.graphs.sharding import class_of, distributed, whole_parameters
 
 _SEED = 0x5EED
-"""Of the gradients that backward starts from where there is no loss."""
+"""Seed of the gradients that backward starts from if there is no loss."""
 
 Around = Callable[[nn.Module, Any], AbstractContextManager[Any]]
-"""From a model and the inputs of its forward to a block in which that runs."""
+"""A function from a model and its forward's inputs to a block in which the forward runs."""
 
 Take = Callable[[int, Tensor], None]
-"""Is given the place of a parameter and its gradient."""
+"""A function that is given a parameter's place and its gradient."""
 
 
 class Unmeasured(RuntimeError):
-    """A step cannot be taken aside: the message says why."""
+    """A step could not be taken for a measurement; the message says why."""
 
 
 @dataclass(frozen=True)
 class OneStep:
-    """A forward and the backward after it, to be taken as often as somebody asks, each time with the same random
-    numbers. They run on aliases of the parameters, which have gradients and hooks of their own, and on copies of
-    buffers and inputs; what else the forward changes is put back.
+    """A forward and its backward, which can be taken any number of times, each time with the same random numbers. They
+    run on aliases of the parameters, with gradients and hooks of their own, and on copies of buffers and inputs. What
+    else the forward changes is put back.
 
     Attributes:
         model: in training mode.
-        args, kwargs: of its forward.
-        loss: from its output to what backward starts from, see ``differentiated``. Where that is no one number, it
-            starts from normally distributed gradients, the same each time: an error in any part of them is as likely.
+        args, kwargs: the forward's.
+        loss: a function from the output to what backward starts from, see ``differentiated``. If that is not a single
+            number, backward starts from normally distributed gradients, the same each time, so that an error is as
+            likely in each part.
     """
 
     model: nn.Module
@@ -52,10 +53,10 @@ class OneStep:
     loss: Loss | None = None
 
     def require_elements(self) -> None:
-        """Refuses what has nothing to compute with.
+        """Checks that the model and its inputs have elements to compute with.
 
         Raises:
-            Unmeasured: so it is.
+            Unmeasured: they have not.
         """
         if whole_parameters(self.model):
             raise Unmeasured("the model's parameters are cut by fully_shard, and a step aside would gather them")
@@ -64,16 +65,16 @@ class OneStep:
                 raise Unmeasured("the model or its inputs have no elements: they are fake, or on the meta device")
 
     def gradients(self, around: Around | None = None, take: Take | None = None) -> list[Tensor | None]:
-        """Of the model's parameters, in their order; ``None`` for those that got none.
+        """The gradients of the model's parameters, in their order; ``None`` for a parameter that got none.
 
         Args:
             around: a block for the forward; ``None``: it runs plainly.
-            take: is given each gradient, or each part of it, as soon as it is there, which is let go then: all are
-                ``None`` afterwards.
+            take: is given each gradient, or each part of one, as soon as it is made. Gradients are then freed, and the
+                result has ``None`` for all.
 
         Raises:
-            Unmeasured: there are no elements, or nothing that requires a gradient; or the model talks to other ranks,
-                which do not take this step.
+            Unmeasured: there are no elements, or nothing requires a gradient; or the model talks to other ranks, which
+                do not take this step.
             Exception: what the model raises.
         """
         self.require_elements()
@@ -90,7 +91,7 @@ class OneStep:
             if take is not None:
                 _hand_over(parameters, take)
             with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
-                # Hooks of the model itself have run already, where this is in front of a forward.
+                # The model's own hooks have already run if this is in front of a forward.
                 outputs = model.forward(*args, **kwargs)
             tensors, _, held = differentiated(outputs, self.loss)
             if not tensors:
@@ -98,19 +99,20 @@ class OneStep:
             if not held:
                 del outputs
             started = [None if one.dim() == 0 and len(tensors) == 1 else _drawn(one) for one in tensors]
-            with _without_autocast():  # as in training, where it ends with the forward
+            with _without_autocast():  # in training, autocast ends with the forward, too
                 torch.autograd.backward(tensors, started)
             return [parameter.grad for parameter in parameters]
 
 
 def _alone() -> AbstractContextManager[Any]:
-    """A block of one rank alone."""
+    """A block in which this rank must not talk to others."""
     return _WithoutCollectives() if distributed() else nullcontext()  # type: ignore[no-untyped-call]
 
 
 class _WithoutCollectives(TorchDispatchMode):
-    """Refuses what would wait for other ranks, or be paired with a collective of theirs that is meant for another,
-    before it starts: in the forward and in backward."""
+    """Raises before a collective starts, in the forward or in backward. It would wait for other ranks, or be paired
+    with another collective of theirs.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in func.namespace or func.namespace == "symm_mem":
@@ -133,7 +135,7 @@ def _drawn(tensor: Tensor) -> Tensor:
 
 
 def _hand_over(parameters: list[nn.Parameter], take: Take) -> None:
-    """Has gradients taken as backward makes them, so that they are never all there at once."""
+    """Has gradients taken as backward makes them, so that they are never all alive at once."""
     for place, parameter in enumerate(parameters):
         if parameter.requires_grad:
 
@@ -146,11 +148,11 @@ def _hand_over(parameters: list[nn.Parameter], take: Take) -> None:
 
 
 class Difference:
-    """The relative error of gradients that come one by one: the Euclidean norm of their difference from exact ones over
-    that of these. One copy of the gradients is there at a time, and one gradient beside.
+    """The relative error of gradients that come one by one: the Euclidean norm of their difference from exact ones,
+    over that of the exact ones. One copy of the gradients is alive at a time, and one gradient beside it.
 
     Args:
-        exact: of each parameter; they become the differences.
+        exact: by parameter. They become the differences.
     """
 
     def __init__(self, exact: list[Tensor | None]) -> None:
@@ -158,13 +160,13 @@ class Difference:
         self._whole = _energy(exact)
 
     def take(self, place: int, found: Tensor) -> None:
-        """A gradient, or a part of one, has come."""
+        """Takes a gradient, or a part of one."""
         left = self._left[place]
         self._left[place] = found.neg() if left is None else left.sub_(found)
 
     @property
     def relative(self) -> float:
-        """After all have come."""
+        """The error, once all have come."""
         error = _energy(self._left)
         return (error / self._whole) ** 0.5 if self._whole else float(error > 0)
 
@@ -174,6 +176,6 @@ def _energy(gradients: list[Tensor | None]) -> float:
 
 
 def _square(tensor: Tensor) -> float:
-    # In parts: what is made of a tensor in doubles takes more than its memory.
+    # In parts: converting a whole tensor to doubles would take more than its memory.
     parts = tensor.reshape(-1).split(1 << 20)
     return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)

@@ -18,16 +18,16 @@ from integrations.adaptive.identity import Identity
 
 @dataclass(frozen=True)
 class Allotment:
-    """What one stored copy gets.
+    """The bits of one stored copy.
 
     Attributes:
-        identities: of the saved tensors that it serves; several where they are views of one storage.
-        bits: per element, 1 to 8.
+        identities: of the saved tensors that share it; several if they are views of one storage.
+        bits: bits an element, 1 to 8.
         sensitivity: expected squared change of the gradient if codes were whole steps of the tensor's range, that is
             ``error * (2**bits - 1)**2``: the constant of the variance model.
-        error: expected squared change of all parameters' gradients that these bits cause.
+        error: expected squared change of all parameters' gradients at these bits.
         numel: elements that are stored.
-        nbytes: bytes with these bits, bounds included.
+        nbytes: bytes at these bits, bounds included.
         why: the reason for the bits.
     """
 
@@ -45,11 +45,11 @@ class Plan:
     """Bits for a model's quantised tensors. ``str(plan)`` is a table.
 
     Attributes:
-        allotments: one a stored copy, in the order of saving.
+        allotments: one for each stored copy, in the order of saving.
         step: number of the forward in which it was measured.
         budget: bytes that all of them together may take.
         gradient: squared norm of the gradient in that step.
-        gap: how far the predicted error may be above the least possible at this budget, as a fraction of it.
+        gap: by how much the predicted error may exceed the least possible at this budget, as a fraction of that.
     """
 
     allotments: tuple[Allotment, ...]
@@ -64,7 +64,7 @@ class Plan:
         object.__setattr__(self, "_bits", bits)
 
     def bits(self, identity: Identity) -> int | None:
-        """The bits of a saved tensor; ``None`` for one that was not there when the plan was made."""
+        """The bits of a saved tensor; ``None`` for one that did not exist when the plan was made."""
         return self._bits.get(identity)
 
     @property
@@ -81,13 +81,13 @@ class Plan:
 
     @property
     def prediction(self) -> str:
-        """The same in words."""
+        """The prediction in words."""
         if not self.gradient:
             return "the gradient's error is not known, since no parameter got a gradient in that step"
         return f"predicted relative error of the gradient {self.relative_error:.2g}"
 
     def require_modules(self, paths: Iterable[str], model: str) -> None:
-        """Raises unless each of its tensors belongs to one of the modules of that model.
+        """Checks that each of the plan's tensors belongs to a module of the model.
 
         Raises:
             ValueError: some do not; the message names them.
@@ -104,7 +104,7 @@ class Plan:
     # ---- plain values ----
 
     def plain(self) -> dict[str, Any]:
-        """Plain values only, for a ``state_dict``."""
+        """The plan as plain values, for a ``state_dict``."""
         allotments = [
             {**vars(entry), "identities": [list(identity) for identity in entry.identities]}
             for entry in self.allotments
@@ -119,7 +119,7 @@ class Plan:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """From what ``plain`` returned.
+        """The plan that ``plain`` returned.
 
         Raises:
             ValueError: something is missing, or has another form.
@@ -144,7 +144,7 @@ class Plan:
     # ---- for people ----
 
     def table(self) -> Table:
-        """The plan as a rich table, one line a stored copy."""
+        """The plan as a rich table, one line for each stored copy."""
         table = Table(title=self._title(), caption=self._caption(), caption_justify="left")
         table.add_column("tensor", overflow="fold")
         for heading in ("elements", "bits", "bytes", "sensitivity", "share of the error"):
@@ -153,7 +153,8 @@ class Plan:
         whole = sum(entry.error for entry in self.allotments) or 1.0
         for entry in self.allotments:
             table.add_row(
-                Text("\n".join(map(str, entry.identities))),  # a name may have brackets, which are markup in a string
+                # A name may have brackets, which a string takes for markup.
+                Text("\n".join(map(str, entry.identities))),
                 f"{entry.numel:,}",
                 str(entry.bits),
                 f"{entry.nbytes:,}",

@@ -12,8 +12,8 @@ from integrations.rules.policy import Decision, FixedBits
 
 @dataclass(frozen=True)
 class PlannedBits:
-    """What is quantised gets the plan's bits; one that the plan does not know, because control flow has changed, gets
-    the level's."""
+    """The policy that gives quantised tensors the plan's bits. A tensor that the plan does not know, because control
+    flow has changed, gets the level's."""
 
     fixed: FixedBits
     plan: Plan

@@ -34,9 +34,9 @@ from torch.utils.hooks import RemovableHandle
 
 from actcore import GroupAffine, SavedTensor, stream_of
 from integrations._torch import DisableTorchFunction, current_autograd_node, queue_callback
-from integrations.adaptive.copies import Copy, Stored, copy_of, elements_of, is_kept, layout_of, unpacked_from
+from integrations.adaptive.copies import Copy, MeasuredCopy, copy_of, elements_of, is_kept, layout_of, unpacked_from
 from integrations.adaptive.errors import Error
-from integrations.adaptive.graph import NOWHERE, PARAMETER, Graph, backward_of
+from integrations.adaptive.graph import NOWHERE, PARAMETER, AutogradGraph, backward_of
 from integrations.adaptive.identity import Identity
 from integrations.adaptive.measurement import Measurement, Sensitivity
 from integrations.adaptive.rounding import WIDTHS
@@ -46,10 +46,11 @@ from integrations.storing.watch import watched_unpacks
 
 Gradients = tuple[Tensor | None, ...]
 
-# Nodes that save something, through which an error is followed before the model takes over. Rounding in a norm makes
-# errors with a structure: a norm below removes some of them, a convolution that made its input adds others up. Estimate
-# over two-seed reference: without following, LayerNorms of a 4-layer BERT 4 to 56 and the first BatchNorm of ResNet-18
-# 0.2; after 8 nodes all tensors of both 0.6 to 1.7, but edge weights of a GCN up to 1.7; after 16 these 1.0 to 1.1.
+# An error is followed through so many nodes that save something before the model takes over. Rounding in a norm makes
+# errors with a structure: a norm below removes some of them, and a convolution that made its input adds others up. The
+# estimate over the two-seed reference, for LayerNorms of a 4-layer BERT and the first BatchNorm of ResNet-18: 4 to 56
+# and 0.2 without following; 0.6 to 1.7 after 8 nodes for all tensors of both, but up to 1.7 for edge weights of a GCN;
+# after 16 nodes these have 1.0 to 1.1.
 _HOPS = 16
 
 
@@ -57,14 +58,14 @@ class Probe:
     """Measures one forward and its first backward.
 
     Args:
-        bits: width whose rounding error the noise imitates.
-        seed, step: of the noise, which torch's generators do not feel.
+        bits: the width whose rounding error the noise imitates.
+        seed, step: of the noise, which does not touch torch's generators.
         block: whether the backward may run before the session is left, and so ends the forward.
         hops: nodes through which an error is followed before the model takes over; each is one more call of a node for
             each tensor.
 
     Attributes:
-        measurement: what was found; ``None`` until the backward has passed.
+        measurement: what was found; ``None`` until the backward is over.
         sees: whether there is something to measure, and a node to measure it in; known when the forward is over.
         too_large: whether the forward's graph has too many nodes to look at, and is not measured.
     """
@@ -74,22 +75,22 @@ class Probe:
         self.measurement: Measurement | None = None
         self.sees = self.too_large = False
         self._bits, self._block, self._hops = bits, block, hops
-        self._over = False  # whether the forward is
+        self._over = False  # whether the forward is over
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
-        self._graph = Graph()
-        self._stored: WeakKeyDictionary[Copy, Stored] = WeakKeyDictionary()
-        self._all: list[Stored] = []
-        self._settled: WeakSet[Copy] = WeakSet()  # in bits that no plan can change
+        self._graph = AutogradGraph()
+        self._stored: WeakKeyDictionary[Copy, MeasuredCopy] = WeakKeyDictionary()
+        self._all: list[MeasuredCopy] = []
+        self._settled: WeakSet[Copy] = WeakSet()  # copies whose bits no plan can change
         self._hooks: list[RemovableHandle] = []
         self._gains: dict[int, list[Tensor]] = {}  # by node, in the order of backward
-        self._errors: dict[int, dict[Stored, Error]] = {}  # by node, until backward comes to it
+        self._errors: dict[int, dict[MeasuredCopy, Error]] = {}  # by node, until backward comes to it
         self._gradient: list[Tensor] = []
         self._generators: dict[torch.device, torch.Generator] = {}
 
     # ---- the forward, told by the session ----
 
     def called(self, tensors: Iterable[Tensor], ours: bool) -> None:
-        """A call is over: its results, and what it may have changed in place."""
+        """Notes the results of a call that is over, and what it may have changed in place."""
         if not self._over:
             for place, node in self._graph.add(tensors, ours):
                 self._hooks.append(node.register_hook(partial(self._visit, place)))
@@ -98,13 +99,13 @@ class Probe:
                 self.cancel()
 
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
-        """A tensor was quantised, or found so."""
+        """Notes a tensor that was quantised, or whose copy was."""
         copy = copy_of(packed)
         if copy is None or self._over or copy in self._settled:
             return
         known = self._stored.get(copy)
         if known is None or fineness(codec) > fineness(known.codec):
-            found = Stored(copy, codec, tensor, self._bits)
+            found = MeasuredCopy(copy, codec, tensor, self._bits)
             if known is not None:
                 found.identities = known.identities
                 self._all.remove(known)
@@ -113,7 +114,8 @@ class Probe:
         known.identities.append(Identity.of(saved))
 
     def stored_beside(self, packed: Packed) -> None:
-        """A checkpoint's input was quantised: what shares its copy has the checkpoint's bits, and none of a budget."""
+        """Notes a checkpoint's input that was quantised. What shares its copy has the checkpoint's bits, and none of
+        the budget's."""
         copy = copy_of(packed)
         if copy is not None and not self._over:
             self._settled.add(copy)
@@ -136,7 +138,7 @@ class Probe:
             self._all.remove(stored)
 
     def cancel(self) -> None:
-        """Measures no more: another forward starts, or this one has failed."""
+        """Stops measuring: another forward starts, or this one has failed."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -147,10 +149,11 @@ class Probe:
 
     def _visit(self, place: int, results: Gradients, gradients: Gradients) -> None:
         """Runs after a node's backward: ``gradients`` went in, ``results`` came out."""
-        if not self._hooks or torch.is_grad_enabled():  # a graph of the backward is made: what runs here would be in it
+        # A graph of the backward is made, and what runs here would be in it.
+        if not self._hooks or torch.is_grad_enabled():
             return
         if not self._over:
-            if not self._block:  # a gradient that the forward itself asks for
+            if not self._block:  # the forward itself asks for a gradient
                 return
             self.forward_is_over()
         if not self._gains:
@@ -158,7 +161,7 @@ class Probe:
         with DisableTorchFunction():
             try:
                 self._measure(place, results, gradients)
-            except Exception:  # such as one of a gradient's layout: no part of the step may fail for being measured
+            except Exception:  # such as an unexpected layout of a gradient: no measurement may make the step fail
                 self._gains[place] = [torch.zeros(())] * len(results)
 
     def _measure(self, place: int, results: Gradients, gradients: Gradients) -> None:
@@ -166,14 +169,14 @@ class Probe:
             if following == PARAMETER and result is not None:
                 self._gradient.append(_energy(result))
         if not self._graph.repeatable[place] or not self._repeat(place, results, gradients):
-            # Its own gradient in place of a random one: the best that is known of it.
+            # The gains of its own gradient in place of a random one: the best that is known.
             self._gains[place] = _ratios(results, gradients)
         for stored, error in self._errors.pop(place, {}).items():
             for part in error.parts():
                 stored.effects.append((place, _energy(part)))
 
     def _repeat(self, place: int, results: Gradients, gradients: Gradients) -> bool:
-        """Measures a node's gains and effects by calling it; whether that was possible."""
+        """Measures a node's gains and effects by calling it. Returns whether that was possible."""
         node: Node | None = current_autograd_node()
         if node is None:
             return False
@@ -187,13 +190,13 @@ class Probe:
                     None if gradient is None else _or_zeros(error.part(at), gradient)
                     for at, gradient in enumerate(gradients)
                 )
-                # A node that saved nothing only moves or adds up what it gets: no hop.
+                # A node that saved nothing only moves or adds up its gradients: this is no hop.
                 hops = error.hops + bool(unpacked)
                 self._pass_on(place, stored, backward_of(node, passed, results), hops)
                 del self._errors[place][stored]
             for copy in dict.fromkeys(self._measured(unpacked)):
                 self._measure_effect(place, node, copy, results, gradients)
-        except Exception as error:  # whatever it is, the step goes on: the node has done its work already
+        except Exception as error:  # whatever it is, the step goes on: the node has already done its work
             for copy in self._measured(unpacked):
                 self._stored[copy].why = f"{node.name()} did not run once more ({type(error).__name__}: {error})"
             return False
@@ -225,8 +228,8 @@ class Probe:
         ]
         self._pass_on(place, stored, differences, 0)
 
-    def _pass_on(self, place: int, stored: Stored, parts: Iterable[Tensor | None], hops: int) -> None:
-        """Hands an error in a node's results to the nodes below; what has come far enough is modelled from there on."""
+    def _pass_on(self, place: int, stored: MeasuredCopy, parts: Iterable[Tensor | None], hops: int) -> None:
+        """Hands an error in a node's results to the nodes below. After enough hops it is modelled."""
         for (following, at), part in zip(self._graph.edges[place], parts, strict=True):
             if part is None or following == NOWHERE:
                 continue
@@ -248,10 +251,11 @@ class Probe:
     # ---- after the backward ----
 
     def _finish(self) -> None:
-        """Multiplies gains down the graph. Runs when the whole backward has passed."""
-        if not self._hooks:  # cancelled meanwhile
+        """Multiplies gains down the graph. Runs when the whole backward is over."""
+        if not self._hooks:  # it was cancelled meanwhile
             return
-        energy: dict[int, float] = {PARAMETER: 1.0, NOWHERE: 0.0}  # in the gradients, for a unit at each node
+        # In the parameters' gradients, for a unit of energy at each node.
+        energy: dict[int, float] = {PARAMETER: 1.0, NOWHERE: 0.0}
         for place in reversed(self._gains):
             gains = torch.stack(self._gains[place]).tolist() if self._gains[place] else []
             energy[place] = sum(
@@ -264,14 +268,14 @@ class Probe:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        # The next forward is what ends this probe: until then nothing of the step is kept.
+        # Only the next forward ends this probe: until then it keeps nothing of the step.
         self._all, self._gradient = [], []
         self._stored.clear()
         self._gains.clear()
         self._errors.clear()
-        self._graph = Graph()
+        self._graph = AutogradGraph()
 
-    def _sensitivity(self, stored: Stored, energy: dict[int, float]) -> Sensitivity:
+    def _sensitivity(self, stored: MeasuredCopy, energy: dict[int, float]) -> Sensitivity:
         energies = tuple(stored.energies.tolist())
         measured = sum(effect.item() * energy.get(place, 0.0) for place, effect in stored.effects)
         unit = measured / energies[self._bits - 1] if energies[self._bits - 1] else 0.0
@@ -303,7 +307,7 @@ def _noting(unpacked: list[Packed], packed: Packed) -> Tensor:
 
 
 def _energy(tensor: Tensor) -> Tensor:
-    """The squared norm; in float32 at least, since a half's square overflows."""
+    """The squared norm, in float32 at least, since the square of a half overflows."""
     if tensor.layout is not torch.strided:
         tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
     if tensor.is_complex():

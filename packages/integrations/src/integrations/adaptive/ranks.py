@@ -1,5 +1,5 @@
-"""One plan for all ranks: rank 0's measurement decides, after all have agreed on what there is to plan; or rank 0 plans
-alone, and the others wait for what it has found. And one error of the gradient: the largest."""
+"""One plan for all ranks. Either rank 0's measurement decides, after all ranks have agreed on the tensors to plan for,
+or rank 0 plans alone while the others wait. Likewise one error of the gradient: the largest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from integrations._torch import get_active_ddp_module
 from integrations.adaptive.measurement import Measurement
@@ -20,16 +19,16 @@ class RanksDisagree(RuntimeError):
 
 
 def come_together(model: nn.Module, inputs: str) -> bool:
-    """Whether all ranks are in front of the same forward of a model, with inputs that look alike, so that they may ask
-    each other. Every rank calls this in its first such forward, and in no other.
+    """Whether all ranks are in front of the same forward of a model, with inputs that look alike, so that they may talk
+    to each other. Every rank calls this in its first such forward, and in no other.
 
     Only DistributedDataParallel and ``fully_shard`` over all ranks tell that the others come, too: in a pipeline, a
-    rank may wait for what this forward is to send. They tell so of the model that they are given, not of a part of it,
-    which a rank may leave out.
+    rank may wait for what this forward is to send. They tell so for the model that they are given, and not for a part
+    of it, which a rank may leave out.
 
     Args:
-        model: of the forward.
-        inputs: what they look like.
+        model: the model whose forward it is.
+        inputs: what the forward's inputs look like.
     """
     if not distributed():
         return False
@@ -47,7 +46,9 @@ def come_together(model: nn.Module, inputs: str) -> bool:
 
 
 def _ranks_of(model: nn.Module) -> int:
-    """Over how many ranks a unit's parameters are cut."""
+    """The number of ranks over which a unit's parameters are sharded."""
+    from torch.distributed.tensor import DTensor  # takes 0.1 s to import, and a model with units has imported it
+
     meshes = [parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)]
     return meshes[0].size() if meshes else 1
 
@@ -55,8 +56,8 @@ def _ranks_of(model: nn.Module) -> int:
 def agreed(measurement: Measurement | None) -> Measurement | None:
     """The measurement that all ranks plan from: rank 0's. Every rank calls this, with its own, at the same time.
 
-    One rank's, not the mean of all: a run that is resumed from rank 0's state then goes on as it would have. With a
-    measurement missing on some rank, there is none.
+    It is one rank's, and not the mean of all: a run that is resumed from rank 0's state then goes on as it would have.
+    If a measurement is missing on some rank, there is none.
 
     Raises:
         RanksDisagree: on every rank alike, if the tensors to plan for are not the same everywhere.
@@ -83,7 +84,7 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
 
 
 def first_of(value: Any) -> Any:
-    """Rank 0's value; others' do not count. Every rank calls this at the same time."""
+    """Rank 0's value. Every rank calls this at the same time."""
     if not distributed():
         return value
     found: list[Any] = [None] * torch.distributed.get_world_size()

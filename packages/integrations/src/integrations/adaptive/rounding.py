@@ -11,10 +11,10 @@ from torch import Tensor
 
 WIDTHS = range(1, 9)
 
-# Groups of a tensor that are looked at, evenly spread: 65,536 elements of 256 a group.
+# Of a large tensor only so many groups are sampled, evenly spread: 65,536 elements in groups of 256.
 _SAMPLED = 256
 
-_PART = 1 << 18  # elements of which doubles are made at once
+_PART = 1 << 18  # elements that are converted to doubles at once
 
 
 def rounding_energies(flat: Tensor, group_size: int, scales: Tensor | None = None) -> Tensor:
@@ -74,13 +74,14 @@ def rounding_noise(
     deviations: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """Noise like that of rounding: as large in each group as its range makes it, ``energy`` in all.
+    """Noise like that of rounding: in each group in proportion to its range, with a total energy of ``energy``.
 
     Args:
-        flat, group_size: as for ``rounding_energies``; the tensor may have been rounded, for that keeps the bounds.
+        flat, group_size: as for ``rounding_energies``. A rounded tensor serves as well, since rounding keeps the
+            bounds.
         energy: a scalar on the same device.
         generator: of the noise.
-        deviations: of each element, by ``rounding_deviations``; ``None`` takes them for equal within a group.
+        deviations: of each element, from ``rounding_deviations``; ``None`` takes them for equal within a group.
         scales: as for ``rounding_energies``.
     """
     amplitudes = _spreads(flat, group_size)
@@ -89,7 +90,7 @@ def rounding_noise(
     if deviations is not None:
         amplitudes = amplitudes * deviations
     signs = torch.empty_like(amplitudes).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-    # In parts: what is made of a tensor in doubles takes twice its memory.
+    # In parts: converting a whole tensor to doubles would take twice its memory.
     energies = [torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in amplitudes.split(_PART)]
     scale = (energy / torch.stack(energies).sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
     return signs.mul_(amplitudes).mul_(scale.to(amplitudes.dtype))
@@ -108,7 +109,8 @@ def _spreads(flat: Tensor, group_size: int) -> Tensor:
 
 
 _Extremes = list[tuple[Tensor, Tensor, int]]
-"""Of whole groups, and of the last one if it is not whole: the least, the largest, and how many elements each has."""
+"""For whole groups, and for the last one if it is not whole: the minima, the maxima, and the number of elements of
+each."""
 
 
 def _extremes(flat: Tensor, group_size: int) -> _Extremes:

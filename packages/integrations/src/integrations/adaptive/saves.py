@@ -1,4 +1,4 @@
-"""``Saves``: what a capture's forward saves, by what names it from step to step and by where it is in the graph."""
+"""``Saves``: what a captured forward saves, under names that stay from step to step, and by its place in the graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from integrations.watching.tracker import CallTracker
 
 
 class Save(NamedTuple):
-    """A tensor that autograd saves, of memory that the forward makes.
+    """A tensor that autograd saves, in memory that the forward makes.
 
     Attributes:
-        value: of the graph, as which the memory was saved.
+        value: the value that the memory held when it was saved.
         after: the operator of the graph after which it was saved.
-        identity: names it from step to step.
+        identity: its name from step to step.
     """
 
     value: int
@@ -30,19 +30,19 @@ class Save(NamedTuple):
 
     @property
     def need(self) -> Need:
-        """What backward needs of it."""
+        """What backward needs of the tensor."""
         rule = RULES.get(self.identity.operator)
         return Need.EXACT if rule is None or not self.identity.role else rule.need(self.identity.role)
 
     @property
     def of_layer(self) -> bool:
-        """Whether it is an input of a layer, of which backward makes the gradient of the layer's weight alone."""
+        """Whether it is a layer's input, from which backward only makes the gradient of the layer's weight."""
         operator, role = self.identity.operator, self.identity.role
         return self.need is Need.LINEAR and role == "input" and (operator == "linear" or operator.startswith("conv"))
 
 
 class Saves:
-    """Notes them, from the pack hook of a capture.
+    """Notes what a captured forward saves, from its pack hook.
 
     Attributes:
         found: in the order of the forward.
@@ -53,12 +53,13 @@ class Saves:
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
 
     def clear(self) -> None:
-        """Another forward begins."""
+        """Forgets everything: another forward begins."""
         self.found.clear()
         self._occurrences.clear()
 
     def note(self, recorder: Recorder, tracker: CallTracker, tensor: Tensor) -> Identity:
-        """The name of a tensor that autograd saves. To be told of each one, as a session is, which numbers them."""
+        """The name of a tensor that autograd saves. It must be called for each of them, as a session's pack hook is,
+        since it numbers them."""
         storage, call, module = storage_of(tensor), tracker.call, recorder.module
         operator, role = "", ""
         if call is not None:
@@ -73,7 +74,7 @@ class Saves:
 
 
 def readers_of(graph: Graph) -> list[list[int]]:
-    """Of each value, the operators that read it."""
+    """By value: the operators that read it."""
     readers: list[list[int]] = [[] for _ in graph.values]
     for number, op in enumerate(graph.ops):
         for value in op.reads:
@@ -82,7 +83,7 @@ def readers_of(graph: Graph) -> list[list[int]]:
 
 
 def final_values(graph: Graph) -> list[int]:
-    """Of each value, the last one in its memory: what is saved of it is what that holds in the end."""
+    """By value: the last value in its memory. What is saved of a value is what the memory holds in the end."""
     last = list(range(len(graph.values)))
     for number in range(len(graph.values) - 1, -1, -1):
         if graph.values[number].reuses >= 0:

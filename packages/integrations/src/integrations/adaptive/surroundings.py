@@ -1,8 +1,8 @@
 """What a trial run meets, and leaves as it was: gradients, buffers, and other models' handles.
 
-A closure runs more than the model that is measured: a GAN's discriminator, a teacher, a loss with weights of its own.
-They are met when they take part: a leaf when a call gets it or a backward reaches it, a module when a call is made in
-its forward, a handle when a forward of its model starts. What was not met was not changed.
+A closure runs more than the measured model: a GAN's discriminator, a teacher, a loss with weights of its own. These are
+met when they take part: a leaf when a call gets it or a backward reaches it, a module when a call is made in its
+forward, a handle when a forward of its model starts. What was not met was not changed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from integrations.calls.history import MOST_NODES, has_history, node_of
 from integrations.common.modules import module_called_in
 
-_here = threading.local()  # .met: of the trial run that is under way in this thread
+_here = threading.local()  # .met: of the trial run in this thread
 
 
 class Trained(Protocol):
-    """The handle of a compressed model, as far as a trial run of another one meets it.
+    """The handle of a compressed model, as a trial run of another one meets it.
 
     Attributes:
         step: forwards compressed so far.
@@ -37,30 +37,30 @@ class Trained(Protocol):
 
     @property
     def model(self) -> nn.Module:
-        """Whose it is."""
+        """The model whose handle it is."""
 
     @property
     def in_trial(self) -> bool:
-        """Whether forwards that start now are no steps of the training."""
+        """Whether forwards that start now are not steps of the training."""
 
     def trial_run(self) -> AbstractContextManager[None]:
-        """A block whose forwards are none, and of which the step comes back."""
+        """A block whose forwards are not steps of the training; the step is put back afterwards."""
 
 
 class Met:
     """What one trial run has met so far, as it was then."""
 
     def __init__(self) -> None:
-        # Weakly: a leaf that the closure has made, such as a checkpoint's detached input, is not kept alive.
-        self._gradients = WeakTensorKeyDictionary()  # of each leaf: its gradient, and the values of one that is a view
+        # Weakly, so that a leaf that the closure has made, such as a checkpoint's detached input, is not kept alive.
+        self._gradients = WeakTensorKeyDictionary()  # by leaf: its gradient, and a copy of a gradient that is a view
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self._handles: list[tuple[Trained, int]] = []
         self._undo = ExitStack()
 
     def leaves(self, tensors: Iterable[Tensor]) -> None:
-        """Sets the gradients of the leaves among the tensors to ``None``, so that one that is there keeps its values;
-        one that is a view, as DistributedDataParallel makes them of its buckets, is copied."""
+        """Sets the gradients of the leaves among the tensors to ``None``, so that an existing gradient keeps its
+        values. A gradient that is a view, such as DistributedDataParallel's in its buckets, is copied."""
         for leaf in tensors:
             if leaf.requires_grad and not has_history(leaf) and leaf not in self._gradients:
                 grad = leaf.grad
@@ -68,10 +68,10 @@ class Met:
                 leaf.grad = None
 
     def graph(self, roots: Iterable[Tensor]) -> None:
-        """Meets the leaves that a backward from the roots reaches: a compiled function's are in no call.
+        """Meets the leaves that a backward from the roots reaches: those of a compiled function are in no call.
 
         Raises:
-            RuntimeError: there are more nodes on the way than may be looked at.
+            RuntimeError: there are more nodes on the way than may be searched.
         """
         waiting = [node for root in roots if (node := node_of(root)) is not None]
         seen: set[Node] = set(waiting)
@@ -104,18 +104,18 @@ class Met:
             module = module_called_in(frame)
             if module is not None:
                 if module in self._modules:
-                    return  # and so are those around it
+                    return  # and so are the modules around it
                 self.modules([module])
             frame = frame.f_back
 
     def handle(self, handle: Trained) -> None:
-        """Its forwards are no steps of its training either."""
+        """Has a handle's forwards not count as steps of its training."""
         self._handles.append((handle, handle.step))
         self._undo.enter_context(handle.trial_run())
         self.modules(handle.model.modules())
 
     def draw_again(self) -> None:
-        """Lets the other models' next forwards draw the noise that they drew first."""
+        """Has the other models' next forwards draw the noise that they drew first."""
         for handle, step in self._handles:
             handle.step = step
 
@@ -133,7 +133,7 @@ class Met:
 
 @contextmanager
 def surroundings(model: nn.Module) -> Iterator[Met]:
-    """A block in which what this thread meets is noted, and put back at its end."""
+    """A block in which what this thread meets is noted, and put back at the end."""
     met, outer = Met(), getattr(_here, "met", None)
     try:
         met.leaves(model.parameters())
@@ -146,14 +146,14 @@ def surroundings(model: nn.Module) -> Iterator[Met]:
 
 
 def meet(handle: Trained) -> None:
-    """A forward of the handle's model starts; a trial run of another model notes that, if it is in one."""
+    """Notes, if this thread is in a trial run of another model, that a forward of the handle's model starts."""
     met: Met | None = getattr(_here, "met", None)
     if met is not None and not handle.in_trial:
         met.handle(handle)
 
 
 def undo_after_trial(undo: Callable[[], object]) -> None:
-    """Calls ``undo`` when the trial run ends that is under way in this thread, if one is."""
+    """Has ``undo`` called when this thread's trial run ends, if it is in one."""
     met: Met | None = getattr(_here, "met", None)
     if met is not None:
         met._undo.callback(undo)

@@ -1,22 +1,22 @@
-"""Weights of a graph's values before anything is measured: by what backward needs of them, and how much goes by them.
+"""Weights of a graph's values before anything is measured, by what backward needs of them and how much depends on it.
 
 The weight of a value is the square of the gradient's relative error for a rounding noise as large as the value itself.
-Two things make it up:
+It has two factors:
 
-* What a noise does to the results of the node that reads it. A layer's weight has the gradient ``g.T @ x``: noise in
-  ``x`` as large as ``x`` makes an error as large as that sum of products, if these are incoherent; where they agree,
-  the sum is larger, and the error relatively less. In a product ``a * b`` the noise of ``a`` is that of
-  ``b``'s gradient. Of nonlinear operators a part of the gradient follows from the value alone, and only that part is
-  wrong: for a norm the correction for mean and scale, for an activation what its slope changes.
-* How much of the whole gradient that concerns. Layers are taken to have equal shares of its energy, but for the last
-  one, whose share does not shrink with depth. What goes on into the gradients below concerns the shares of all layers
-  whose way to the output goes by the node; where a value has several readers, its gradient is taken to come from each
-  of them alike. Parameters that need no value for their gradients (a bias, an embedding, a prompt, a layer of the
-  model's input) leave no trace in what is saved, and neither do those that are frozen; so each operator that reads no
-  value is taken to have as much behind it as a layer: of too many rather than of none.
+* What noise does to the results of the node that reads the value. A layer's weight has the gradient ``g.T @ x``: noise
+  in ``x`` as large as ``x`` makes an error as large as that sum of products, if these are incoherent; if they agree,
+  the sum is larger and the error relatively smaller. In a product ``a * b``, noise in ``a`` is noise in the gradient of
+  ``b``. For nonlinear operators only a part of the gradient depends on the value, and only that part is wrong: for a
+  norm the correction for mean and scale, for an activation what its slope changes.
+* How much of the whole gradient is concerned. Layers are taken to have equal shares of its energy, except the last one,
+  whose share does not shrink with depth. What goes on into the gradients below concerns the shares of all layers whose
+  way to the output passes the node; if a value has several readers, each is taken to contribute as much to its
+  gradient. Parameters whose gradients need no value (a bias, an embedding, a prompt, a layer of the model's input)
+  leave no trace in what is saved, nor do frozen ones. So each operator that reads no value is taken to have as much
+  behind it as a layer has: rather too much than nothing.
 
-Both are rough: nets differ, and one net does from step to step. A measurement is better as soon as there is one, and is
-taken for all that it knows; the rest keeps its weight by the rules, corrected as those were that are known.
+Both are rough: nets differ, and one net differs from step to step. Once there is a measurement, it is used for every
+value that it knows. The other values keep their weights by the rules, corrected as the known ones were.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from integrations.rules.rules import Need
 from integrations.step.capturing.loss import OF_LOSSES
 from integrations.step.graphs.graph import Graph
 
-# Of the energy of what a node passes on, the part that is as wrong as the value that it reads. Chosen so that the error
-# that is predicted where everything has 4 bits is what a step's measurement predicts, times 1 to 3 for Llama, ViT,
-# ResNets, U-Net and GAT, untrained and after 20 steps, and 2 to 4 for a small MLP. For a BERT it is 1.4, and 7 when
-# that has learnt its batch by heart: what is left of its gradient comes from the last layers alone.
+# The part of the energy that a node passes on which is as wrong as the value that it reads. Chosen so that, with 4 bits
+# everywhere, the predicted error is 1 to 3 times what a step's measurement predicts for Llama, ViT, ResNets, U-Net and
+# GAT, untrained and after 20 steps, and 2 to 4 times for a small MLP. For a BERT it is 1.4 times, and 7 times once it
+# has learnt its batch by heart: what is left of its gradient comes from the last layers alone.
 _PARTS: Mapping[Need, float] = MappingProxyType(
     {
         Need.LINEAR: 1.0,
@@ -47,21 +47,21 @@ _PARTS: Mapping[Need, float] = MappingProxyType(
         Need.RECOMPUTED: 1.0,
     }
 )
-# Of operators for which it is another: a convolution adds up many places, which agree.
+# Operators with another part: a convolution adds up many places, which agree.
 _OPERATORS = MappingProxyType(dict.fromkeys(("conv1d", "conv2d", "conv3d"), 0.3))
-_VECTOR = 0.1  # of a layer's share, that of a norm's weight
-_LAST = 0.3  # of the gradient's energy, that of the last layer's weight
+_VECTOR = 0.1  # the share of a norm's weight, relative to a layer's
+_LAST = 0.3  # the share of the last layer's weight in the gradient's energy
 
 
 UNKNOWN_LOSS = 0.7
-"""Of a bound on the error, what may be measured with drawn gradients of the output in the place of the loss's. A loss
-whose gradient is concentrated in few elements leaves less of the parameters' gradient to be relative to: the error was
-1.1 times as large with the cross-entropy of an MLP, and 1.4 times with that of a batch that it had learnt."""
+"""The part of a bound on the error that may be measured where drawn gradients of the output stand for the loss's. A
+loss whose gradient is concentrated in few elements leaves a smaller gradient of the parameters to divide by: the error
+was 1.1 times as large with the cross-entropy of an MLP, and 1.4 times with that of a batch that it had learnt."""
 
 KNOWN_LOSS = 0.9
-"""The same with the loss's own: another step draws other noise and dropout. Eight such steps of a BERT had 0.92 to 1.06
-of their mean, and a plan that was allowed 0.95 of its bound had 1.02 of that in training. So steps above the bound are
-rare, not impossible."""
+"""The part of a bound on the error that may be measured with the loss itself: another step draws other noise and
+dropout. Eight such steps of a BERT had 0.92 to 1.06 of their mean, and a plan that was allowed 0.95 of its bound had
+1.02 of it in training. So steps above the bound are rare, and not impossible."""
 
 _RANGE = 5.6
 Ways = Mapping[tuple[int, int], float]
@@ -77,13 +77,13 @@ def noise_of(bits: int) -> float:
 
 
 def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
-    """The weights of a graph's values, which a capture saw saved so."""
+    """The weights of a graph's values by the rules, from what its capture saw saved."""
     readers, last = readers_of(graph), final_values(graph)
     at = [_saver(save, graph, readers) for save in saves]
     shares = _shares({op for save, op in zip(saves, at, strict=True) if save.of_layer})
     layers = max(1, len(shares))
     sources = [op for op, found in enumerate(graph.ops) if not found.reads and op not in shares]
-    # One of them is mostly the first layer; many are casts of weights, which have the shares of their layers.
+    # Mostly one of them is the first layer; many are casts of weights, which have the shares of their layers.
     shares |= dict.fromkeys(sources, 1 / max(1, len(shares) + len(sources) - 1))
     ways = _ways(graph, readers)
     passing = _passing(graph, readers, ways, shares)
@@ -100,12 +100,13 @@ def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
 
 
 def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measurement) -> tuple[float, ...]:
-    """The same, by what one step has told: the most that any width's error says, since errors grow otherwise than
-    ``noise_of`` where elements are not normally distributed.
+    """The weights from the measurement of one step. For each value the largest error of all widths counts, since errors
+    grow differently from ``noise_of`` where elements are not normally distributed.
 
-    A value of which the step's gradient told nothing, being zero, as behind an adapter that starts at zero, keeps its
-    weight by the rules: the next step's is not. All weights are larger by what
-    keeps the bound: in other steps, see ``KNOWN_LOSS``, or with a loss that is not known, see ``UNKNOWN_LOSS``."""
+    A value whose gradient was zero in that step, as behind an adapter that starts at zero, keeps its weight by the
+    rules: the next step's gradient is not zero. All weights are increased by what keeps the bound in other steps, see
+    ``KNOWN_LOSS``, or with an unknown loss, see ``UNKNOWN_LOSS``.
+    """
     last, usual = final_values(graph), usual_weights(graph, saves)
     value_of = {save.identity: last[save.value] for save in saves}
     weights: dict[int, float] = {}
@@ -122,12 +123,12 @@ def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measureme
 
 
 def part_of_bound(graph: Graph) -> float:
-    """Of a bound on the error, the part that is aimed at by what backward of such a step tells."""
+    """The part of a bound on the error that a plan aims at, by what such a step's backward tells."""
     return KNOWN_LOSS if graph.differentiated in OF_LOSSES else UNKNOWN_LOSS
 
 
 def _saver(save: Save, graph: Graph, readers: Sequence[Sequence[int]]) -> int:
-    """The operator that saves it: the next that reads it, or the one that has made it."""
+    """The operator that saves a tensor: the next one that reads it, or the one that made it."""
     if save.identity.role in ("result", "internal"):
         return graph.values[save.value].producer
     following = (op for op in readers[save.value] if op > save.after)
@@ -135,7 +136,7 @@ def _saver(save: Save, graph: Graph, readers: Sequence[Sequence[int]]) -> int:
 
 
 def _shares(layers: set[int]) -> dict[int, float]:
-    """Of the gradient's energy, by layer."""
+    """By layer: its share of the gradient's energy."""
     if not layers:
         return {}
     if len(layers) < 1 / _LAST:
@@ -146,7 +147,7 @@ def _shares(layers: set[int]) -> dict[int, float]:
 
 
 def _ways(graph: Graph, readers: Sequence[Sequence[int]]) -> dict[tuple[int, int], float]:
-    """Of each value and operator that reads it, the part of the value's gradient that comes from there."""
+    """By value and operator that reads it: the part of the value's gradient that comes from there."""
 
     def bypasses(op: int) -> bool:
         return graph.ops[op].name.startswith(("aten.add.", "aten.add_.")) and len(graph.ops[op].reads) > 1
@@ -160,7 +161,7 @@ def _ways(graph: Graph, readers: Sequence[Sequence[int]]) -> dict[tuple[int, int
 
 
 def _passing(graph: Graph, readers: Sequence[Sequence[int]], ways: Ways, shares: Mapping[int, float]) -> list[float]:
-    """Of each value, the share of the gradient's energy that belongs to layers below and comes by it."""
+    """By value: the share of the gradient's energy that belongs to layers below and passes it."""
     passing = [0.0] * len(graph.values)
     for number, op in enumerate(graph.ops):
         below = shares.get(number, 0.0) + sum(passing[value] * ways[value, number] for value in op.reads)
@@ -171,14 +172,14 @@ def _passing(graph: Graph, readers: Sequence[Sequence[int]], ways: Ways, shares:
 
 
 def _concerned(save: Save, op: int, graph: Graph, ways: Ways, passing: Sequence[float]) -> float | None:
-    """The share of the gradient's energy that is wrong where what the operator has saved is; ``None`` for what only
-    makes the gradient of a parameter that it is multiplied with, element by element."""
+    """The share of the gradient's energy that is wrong if what the operator has saved is. ``None`` for a tensor that
+    only makes the gradient of a parameter by which it is multiplied element by element."""
     reads = graph.ops[op].reads
     if not reads:
         return passing[save.value]
     if save.need is not Need.PRODUCT or save.value not in reads:
         return sum(passing[value] * ways[value, op] for value in reads)
-    # A factor makes the other's gradient, which is a sum where the other is smaller, and errors average out in it.
+    # A factor makes the other one's gradient, which is a sum if the other is smaller, and errors average out in it.
     others = [value for value in reads if value != save.value]
     size = max(1, graph.values[save.value].nbytes)
     sizes = ((value, min(1, graph.values[value].nbytes / size)) for value in others)

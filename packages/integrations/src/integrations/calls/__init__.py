@@ -1,1 +1,1 @@
-"""A call of a torch function, and what the tensors that it saves are to it: names, histories, hooks, attention."""
+"""A call of a torch function and the tensors that it saves: roles, names, histories, hooks, attention."""

@@ -1,14 +1,14 @@
-"""Scaled dot-product attention that keeps query, key and value, and computes the rest again in backward.
+"""Scaled dot-product attention that keeps query, key and value, and recomputes the rest in backward.
 
-torch's own attention keeps, besides these three, its result and the logarithm of the softmax's sum, or the softmax and
-its dropout mask. With a query and key that are stored in fewer bits, that sum would be one of other numbers, by which
-the softmax is not normalised. So backward computes attention again from the very values that are stored: by torch's own
-operator, which it differentiates, or on a CPU by what that operator calls (``attention_kernels``).
+Torch's own attention keeps, besides these three, its result and the logarithm of the softmax's sum, or the softmax and
+its dropout mask. That sum would not normalise the softmax of a query and key that are stored in fewer bits. So backward
+recomputes attention from the very values that are stored: by torch's own operator, which it differentiates, or on a CPU
+by what that operator calls (``attention_kernels``).
 
-A plan may have what reads the result have it made again before. Then it is taken from there.
+If a plan recomputes what reads the result, the result is recomputed for that first, and attention's backward takes it.
 
-Dropout is drawn again from the generator's state. Where torch draws it element by element, which takes longer than all
-of the attention of a short sequence, and its mask is small beside the query, the mask is kept, one bit an element.
+Dropout is drawn a second time from the generator's state. If torch draws it element by element, which takes longer than
+all of the attention of a short sequence, and its mask is small beside the query, the mask is kept, one bit an element.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ from integrations.rules.arguments import Arguments
 OPERATOR = "scaled_dot_product_attention"
 
 
-class Remade(Protocol):
-    """What a kernel made in the forward, and backward makes again for somebody else, too."""
+class RecomputedResults(Protocol):
+    """What a kernel made in the forward, and backward recomputes for another reader, too."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Its results, from the same query, key and value as backward has. They are let go, unless the graph stays."""
+        """The kernel's results, recomputed from the same query, key and value that backward has. They are freed unless
+        the graph is retained."""
 
 
-Remaking = Callable[[Sequence[Tensor], Sequence[Tensor]], Remade | None]
-"""From what a kernel has read that may be rounded, and what it made, to how that is made again in backward; ``None``
-where it is not."""
+Recomputation = Callable[[Sequence[Tensor], Sequence[Tensor]], RecomputedResults | None]
+"""A function from what a kernel has read that may be rounded, and from what it made, to how that is recomputed in
+backward; it returns ``None`` if it is not."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of ``F.scaled_dot_product_attention``: the function, its arguments but the tensors, and the surroundings
-    that decide its result and its kernel."""
+    """A call of ``F.scaled_dot_product_attention``: the function, its arguments except the tensors, and the
+    surroundings that decide its result and its kernel."""
 
     function: Callable[..., Tensor]
     options: dict[str, Any]
     autocast: tuple[bool, torch.dtype]
     backends: list[SDPBackend]
-    generator: Tensor | None  # its state, where there is dropout
+    generator: Tensor | None  # the generator's state, if there is dropout
 
     @classmethod
     def of(cls, function: Callable[..., Tensor], options: dict[str, Any], query: Tensor) -> Attention:
@@ -69,15 +70,15 @@ class Attention:
         return cls(function, options, _autocast(query.device.type), _backends(), generator)
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
-        """Attention of query, key, value and mask, in today's surroundings."""
+        """Attention of query, key, value and mask in the present surroundings."""
         query, key, value, mask = tensors
         return self.function(query, key, value, mask, **self.options)
 
     @contextmanager
     def surroundings(self, device: torch.device) -> Iterator[None]:
-        """Those of the call; torch's generator is left as it was."""
+        """A block in the surroundings of the call. Torch's generator is put back afterwards."""
         enabled, dtype = self.autocast
-        # With nobody's casts kept: the stored tensors are new ones in every backward.
+        # Without autocast's cache: backward restores new tensors each time.
         same = self.autocast == _autocast(device.type)
         autocast = nullcontext() if same else torch.autocast(device.type, dtype, enabled, cache_enabled=False)
         choice = nullcontext() if self.backends == _backends() else sdpa_kernel(self.backends, set_priority=True)
@@ -102,16 +103,16 @@ class _Recomputed(Function):
         mask: Tensor | None,
         function: Callable[..., Tensor],
         options: dict[str, Any],
-        remaking: Remaking | None,
+        recomputation: Recomputation | None,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.fused, ctx.masked, ctx.remade = False, False, None
+        ctx.fused, ctx.masked, ctx.recomputation = False, False, None
         output: Tensor
         if kernels.is_fused(query, key, value, mask, options):
             ctx.fused, ctx.attention = True, Attention.of(function, options, query)
             output, sums = kernels.fused(query, key, value, mask, options)
-            if remaking is not None:
-                ctx.remade = remaking((query, key, value), (output, sums))
+            if recomputation is not None:
+                ctx.recomputation = recomputation((query, key, value), (output, sums))
             ctx.save_for_backward(query, key, value, mask, None)
             return output
         if kernels.masks_dropout(query, key, value, mask, options):
@@ -121,7 +122,8 @@ class _Recomputed(Function):
             ctx.save_for_backward(query, key, value, mask, left)
             return output
         ctx.attention = Attention.of(function, options, query)
-        # With gradients enabled, as in backward: torch chooses its kernel by that, too. The graph goes at once.
+        # With gradients enabled, as in backward, since torch's choice of a kernel depends on it. The graph is freed at
+        # once.
         with torch.enable_grad(), _exact():
             output = ctx.attention(*(_alias(tensor, False) for tensor in (query, key, value, mask)))
         ctx.save_for_backward(query, key, value, mask, None)
@@ -137,10 +139,12 @@ class _Recomputed(Function):
         stored = query, key, value, mask
         options = ctx.attention.options
         if not twice and (ctx.fused or (ctx.masked and kernels.is_plain(*stored, options))):
-            # A block of integrations.compress may be open still. This is nobody's forward.
+            # A block of integrations.compress may still be open. These calls belong to no forward.
             with DisableTorchFunction():
                 if ctx.fused:
-                    output, sums = kernels.fused(*stored, options) if ctx.remade is None else ctx.remade.tensors()
+                    output, sums = (
+                        kernels.fused(*stored, options) if ctx.recomputation is None else ctx.recomputation.tensors()
+                    )
                     three = kernels.of_fused(gradient, *stored, output, sums, options)
                 else:
                     with ctx.attention.surroundings(query.device):
@@ -159,18 +163,20 @@ class _Recomputed(Function):
         return *(next(found) if needs else None for needs in ctx.needs_input_grad[:4]), None, None, None
 
 
-def recomputed(function: Callable[..., Tensor], given: Arguments, remaking: Remaking | None = None) -> Tensor | None:
-    """Attention whose node saves query, key and value ("recomputed") and the mask alone; ``None`` for a call that is
-    torch's to do.
+def recomputed(
+    function: Callable[..., Tensor], given: Arguments, recomputation: Recomputation | None = None
+) -> Tensor | None:
+    """Attention whose node saves only query, key and value ("recomputed") and the mask; ``None`` for a call that is
+    left to torch.
 
-    The result, the kernel and dropout are torch's own, bit for bit. That is left to torch for which there is nothing to
-    save or of which a part cannot be replayed: without gradients, subclasses and nested tensors, inside ``torch.func``
-    and forward mode, and dropout while a CUDA graph is captured.
+    The result, the kernel and dropout are torch's own, bit for bit. A call is left to torch if there is nothing to save
+    or a part of it cannot be repeated: without gradients, for subclasses and nested tensors, inside ``torch.func`` and
+    forward mode, and with dropout while a CUDA graph is captured.
 
     Args:
-        function: of torch.
-        given: to it.
-        remaking: how a fused kernel's results are made again in backward, for whom else they are.
+        function: torch's.
+        given: its arguments.
+        recomputation: see ``Recomputation``; ``None`` if nothing else needs the kernel's results.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     options = {**dict(zip(names, given.args, strict=False)), **given.kwargs}
@@ -190,12 +196,12 @@ def recomputed(function: Callable[..., Tensor], given: Arguments, remaking: Rema
     drawn = options["dropout_p"] > 0 and has_elements(tensors[0])
     if drawn and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    output: Tensor = _Recomputed.apply(*tensors, function, options, remaking)
+    output: Tensor = _Recomputed.apply(*tensors, function, options, recomputation)
     return output
 
 
 def is_fused(output: Tensor) -> bool:
-    """Whether a result of ``recomputed`` is that of a fused kernel, which backward calls again."""
+    """Whether a result of ``recomputed`` comes from a fused kernel, which backward calls once more."""
     return getattr(output.grad_fn, "fused", False)
 
 
@@ -206,20 +212,20 @@ def _plain(tensor: object) -> bool:
 
 
 def _alias(tensor: Tensor | None, history: bool) -> Tensor | None:
-    """A tensor of its own in the graph, whose gradient is that of one argument even where two are the same; with the
-    history of the tensor, or as the beginning of one."""
+    """A tensor of its own in the graph, so that each argument gets its own gradient even if two are the same tensor. It
+    has the tensor's history, or is a leaf."""
     if tensor is None or not tensor.requires_grad:
         return tensor
-    # The view of a leaf is no leaf: autocast would keep the cast of one until the region ends.
+    # A view of a leaf is no leaf: autocast would keep a leaf's cast until its region ends.
     return (tensor if history else tensor.detach().requires_grad_()).view_as(tensor)
 
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """Keeps the hooks that are active from what is saved inside."""
+    """A block in which what is saved does not go through the active hooks."""
     with ExitStack() as contexts:
         if top_saved_tensors_default_hooks(True) is not None:
-            # Detached: a node that held its own result would never be freed.
+            # Detached: a node that holds its own result would never be freed.
             contexts.enter_context(saved_tensors_hooks(Tensor.detach, _itself))
         yield
 

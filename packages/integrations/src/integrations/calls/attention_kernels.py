@@ -1,7 +1,7 @@
-"""The arithmetic of attention that is computed again on a CPU: torch's own operations, without a graph around them.
+"""The arithmetic of attention that is recomputed on a CPU: torch's own operations, without a graph around them.
 
-Of the ways that ``F.scaled_dot_product_attention`` may take, two are here: a fused kernel; and products with a softmax
-and dropout between them, whose mask is kept.
+``F.scaled_dot_product_attention`` may take several ways. Two of them are here: a fused kernel; and products with a
+softmax and dropout between them, whose mask is kept.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from integrations._torch import (
 from integrations.common.plain import has_elements
 
 Options = dict[str, Any]
-"""The arguments but for the tensors, by name; ``dropout_p`` is among them."""
+"""The arguments that are no tensors, by name, with ``dropout_p`` among them."""
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""Of query, key and value."""
+"""The gradients of query, key and value."""
 
 _FUSED = scaled_dot_product_flash_attention_for_cpu
 _FUSED_BACKWARD = scaled_dot_product_flash_attention_for_cpu_backward
 _MATH = scaled_dot_product_attention_math
-# Bytes of query, key and value to one of a dropout mask that is kept.
+# A dropout mask is kept only if it takes at most one byte for so many of query, key and value.
 _MASK_SHARE = 16
 
 
@@ -45,7 +45,7 @@ def is_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, opt
     """Whether torch would call the fused kernel for these."""
     if options["dropout_p"] or not _alike(query, key, value, mask, options):
         return False
-    # Torch gives those of fewer dimensions the kernel's four.
+    # Torch gives tensors of fewer dimensions the kernel's four.
     four = query.dim() == key.dim() == value.dim() == 4 and (mask is None or mask.dim() in (2, 4))
     if not four or (mask is not None and mask.requires_grad):
         return False
@@ -69,7 +69,7 @@ def of_fused(
     sums: Tensor,
     options: Options,
 ) -> Gradients:
-    """The gradients for that of its output, from what ``fused`` made of the same tensors."""
+    """The gradients for ``gradient``, that of the output, from what ``fused`` made of the same tensors."""
     mask, causal, scale = _added(mask, query.dtype), options.get("is_causal", False), options.get("scale")
     found: Gradients = _FUSED_BACKWARD(
         gradient, query, key, value, output, sums, 0.0, causal, attn_mask=mask, scale=scale
@@ -81,7 +81,7 @@ def of_fused(
 
 
 def masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> bool:
-    """Whether dropout's mask is kept, rather than drawn again: where torch computes attention step by step and in the
+    """Whether dropout's mask is kept, rather than drawn a second time: if torch computes attention step by step, in the
     dtype that it is given."""
     if not 0 < options["dropout_p"] < 1 or query.dtype not in (torch.float32, torch.float64):
         return False
@@ -94,15 +94,15 @@ def masks_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 
 
 def drawn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
-    """Attention with dropout that is drawn now, and what it has left."""
+    """Attention with dropout that is drawn now, and a mask of what dropout has left."""
     output, probabilities = _MATH(query, key, value, _added(mask, query.dtype), **options)
-    # Zero where dropped. It may be so elsewhere, but there the softmax has no slope.
+    # Zero where dropped. Elsewhere a zero does no harm: the softmax has no slope there.
     return output, probabilities != 0
 
 
 def dropped(left: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Attention with a dropout that was drawn before: the operations of torch's, in their order."""
-    # The values are multiplied after dropout, so that one column of them is enough here.
+    """Attention with dropout that was drawn before, by torch's operations in their order."""
+    # Values are multiplied after dropout, so one column of them suffices here.
     undrawn = {**options, "dropout_p": 0.0}
     _, probabilities = _MATH(query, key, value[..., :1], _added(mask, query.dtype), **undrawn)
     output: Tensor = (probabilities * _noise(left, query, options)) @ value
@@ -110,8 +110,8 @@ def dropped(left: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tenso
 
 
 def is_plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> bool:
-    """Whether ``of_dropped`` has the gradients: nothing is stretched to another's shape, the mask wants none, and the
-    scale has a root."""
+    """Whether ``of_dropped`` computes the gradients: no tensor is broadcast, the mask requires no gradient, and the
+    scale has a square root."""
     alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
     scale = options.get("scale")
     rooted = query.shape[-1] > 0 if scale is None else scale >= 0
@@ -127,7 +127,7 @@ def of_dropped(
     mask: Tensor | None,
     options: Options,
 ) -> Gradients:
-    """The gradients of ``dropped`` for that of its output, by the operations of torch's backward."""
+    """The gradients of ``dropped`` for ``gradient``, that of its output, by the operations of torch's backward."""
     given = options.get("scale")
     scale = math.sqrt(query.shape[-1] ** -0.5 if given is None else given)
     queries, keys = query * scale, key * scale
@@ -147,8 +147,8 @@ def of_dropped(
 
 
 def _alike(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> bool:
-    """Whether the tensors are such as torch computes attention of on a CPU as they are: what it refuses, it is to
-    refuse itself, and autocast casts for its function, but not for what that calls."""
+    """Whether the tensors are such that torch computes their attention on a CPU as they are. Torch has to refuse itself
+    what it refuses, and autocast casts for its function, but not for the operators that it calls."""
     dtype = query.dtype
     if query.device.type != "cpu" or options.get("enable_gqa") or torch.is_autocast_enabled("cpu"):
         return False
@@ -156,19 +156,19 @@ def _alike(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
 
 
 def _noise(left: Tensor, query: Tensor, options: Options) -> Tensor:
-    """By which dropout multiplies."""
+    """What dropout multiplies by."""
     return left.to(query.dtype).div_(1 - options["dropout_p"])
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The mask as it is added to the logits: torch's function makes that of a boolean one, its operators do not."""
+    """The mask as it is added to the logits: torch's function converts a boolean one, its operators do not."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
 
 
 def _choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> int:
-    """Torch's, which is made by whether gradients are enabled, too."""
+    """Torch's choice of a kernel, which also depends on whether gradients are enabled."""
     if not has_elements(query):
         with disable_current_modes(), _unfilled():
             return _choice(_real(query), _real(key), _real(value), None if mask is None else _real(mask), options)
@@ -179,7 +179,7 @@ def _choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, opti
 
 @contextmanager
 def _unfilled() -> Iterator[None]:
-    """A block in which memory is not filled by torch where its operators are to be deterministic."""
+    """A block in which torch does not fill new memory, as it does where its operators are to be deterministic."""
     settings: Any = torch.utils.deterministic
     before, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
     try:
@@ -189,7 +189,7 @@ def _unfilled() -> Iterator[None]:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """One that torch chooses by as for a fake one, of which it knows no choice. Nobody writes to its memory, so that
-    the system gives it none."""
+    """A real tensor for which torch chooses a kernel as for a fake one, since it makes no choice for fake ones. Nothing
+    is written to its memory, so that the system gives it none."""
     size, stride = tensor.shape, tensor.stride()
     return torch.empty_strided(size, stride, dtype=tensor.dtype, requires_grad=tensor.requires_grad)

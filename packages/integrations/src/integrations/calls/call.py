@@ -1,4 +1,4 @@
-"""``Call``: a call of a torch function, and what a tensor that it saves is to it."""
+"""``Call``: a call of a torch function, and the roles of the tensors that it saves."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from integrations.rules.rules import operator_name
 
 
 class Call:
-    """One call of a torch function, while it runs. Most calls save nothing, so what only a saved tensor asks for is
-    found out then.
+    """One call of a torch function, while it runs. Most calls save nothing, so what only matters for a saved tensor is
+    found out lazily.
 
     Attributes:
-        function: that is called.
+        function: the function that is called.
         arguments: the tensors among its arguments.
-        recomputes: whether backward computes the call again, from the tensors that it saves.
-        module: path of the module that makes the call, once somebody has asked; ``None`` before.
+        recomputes: whether backward recomputes the call from the tensors that it saves.
+        module: path of the module that makes the call, once it was asked for; ``None`` before.
     """
 
     __slots__ = ("_addresses", "_args", "_kwargs", "_operator", "arguments", "function", "module", "recomputes")
@@ -39,7 +39,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The function's, as ``operator_name`` has it."""
+        """The function's name, as in ``operator_name``."""
         return operator_name(self.function)
 
     @property
@@ -50,20 +50,20 @@ class Call:
 
     @property
     def given(self) -> Arguments:
-        """All that was given to the function."""
+        """All arguments of the function."""
         return Arguments(self._args, self._kwargs)
 
     @property
     def operator(self) -> str:
-        """The name, with that of an argument after it where the argument makes the function's rule not hold."""
+        """The function's name. If an argument makes the function's rule not hold, the argument's name follows."""
         if not self._operator:
             name = operator_name(self.function)
             self._operator = variant(name, self.given) if name in ASSUMED else name
         return self._operator
 
     def role(self, tensor: Tensor, storage: torch.UntypedStorage | None) -> str:
-        """What the tensor is to this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"recomputed"``
-        for query, key and value of attention that backward computes again."""
+        """The tensor's role in this call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``; ``"recomputed"``
+        for query, key and value of attention that backward recomputes."""
         if self.recomputes and tensor.dtype is not torch.bool and tensor is not self.given.get(3, "attn_mask"):
             return "recomputed"
         arguments = self.arguments
@@ -82,5 +82,5 @@ class Call:
 
 
 def _address(storage: torch.UntypedStorage | None) -> int:
-    """A storage's, while somebody holds it; 0 for none."""
+    """A storage's address while something holds it; 0 for none."""
     return 0 if storage is None else int(storage._cdata)

@@ -1,4 +1,4 @@
-"""From the hook of a ``torch.utils.checkpoint`` to the checkpoint: what computes its segment again."""
+"""From the pack hook of a ``torch.utils.checkpoint`` to the checkpoint's frame, which recomputes its segment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A session's pair among the saved-tensor hooks of its thread: a stack, to which others push and from which they pop.
+"""A session's pair among the saved-tensor hooks of its thread: a stack that others push to and pop from, too.
 
-Torch pops whichever pair is on top. So one that a forward pushed and left there would be taken off in place of the
-session's, whose hooks then stayed for good; and one that was there before and is left inside takes the session's.
+Torch pops whichever pair is on top. So a pair that a forward pushed and left there would be popped in place of the
+session's, whose hooks then stayed for good; and where a forward pops a pair too many, it pops the session's.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from integrations._torch import (
 
 
 class OnStack:
-    """A context in which a pair of hooks is on the stack; when it is left, the pair goes, and no other.
+    """A context in which a pair of hooks is on the stack. On exit this pair is removed, and no other.
 
     Args:
         pack, unpack: the pair.
-        what: runs in the context, in words.
+        what: what runs in the context, in words.
     """
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], what: str) -> None:
         self._pair, self._what = (pack, unpack), what
-        self._below = 0  # pairs, since the same one may be there more than once
+        self._below = 0  # counts, since the same pair may be there more than once
 
     def __enter__(self) -> Self:
         self._below = 0 if _top() is None else len(_all())
@@ -39,7 +39,7 @@ class OnStack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises ``RuntimeError``, or warns where an error is under way, if the stack is not as it was left."""
+        """Raises ``RuntimeError`` if the stack is not as it was left; warns instead if an error is being raised."""
         found = _all() if self._below or not self._is_ours(_top()) else [self._pair]
         if len(found) == self._below + 1 and self._is_ours(found[-1]):
             pop_saved_tensors_default_hooks()
@@ -54,7 +54,7 @@ class OnStack:
             )
             del found[self._below]
         else:
-            # As without compression: what was to be popped was the pair below.
+            # As without compression: the forward meant to pop the pair below.
             gone = [found.pop(min(self._below, len(found)) - 1)] if self._below and found else []
             whose = f" ({_named(gone[0])})" if gone else ""
             told = (
@@ -76,7 +76,7 @@ def _top() -> HookPair | None:
 
 
 def _all() -> list[HookPair]:
-    """The pairs that are there, the innermost last; torch shows only that one."""
+    """The pairs on the stack, the innermost last. Torch shows only that one."""
     found: list[HookPair] = []
     while (pair := _top()) is not None:
         found.append(pair)
@@ -95,7 +95,7 @@ def _replace(pairs: list[HookPair]) -> None:
 
 
 def _named(pair: HookPair) -> str:
-    """By module and name of its pack hook, or of its class."""
+    """A pair's name: module and name of its pack hook, or of the hook's class."""
     named = pair[0] if hasattr(pair[0], "__qualname__") else type(pair[0])
     module = getattr(named, "__module__", None)
     return f"{module}.{named.__qualname__}" if module else named.__qualname__

@@ -1,8 +1,8 @@
-"""Whether a tensor may have masked elements: replaced by the lowest number, or by minus infinity.
+"""Whether a tensor may have masked elements, which were replaced by the lowest number or by minus infinity.
 
-A group of such elements and others would have steps as large as the mask's value, or none that is finite, and nothing
-would be left of the others. Which operators made the elements tells without looking at them, which would wait for a
-device. It is a list, and no list knows all ways to mask; so what is in the CPU's memory is looked at, too.
+A group with such elements and others would have steps as large as the mask's value, or infinite ones, and nothing would
+be left of the others. The operators that made the elements tell, without a look at the elements that would wait for a
+device. They are a list, and no list knows all ways to mask; so tensors in the CPU's memory are looked at, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from actcore import Layout
 from actcore.ops import below_autograd
 from integrations.calls.history import node_of
 
-# They move elements or take some, and change none.
+# These move elements or select some, and change none.
 _MOVES = frozenset(
     {
         *("Alias", "AsStrided", "Clone", "Copy", "Diagonal", "Expand", "Flip", "Gather", "Index", "IndexSelect"),
@@ -22,13 +22,13 @@ _MOVES = frozenset(
         *("ToCopy", "Transpose", "Unbind", "Unfold", "Unsqueeze", "UnsafeView", "View"),
     }
 )
-# They scale elements, by numbers or by other elements.
+# These scale elements, by numbers or by other elements.
 _SCALES = frozenset(("Mul", "Div", "Neg"))
-# With what has no gradient, they may add a mask, or take it where it is further away.
+# With an operand that has no gradient, these may add a mask, or take it where it is further away.
 _SUMS = frozenset(("Add", "Sub", "Maximum", "Minimum"))
-# With what has no gradient, they put it beside the rest.
+# With an operand that has no gradient, these put it beside the rest.
 _JOINS = frozenset(("Cat", "Stack"))
-# They put values in places of some elements, or beside them.
+# These put values in the places of some elements, or beside them.
 _PUTS = frozenset(
     {
         *("AsStridedScatter", "ConstantPadNd", "CopySlices", "DiagonalScatter", "Fill", "IndexCopy", "IndexFill"),
@@ -38,9 +38,9 @@ _PUTS = frozenset(
 
 
 def may_be_masked(tensor: Tensor) -> bool:
-    """Whether the last operator on the elements, a sum or a choice, put what has no gradient to or in place of what
-    has one, wherever they went and were scaled since: the bias of attention, ``(scores + mask) / 8``, is made so, and
-    hidden states, sums of what has a gradient, are not."""
+    """Whether the last sum or choice that made the elements combined an operand without a gradient with one that has
+    one, however they were moved and scaled since. The bias of attention, ``(scores + mask) / 8``, is made so; hidden
+    states, sums of operands with gradients, are not."""
     waiting, met = [node_of(tensor)], set()
     while waiting:
         node = waiting.pop()
@@ -59,7 +59,8 @@ def may_be_masked(tensor: Tensor) -> bool:
 
 
 def is_masked(tensor: Tensor, group_size: int) -> bool:
-    """Whether a group of the tensor's elements, as they are stored, is so wide that codes would leave nothing of most
-    of them, as masked elements make it: ``torch.ops.actcore.has_wide_group``. Reads the tensor: for the CPU."""
+    """Whether a group of the tensor's elements, as they are stored, is so wide, as masked elements make it, that codes
+    would leave nothing of most of them: ``torch.ops.actcore.has_wide_group``. Reads the tensor, and so is meant for the
+    CPU."""
     flat = Layout.of(tensor).flatten(tensor.detach())
     return bool(below_autograd(torch.ops.actcore.has_wide_group.default, flat, group_size))

@@ -1,8 +1,8 @@
-"""A function whose arguments and closure hold stored forms where they held tensors; it is made again for each call.
+"""A function whose arguments and closure hold stored forms where they held tensors. It is rebuilt for each call.
 
-What is rebuilt: tuples, named tuples, lists and dictionaries, ``functools.partial``, functions with their cells and
-default arguments, bound methods. The originals are left as they are, and whatever holds no tensor that was replaced is
-used itself, so that only the tensors' places change.
+These are rebuilt: tuples, named tuples, lists and dictionaries, ``functools.partial``, functions with their cells and
+default arguments, bound methods. The originals are left as they are. Whatever holds no replaced tensor is used itself,
+so that only the tensors' places change.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from torch import Tensor, nn
 
 from integrations.calls.tensors import tensors_in
 
-# Most of what a call holds: no tensor is in these. A module's own are its owner's.
+# Most of what a call holds is of these types, which hold no tensors; a module's tensors are its owner's.
 _EMPTY = frozenset(
     {*(bool, int, float, str, type, type(None), torch.device, torch.dtype), ModuleType, BuiltinFunctionType}
 )
 
-# What is handed a value for the length of one call: what was built already, by the identity of what builds it.
+# What was rebuilt already for one call, by the identity of what builds it.
 Built = dict[int, Any]
 
 
 class Place(ABC):
-    """What stands where something else was, until a call needs that."""
+    """What replaces a value until a call needs it."""
 
     @abstractmethod
     def build(self, built: Built) -> Any:
-        """What was there, or its like."""
+        """The value, or an equivalent one."""
 
 
 class Finder(Protocol):
-    """Who is told of the tensors that are found."""
+    """Is told of the tensors that are found."""
 
     def found(self, tensor: Tensor) -> Place | None:
-        """What is to stand in the tensor's place; ``None`` to leave it there."""
+        """What replaces the tensor; ``None`` to leave it there."""
 
     def out_of_reach(self, tensor: Tensor, holder: object) -> None:
-        """A tensor is in an object that nobody here knows how to make again."""
+        """A tensor is in an object that cannot be rebuilt."""
 
 
 def build(value: Any, built: Built) -> Any:
@@ -95,13 +95,13 @@ class _Method(Place):
 
 
 class _Function(Place):
-    """Keeps no reference to the function itself, whose cells hold the tensors."""
+    """A function to rebuild. It keeps no reference to the original, whose cells hold the tensors."""
 
     def __init__(self, function: FunctionType, cells: tuple[Any, ...], parts: tuple[Any, Any, Any]) -> None:
         self._code, self._globals, self._name = function.__code__, function.__globals__, function.__name__
         self._qualname, self._module, self._doc = function.__qualname__, function.__module__, function.__doc__
         self._annotations = function.__annotations__
-        self._cells = cells  # the function's own ones, and places for what is in the others
+        self._cells = cells  # the function's own cells, and places for the contents of others
         self._defaults, self._keywords, self._attributes = parts
 
     def build(self, built: Built) -> Any:
@@ -115,16 +115,16 @@ class _Function(Place):
 
 
 class Rebuilder:
-    """Goes through what a call holds, once."""
+    """Searches what a call holds, once."""
 
     def __init__(self, finder: Finder) -> None:
         self._finder = finder
         self._known: dict[int, Any] = {}  # by identity: what it becomes
-        self._open: set[int] = set()  # what is being gone through
+        self._open: set[int] = set()  # what is being searched
         self.circular = False  # whether something holds itself: a copy would hold the original
 
     def visit(self, value: Any) -> Any:
-        """The value itself where nothing in it is replaced; else what builds its like."""
+        """The value itself if nothing in it is replaced; else what rebuilds it."""
         if type(value) in _EMPTY or isinstance(value, nn.Module):
             return value
         key = id(value)
@@ -159,7 +159,7 @@ class Rebuilder:
         return value
 
     def visit_function(self, function: FunctionType, names: frozenset[str] = frozenset()) -> Any:
-        """The same of a function; of its cells, only those of these names are gone through, if it has any of them."""
+        """The same for a function. Of its cells, only those of these names are searched, if it has any of them."""
         cells, found = function.__closure__ or (), function.__code__.co_freevars
         chosen = names.intersection(found) or found
         inside = tuple(
@@ -174,7 +174,7 @@ class Rebuilder:
     def _visit_cell(self, cell: CellType) -> Any:
         try:
             content = cell.cell_contents
-        except ValueError:  # nothing is in it yet
+        except ValueError:  # the cell is empty
             return cell
         found = self.visit(content)
         return cell if found is content else found

@@ -13,7 +13,7 @@ from integrations._torch import DisableTorchFunction, is_traceable_wrapper_subcl
 _STRIDED = torch.strided
 _PLAIN = (Tensor, nn.Parameter)
 LEAVES = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
-"""Types of most of what is no tensor and holds none, but for the bounds of a slice, of which nothing is saved."""
+"""The types of most values that hold no tensor, except the bounds of a slice, of which nothing is saved."""
 
 
 def tensors_in(values: Any) -> list[Tensor]:
@@ -51,7 +51,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """The storages that hold a tensor's elements: its own, or those of the tensors that it is made of."""
+    """The storages that hold a tensor's elements: its own, or those of its components."""
     storage = storage_of(tensor)
     if storage is not None:
         return [storage]
@@ -60,7 +60,7 @@ def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
 
 
 def _components(tensor: Any) -> list[Tensor]:
-    """What a tensor without a storage is made of; nothing where that cannot be told."""
+    """The components of a tensor without a storage; none if they cannot be told."""
     if is_traceable_wrapper_subclass(tensor):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         return [part for part in parts if isinstance(part, Tensor)]  # DTensor names its mesh there, too

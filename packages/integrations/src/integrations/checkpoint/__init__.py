@@ -1,14 +1,14 @@
-"""Optimal checkpointing: what backward had better compute again than keep, for any model and within a budget.
+"""Optimal checkpointing: what backward had better recompute than keep, for any model and within a budget.
 
     plan = integrations.checkpoint.plan(model, (images,), budget="4GiB")
     print(plan)
     integrations.checkpoint.apply(model, plan)
     ...train as before...
 
-Stands on ``actcore``'s search and takes up Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
+It uses ``actcore``'s search and follows Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
 graphs" (CVPR 2021): ``optimal_grad_checkpointing`` is the call of its README.
 
-These are the calls; captures are in ``integrations.step``, the search in ``planning``, repetitions in ``runtime``.
+This room has the calls; captures are in ``integrations.step``, the search in ``planning``, repetitions in ``runtime``.
 """
 
 from integrations.checkpoint.applied import apply, plan_of, restore_model

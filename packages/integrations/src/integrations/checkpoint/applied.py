@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec | None = None) -> Model:
-    """Has the model's training forward keep what the plan keeps, and backward compute the rest again; in place.
+    """Has the model's training forward keep what the plan keeps, and backward recompute the rest; in place.
 
     The training loop stays as it is. Gradients, buffers and generators come out as those of the model itself, bit for
     bit where its operators are deterministic. Weights, hooks, ``state_dict`` keys and the class stay; ``eval()``,
@@ -36,12 +36,12 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
         shapes: what to do with inputs of other shapes. Those that are no larger than planned ones follow their plan,
             in the proportion of their sizes. For others, or under another autocast, ``"replan"`` makes a plan with
             the same budget, in the time of a capture; ``"refuse"`` raises.
-        codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. Stored
-            so is what a level would round (``docs/operators.md``); what backward asks no more of than signs, masks or
-            indices is stored exactly, in as few bits as that takes, and all else is kept. Where rows are normalised one
-            by one, groups of a ``GroupAffine`` are of one row, whatever size it has. What is computed again
+        codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. It
+            stores what a level would round (``docs/operators.md``). Tensors of which backward only needs signs, masks
+            or indices are stored exactly, in as few bits as that takes, and others are kept. Where rows are normalised
+            one by one, each group of a ``GroupAffine`` is within one row, whatever size it has. What is recomputed
             follows from the stored values, so gradients are no longer those of the model bit for bit. Each forward
-            rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is computed again, too.
+            rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is recomputed, too.
 
     Returns:
         The same object.
@@ -109,7 +109,7 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def _module(model: nn.Module) -> nn.Module:
-    """The module inside, if it is compiled by torch."""
+    """The module itself, or the inner one of a module compiled by torch."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     return compiled_module(model)

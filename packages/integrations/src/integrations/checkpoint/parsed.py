@@ -18,8 +18,8 @@ class _Call:
 
     Attributes:
         node: its name.
-        inputs: the nodes that it is made of, with the modules on the way.
-        transition: what joins several; ``None`` for one.
+        inputs: the nodes that it is made from, with the modules on the way.
+        transition: joins several inputs; ``None`` for one.
     """
 
     node: Any
@@ -55,7 +55,7 @@ class ParsedForward:
         self._calls = [
             _call_of(graph, node) for node in networkx.topological_sort(graph) if node in needed and node != source
         ]
-        self._ends: dict[int, list[Any]] = {}  # by the call's place: what is read there for the last time
+        self._ends: dict[int, list[Any]] = {}  # by the call's place: the nodes that are read there for the last time
         last = {node: place for place, call in enumerate(self._calls) for node, _ in call.inputs}
         for node, place in last.items():
             self._ends.setdefault(place, []).append(node)

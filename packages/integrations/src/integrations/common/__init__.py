@@ -1,1 +1,1 @@
-"""What several rooms need and none is about: warnings, locks, storages by identity, modules, torch.compile's frames."""
+"""What several rooms need: warnings, locks, storages by identity, modules, the frames of torch.compile."""

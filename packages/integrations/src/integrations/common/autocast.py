@@ -1,4 +1,5 @@
-"""Casts as torch's autocast makes them, outside of our Functions: a Function's saved input is what it computes with."""
+"""Casts as torch's autocast makes them, outside of our Functions, so that what a Function saves is what it computes
+with."""
 
 from __future__ import annotations
 
@@ -6,38 +7,38 @@ from typing import Any, TypeVarTuple
 
 import torch
 
-from integrations._torch import dispatch_has_kernel_for_dispatch_key
+from integrations._torch import constant_when_traced, dispatch_has_kernel_for_dispatch_key
 
 Tensors = TypeVarTuple("Tensors")
-"""Tensors, and ``None`` for those that are not there."""
+"""Tensors, with ``None`` for missing ones."""
 
 
 def as_matmul(*tensors: *Tensors) -> tuple[*Tensors]:
-    """Arguments of a convolution or a linear layer: in autocast's dtype where it is on."""
+    """Arguments of a convolution or a linear layer, in autocast's dtype if it is on."""
     kind = _device(tensors)
     return _cast(tensors, torch.get_autocast_dtype(kind)) if kind and torch.is_autocast_enabled(kind) else tensors
 
 
 def in_float32(operator: str, *tensors: *Tensors) -> tuple[*Tensors]:
-    """Arguments of an operator that autocast computes in float32: so where it is on and knows the operator.
+    """Arguments of an operator that autocast computes in float32: cast if autocast is on and knows the operator.
 
     Args:
         operator: with its overload, such as ``"aten::layer_norm"``.
-        tensors: of which the first that is there tells the device.
+        tensors: the first one that is not ``None`` tells the device.
     """
     kind = _device(tensors)
     return _cast(tensors, torch.float32) if kind and is_known(operator, kind) else tensors
 
 
-@torch.compiler.assume_constant_result  # up to torch 2.11 torch.compile does not trace the question
+@constant_when_traced  # up to torch 2.11 torch.compile does not trace the question
 def is_available(device: str) -> bool:
-    """Whether there is autocast on this type of device, which need not be on."""
+    """Whether there is autocast for this type of device, on or off."""
     return torch.amp.is_autocast_available(device)
 
 
 def is_known(operator: str, device: str) -> bool:
-    """Whether autocast is on for this type of device, and has a rule for the operator there. Of the operators that it
-    computes in float32 it knows all on CUDA, and on the CPU few."""
+    """Whether autocast is on for this type of device and has a rule for the operator there. It knows all operators that
+    it computes in float32 on CUDA, and few of them on the CPU."""
     return torch.is_autocast_enabled(device) and dispatch_has_kernel_for_dispatch_key(
         operator, f"Autocast{device.upper()}"
     )
@@ -51,7 +52,7 @@ def _device(tensors: tuple[Any, ...]) -> str:
 
 
 def _cast(tensors: tuple[Any, ...], dtype: torch.dtype) -> Any:
-    """All but float64 and integers, which autocast leaves alone."""
+    """Casts all tensors except float64 and integers, which autocast leaves alone."""
     return tuple(
         tensor
         if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64

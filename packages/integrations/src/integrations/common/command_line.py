@@ -9,14 +9,14 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage above it."""
+    """A parser whose errors are one line, without the usage above it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
-    """Runs the command that the arguments name: what the parser has them set as ``command``.
+    """Runs the command that the arguments name: the parser sets it as ``command``.
 
     Returns:
         0; 1 after one line on stderr that says what is wrong; 130 when interrupted.

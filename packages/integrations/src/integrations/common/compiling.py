@@ -1,4 +1,4 @@
-"""What dynamo, the part of ``torch.compile`` that reads Python, compiles of the frames that a compressed model runs."""
+"""Which frames of a compressed model dynamo compiles, the part of ``torch.compile`` that reads Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _can_skip() -> bool:
-    """Whether torch has what the functions here need of it, none of which is public."""
+    """Whether torch has the private names that the functions here need."""
     return None not in (FrameExecStrategy, FrameAction, set_code_exec_strategy, get_eval_frame_callback)
 
 
@@ -42,7 +42,7 @@ def left_to_python(function: Function) -> Function:
 
 
 def not_inlined(function: Function) -> Function:
-    """The same, and dynamo breaks the graph of a function that calls it."""
+    """``left_to_python``, and dynamo also breaks the graph of a function that calls this one."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return left_to_python(function)
 
@@ -55,18 +55,19 @@ def skips_frames() -> bool:
     return _SKIPS
 
 
-# A function without dynamo, and all that it calls.
+# The function without dynamo, for itself and all that it calls.
 without_dynamo: Callable[[Function], Function] = cache(torch.compiler.disable)
 
 
 @left_to_python
 def compiles_callees() -> bool:
-    """Whether dynamo compiles the frames that the caller calls: it is on, and skipped the caller's."""
+    """Whether dynamo compiles the frames that the caller calls: it is on, and has skipped the caller's own frame."""
     return DYNAMO in sys.modules and _SKIPS and callable(get_eval_frame_callback())
 
 
 def compiled_module(model: nn.Module) -> nn.Module:
-    """The module of which ``torch.compile`` made this one, which wraps it and is copied without what it is given."""
+    """The module inside, if ``torch.compile`` made this one: it wraps that module, and its copies lack the attributes
+    that were set on it."""
     if DYNAMO not in sys.modules:
         return model
     inner = getattr(model, "_orig_mod", None) if isinstance(model, optimized_module()) else None
@@ -74,8 +75,8 @@ def compiled_module(model: nn.Module) -> nn.Module:
 
 
 def may_break_graph() -> bool:
-    """Whether the graph that is being traced may be broken, and the frame behind the break left to Python: not with
-    ``fullgraph=True``."""
+    """Whether the graph that is being traced may be broken, with the frame behind the break left to Python. With
+    ``fullgraph=True`` it may not."""
     if not _SKIPS:
         return False
     try:
@@ -86,9 +87,10 @@ def may_break_graph() -> bool:
 
 
 def own_frame() -> Callable[..., Any]:
-    """A new function that calls what it is given, for dynamo to compile: it skips the frames of torch's own modules.
+    """A new function that calls what it is given, for dynamo to compile, since dynamo skips the frames of torch's own
+    modules.
 
-    Dynamo keeps what it compiled, and counts how often, by code object: each model gets one of its own.
+    Dynamo keeps and counts what it compiled by code object, so each model gets a function of its own.
     """
     return FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
 

@@ -1,4 +1,4 @@
-"""What was done to a model whose layers were exchanged: the record that lies in it, and how a summary tells of it."""
+"""``Conversion``: the record, in a model, of the layers that were exchanged; and how a summary lists them."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Conversion:
     kept: tuple[tuple[str, str], ...]
 
     key: ClassVar[str]
-    """Under which it lies in the dictionary."""
+    """The key in the model's dictionary."""
     call: ClassVar[str]
-    """That converts a model, as a user writes it."""
+    """The call that converts a model, as a user writes it."""
     undo: ClassVar[str]
-    """That converts it back."""
+    """The call that converts it back."""
 
     def put(self, root: nn.Module) -> None:
-        """Lays it into the model."""
+        """Puts the record into the model."""
         root.__dict__[self.key] = self
 
     @classmethod
     def find(cls, model: nn.Module) -> Self | None:
-        """The conversion of this very model; ``None`` where there is none."""
+        """The conversion of this very model; ``None`` if it is not converted."""
         found = model.__dict__.get(cls.key)
         return found if isinstance(found, cls) else None
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
-        """The same, of a model that must be converted.
+        """The conversion of a model that must be converted.
 
         Raises:
             TypeError: ``model`` is not a module.
@@ -55,7 +55,7 @@ class Conversion:
 
     @classmethod
     def require_none(cls, model: nn.Module) -> None:
-        """Refuses a model that is converted already.
+        """Checks that a model is not converted yet.
 
         Raises:
             TypeError: ``model`` is not a module.

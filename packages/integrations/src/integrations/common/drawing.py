@@ -1,13 +1,13 @@
-"""What the charts share: colours, axes, and the files that they are written to. They need matplotlib."""
+"""What the charts share: colours, axes, and how they are written to files. It needs matplotlib."""
 
 from __future__ import annotations
 
 from os import PathLike
 from typing import Any
 
-# Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
+# Okabe and Ito's colours, which every kind of colour vision can tell apart (https://jfly.uni-koeln.de/color/).
 BLUE, VERMILION, INK, FAINT, GRID = "#0072B2", "#D55E00", "#22262B", "#7A828C", "#E8EAED"
-GREY = "#C9CCD1"  # of what is compared with
+GREY = "#C9CCD1"  # for what others are compared with
 
 
 def new_figure(size: tuple[float, float]) -> Any:
@@ -24,7 +24,7 @@ def new_figure(size: tuple[float, float]) -> Any:
 
 
 def plain_axes(axes: Any) -> None:
-    """Takes away what says nothing."""
+    """Removes what carries no information."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(color=GRID, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""What ``integrations.timm``, ``.hf`` and ``.pyg`` look at before they compress a model of their library."""
+"""What ``integrations.timm``, ``.hf`` and ``.pyg`` check before they compress a model of their library."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def library(name: str, extra: str) -> ModuleType:
 
 
 def require_member(model: nn.Module, packages: Iterable[str], what: str) -> None:
-    """Refuses a model in which nothing is of a library.
+    """Checks that something in a model belongs to a library.
 
     Args:
         model: the model.
-        packages: of the library's classes.
+        packages: the packages of the library's classes.
         what: a model of the library, in words.
 
     Raises:
@@ -55,11 +55,11 @@ CHECKPOINTS = {
 
 
 def require_one_checkpointing(model: nn.Module, name: str = "checkpoint") -> None:
-    """Refuses a model that checkpoints its blocks itself, for a plan of what backward makes again.
+    """Checks that a model does not checkpoint its blocks itself, beside a plan of what backward recomputes.
 
     Args:
-        model: that is to be planned for.
-        name: of the argument that asks for it.
+        model: the model to plan for.
+        name: the argument that asks for the plan.
 
     Raises:
         ValueError: it does.
@@ -68,10 +68,10 @@ def require_one_checkpointing(model: nn.Module, name: str = "checkpoint") -> Non
         if checkpoints_itself(model, attribute):
             raise ValueError(
                 f"{name} must be None in a {type(model).__name__} that checkpoints its own blocks already: both "
-                f"would make the same tensors again; call {way_out} first, or leave {name} out"
+                f"would recompute the same tensors; call {way_out} first, or leave {name} out"
             )
 
 
 def checkpoints_itself(model: nn.Module, attribute: str) -> bool:
-    """Whether some module of a model has an attribute of ``CHECKPOINTS`` that says so."""
+    """Whether this attribute, one of ``CHECKPOINTS``, is set in some module of a model."""
     return any(getattr(module, attribute, False) is True for module in model.modules())

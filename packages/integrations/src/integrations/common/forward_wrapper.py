@@ -1,4 +1,4 @@
-"""``ForwardWrapper``: an object in the place of a model's ``forward``."""
+"""``ForwardWrapper``: an object that replaces a model's ``forward``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from integrations.common.modules import called_module
 
 
 class ForwardWrapper(ABC):
-    """Stands in a model's ``forward``, and calls the original.
+    """Replaces a model's ``forward``, and calls the original.
 
-    An attribute of the instance, so that a ``with`` block ends whatever it began, whatever ends the forward; forward
+    It is an attribute of the instance, so that a ``with`` block can end what it began however the forward ends; forward
     hooks are not called for a ``KeyboardInterrupt``. Signature, copies and pickles are those of the original. It lies
-    in the model, and so holds neither it nor a method that is bound to it.
+    in the model, and so holds neither the model nor a method bound to it.
 
     Args:
         model: whose forward it is.
@@ -30,19 +30,19 @@ class ForwardWrapper(ABC):
     """
 
     what: ClassVar[str]
-    """What is said of the model, such as ``"compressed"``."""
+    """What the wrapper makes of the model, such as ``"compressed"``."""
     undo: ClassVar[str]
-    """The call that takes this out of the model again."""
+    """The call that removes the wrapper from the model."""
     keeps: ClassVar[bool] = False
-    """Whether it sees to what the forward keeps for backward, which two of them cannot do for one forward."""
+    """Whether it determines what the forward keeps for backward. Only one such wrapper can be on a forward."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         self._model = ModelRef(model)
         self._stands_for(forward, replaced)
 
     def _stands_for(self, forward: Callable[..., Any], replaced: bool) -> None:
-        """Stands for ``forward`` from now on. A method of the model's class is bound to the model when it is called;
-        what somebody has put into the instance is put back as it is."""
+        """Stands for ``forward`` from now on. A method of the model's class is bound to the model when it is called; a
+        forward that was set on the instance is put back as it is."""
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(forward, name):
                 setattr(self, name, getattr(forward, name))
@@ -54,15 +54,15 @@ class ForwardWrapper(ABC):
 
     @property
     def model(self) -> nn.Module:
-        """Whose forward it is."""
+        """The model whose forward it is."""
         return self._model()
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """The original."""
+        """The original forward."""
         if self._method is None:
             return self._callable
-        if torch.compiler.is_compiling():  # dynamo does not trace the making of a method
+        if torch.compiler.is_compiling():  # dynamo does not trace the creation of a method
             return functools.partial(self._method, self.model)
         return MethodType(self._method, self.model)
 
@@ -72,7 +72,7 @@ class ForwardWrapper(ABC):
 
     @staticmethod
     def all_of(model: nn.Module) -> Iterator[ForwardWrapper]:
-        """The model's wrappers, the outermost first; none where somebody else has wrapped them."""
+        """The model's wrappers, the outermost first; none if something else has wrapped them."""
         found: Any = model.__dict__.get("forward")
         while isinstance(found, ForwardWrapper):
             yield found
@@ -80,20 +80,20 @@ class ForwardWrapper(ABC):
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """The model's wrapper of this kind, which others may stand before; ``None`` where somebody else has wrapped
-        it, or there is none."""
+        """The model's wrapper of this kind, possibly behind others; ``None`` if there is none, or something else has
+        wrapped it."""
         return next((found for found in ForwardWrapper.all_of(model) if isinstance(found, cls)), None)
 
     @staticmethod
     def require_none(model: nn.Module, way_out: str) -> None:
-        """Refuses a model of which a part has a wrapper that sees to what is kept.
+        """Checks that no part of a model has a wrapper that determines what is kept.
 
         Args:
             model: the model.
             way_out: what to do instead, in words.
 
         Raises:
-            ValueError: it has.
+            ValueError: a part has one.
         """
         for module in model.modules():
             for found in ForwardWrapper.all_of(module):
@@ -110,12 +110,12 @@ class ForwardWrapper(ABC):
         """The model's output."""
 
     def put(self) -> None:
-        """Puts this in its place."""
+        """Puts the wrapper in the place of the forward."""
         self.model.__dict__["forward"] = self
 
     def take_out(self) -> None:
-        """Puts the original back, into the model or into the wrapper that came after this one. Where somebody else has
-        wrapped this, it stays, and is called from then on."""
+        """Puts the original back, into the model or into the wrapper around this one. If something else has wrapped
+        this one, it stays there, and from then on only calls the original."""
         own = self.model.__dict__
         outer: Any = own.get("forward")
         if outer is self:
@@ -130,9 +130,9 @@ class ForwardWrapper(ABC):
             outer = outer.forward
 
     def shallow_copy(self, frame: FrameType) -> nn.Module | None:
-        """The shallow copy of the model, such as ``nn.DataParallel``'s replicas, that was called in ``frame``: it has
-        this object in its dictionary, too, but its own parameters. ``None`` where it was the model, or a module that
-        wraps the model and calls its forward."""
+        """The shallow copy of the model, such as one of ``nn.DataParallel``'s replicas, that was called in ``frame``:
+        it has this object in its dictionary, too, but parameters of its own. ``None`` if the model itself was called,
+        or a module that wraps the model and calls its forward."""
         module = called_module(frame)
         if module is None or module is self._model.alive or self.replaced:
             return None
@@ -144,15 +144,15 @@ class ForwardWrapper(ABC):
 
     @property
     def __code__(self) -> Any:
-        """That of the original, which ``torch.export`` asks for where it comes from."""
+        """The original's code, which ``torch.export`` asks for to tell where it comes from."""
         return self.forward.__code__
 
     @property
     def __globals__(self) -> Any:
-        """Only a function that Python calls has them.
+        """Not available: only a function that Python calls has globals.
 
         Raises:
-            AttributeError: always; ``torch.jit.script``, which compiles a function's source, asks for them first.
+            AttributeError: always. ``torch.jit.script``, which compiles a function's source, asks for them first.
         """
         raise AttributeError(
             f"torch.jit.script cannot compile the forward of a {self.what} {type(self.model).__name__}: script it "

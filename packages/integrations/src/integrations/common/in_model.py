@@ -1,7 +1,7 @@
-"""``ModelRef`` and ``InModel``: what lies in a model knows it without keeping it.
+"""``ModelRef`` and ``InModel``: for objects that lie in a model and know it without keeping it alive.
 
-What a model holds, and holds the model, is a cycle: ``del model`` would free no memory until Python's garbage collector
-comes by, and on a GPU the next allocation fails before that.
+An object in a model that held the model would make a cycle: ``del model`` would free no memory until Python's garbage
+collector runs, and on a GPU the next allocation would fail before that.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import nn
 
 
 class ModelRef:
-    """A reference that does not keep its model; called, it returns it. A copy of it, or one that is unpickled, is of
-    the model's copy."""
+    """A reference that does not keep its model alive; calling it returns the model. A copy of the reference, pickled or
+    not, refers to the model's copy."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self._ref = weakref.ref(_Gone() if model is None else model)
@@ -35,7 +35,7 @@ class ModelRef:
 
     @property
     def alive(self) -> nn.Module | None:
-        """The model, or ``None``."""
+        """The model, or ``None`` if it is gone."""
         return self._ref()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,11 +50,11 @@ class _Gone(nn.Module):
 
 
 class InModel:
-    """What lies in a model's dictionary and is given to its user: as two objects with one ``__dict__``, of which the
-    user's keeps the model.
+    """An object that lies in a model's dictionary and is also given to the user: as two objects with one ``__dict__``,
+    of which the user's keeps the model alive.
 
     Args:
-        model: whose it is.
+        model: the model that it lies in.
     """
 
     PLACE: ClassVar[str]
@@ -62,7 +62,7 @@ class InModel:
 
     __slots__ = ("__dict__", "__weakref__", "_kept")
 
-    _given: weakref.ref[Self] | None = None  # what the user has
+    _given: weakref.ref[Self] | None = None  # the user's object
 
     def __init__(self, model: nn.Module) -> None:
         self._model = ModelRef(model)
@@ -70,11 +70,11 @@ class InModel:
 
     @property
     def model(self) -> nn.Module:
-        """Whose it is."""
+        """The model that it lies in."""
         return self._model()
 
     def for_user(self) -> Self:
-        """The object that the user gets: the same one for as long as he has it."""
+        """The user's object: the same one as long as the user holds it."""
         return _given_by(self, self.model)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -93,7 +93,7 @@ class InModel:
 
 
 def _given_by(own: Held, model: nn.Module) -> Held:
-    """What the user gets for what lies in the model, either of which may be a copy that is still to be filled."""
+    """The user's object for the one in the model. Either may be a copy that is not filled yet."""
     found = None if own._given is None else own._given()
     if found is None:
         found = object.__new__(type(own))

@@ -1,4 +1,4 @@
-"""A result in its input's memory, where a layer was asked for ``inplace=True``: others may look there."""
+"""Puts a result into its input's memory, for layers with ``inplace=True``: others may look there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def placed(output: Tensor, input: Tensor, inplace: bool) -> Tensor:
         return input.copy_(output)
     if output is not input:
         announce_placed(output, input)
-    result: Tensor = _Placed.apply(input, output)
+    result: Tensor = _PlacedCopy.apply(input, output)
     return result
 
 
-class _Placed(Function):
-    """``input.copy_(output)``, without the zeros that torch's gives for a gradient of the values that are gone."""
+class _PlacedCopy(Function):
+    """``input.copy_(output)``, without the zeros that torch makes as a gradient of the overwritten values."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, output: Tensor) -> Tensor:
@@ -35,5 +35,5 @@ class _Placed(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        # Of a view autograd puts the gradient into that of the whole tensor, and None there would drop the whole.
+        # Autograd puts a view's gradient into that of its base, and None there would drop the whole.
         return torch.zeros_like(gradients[0]) if ctx.view else None, gradients[0]

@@ -1,4 +1,4 @@
-"""``OwnLock``: a lock for what is copied and pickled with a model."""
+"""``OwnLock``: a lock for objects that are copied and pickled with a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class OwnLock:
-    """A reentrant lock, to be used in ``with``. A copy of its owner, or one that is unpickled, gets another."""
+    """A reentrant lock, to be used in ``with``. A copy of its owner, pickled or not, gets a lock of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -13,14 +13,14 @@ def exchange(
     replacement: Callable[[str, nn.Module], nn.Module],
     opens: Callable[[nn.Module], bool] = lambda module: True,
 ) -> nn.Module:
-    """Every module exchanged for its replacement, which may be itself. Children come before their parent.
+    """Exchanges every module for its replacement, which may be itself. Children come before their parent.
 
-    A module that is in several places is asked for once, with the first of its paths, and stays one module.
+    A module in several places is asked for once, with the first of its paths, and stays one module.
 
     Args:
         root: any module; its path is empty.
-        replacement: of a path, as ``named_modules`` has it, and the module.
-        opens: whether what is inside a module is exchanged, too.
+        replacement: returns the replacement of a module, from its path, as in ``named_modules``, and the module.
+        opens: whether the modules inside a module are exchanged, too.
 
     Returns:
         The root's replacement.
@@ -28,8 +28,8 @@ def exchange(
     return _exchanged("", root, replacement, opens, {})
 
 
-# Functions of the file, not of their callers: one that calls itself from inside of another is a cycle with all that it
-# sees, and keeps the modules until Python's garbage collector comes by.
+# These are functions of the file, and not nested: a nested function that calls itself is a cycle with all that it sees,
+# and keeps the modules alive until Python's garbage collector runs.
 def _exchanged(
     path: str,
     module: nn.Module,
@@ -49,7 +49,7 @@ def _exchanged(
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of each child; what parametrizes a weight is no layer."""
+    """The children of a module with their names, except the modules that parametrize a weight."""
     for name, child in tuple(module._modules.items()):
         if child is not None and not (name == "parametrizations" and is_parametrized(module)):
             yield name, child
@@ -58,8 +58,8 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def paths_of(
     root: nn.Module, opens: Callable[[nn.Module], bool] = lambda module: True
 ) -> Mapping[nn.Module, tuple[str, ...]]:
-    """All paths that lead to each module, where ``named_modules`` gives the first. What is inside of a module is left
-    out where ``opens`` says so."""
+    """All paths that lead to each module, where ``named_modules`` gives the first. The modules inside a module are left
+    out if ``opens`` says so."""
     found: dict[nn.Module, tuple[str, ...]] = {}
     _add_paths(found, "", root, (root,), opens)
     return found

@@ -25,7 +25,7 @@ class ModulePaths:
 
     def running(self) -> str | None:
         """Path of the innermost module of the model whose forward the caller is inside of; empty for the root, ``None``
-        outside of them all."""
+        outside of all of them."""
         frame: FrameType | None = sys._getframe(1)
         missing = False
         while frame is not None:
@@ -33,9 +33,9 @@ class ModulePaths:
                 module = frame.f_locals["self"]
                 path = self._paths.get(module)
                 if path is None and not missing:
-                    missing = True  # a module that is new, or none of the model's: look once
+                    missing = True  # the module is new, or not the model's: look once
                     model = self._model.alive
-                    # It may be gone when backward computes a segment again.
+                    # The model may be gone when backward recomputes a segment.
                     if model is not None and _has(model, module):
                         self._paths.update((found, name) for name, found in model.named_modules())
                     path = self._paths.get(module)
@@ -45,13 +45,13 @@ class ModulePaths:
         return None
 
     def path_of(self, module: nn.Module) -> str | None:
-        """A module's path; ``None`` for one that is not known to be the model's."""
+        """A module's path; ``None`` for one that is not known as the model's."""
         return self._paths.get(module)
 
 
 def _has(model: nn.Module, module: nn.Module) -> bool:
-    """Whether a module is part of a model: without the names of all, which take longer than a forward may have, for a
-    loss that is made anew in each."""
+    """Whether a module is part of a model. This does not build the names of all modules, which would take longer than a
+    forward may have, for a loss module that is made anew in each."""
     waiting, seen = [model], {model}
     while waiting:
         for child in waiting.pop()._modules.values():
@@ -78,5 +78,5 @@ def called_module(forward: FrameType) -> nn.Module | None:
 
 
 def module_called_in(frame: FrameType) -> nn.Module | None:
-    """The module that the frame calls, hooks and all; ``None`` for a frame that does something else."""
+    """The module that the frame calls, with its hooks; ``None`` for a frame that does something else."""
     return frame.f_locals["self"] if frame.f_code is MODULE_CALL else None

@@ -1,4 +1,4 @@
-"""What torch's normalisations of each sample keep beside their input, for reports of layers that do not."""
+"""What torch's normalisations keep beside their input, for reports of layers that do not keep it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from actcore.stored import Absent
 def mean_of(x: Tensor, weight: Tensor | None, shape: Sequence[int]) -> Absent:
     """The mean, or the reciprocal deviation, of torch's layer and group norms, of this shape.
 
-    On the CPU they have the dtype of the input where the weight has that, too, and elsewhere one that torch computes
-    in.
+    On the CPU its dtype is the input's if the weight has that, too; otherwise it is one in which torch computes.
     """
     same = x.device.type == "cpu" and (weight is None or weight.dtype is x.dtype)
     return Absent.like(x, shape, x.dtype if same else torch.promote_types(x.dtype, torch.float32))
@@ -26,12 +25,12 @@ def rms_of(x: Tensor, dims: int) -> Absent:
 
 
 def rms_product(x: Tensor, weight: Tensor | None) -> tuple[Absent, ...]:
-    """The normalised input, which torch multiplies with the weight on the CPU, where it has no RMS norm of its own."""
+    """The normalised input. Torch multiplies it with the weight on the CPU, where it has no RMS norm of its own."""
     if x.device.type != "cpu" or weight is None or not weight.requires_grad:
         return ()
     return (Absent.like(x),)
 
 
 def statistic_shape(x: Tensor, dims: int) -> tuple[int, ...]:
-    """Of a number for all elements of the last ``dims`` dimensions."""
+    """The shape of a statistic over the last ``dims`` dimensions."""
     return (*x.shape[: x.dim() - dims], *(1,) * dims)

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from integrations._torch import FakeTensor
 
-# A fake tensor goes where the real one would: it has no elements, and all else.
+# A fake tensor counts as the real one would: it has everything but elements.
 PLAIN = frozenset({Tensor, nn.Parameter, FakeTensor})
 
 
 def has_elements(tensor: Tensor) -> bool:
-    """Whether there are values to look at: a forward on fake tensors only asks what would be saved."""
+    """Whether a tensor has values to look at. A forward on fake tensors only asks what would be saved."""
     return not isinstance(tensor, FakeTensor)

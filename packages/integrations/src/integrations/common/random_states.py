@@ -10,7 +10,7 @@ import torch
 
 
 def random_states() -> Callable[[], None]:
-    """What puts torch's, Python's and, where it is loaded, NumPy's generators back."""
+    """A function that puts back torch's and Python's generators, and NumPy's if it is loaded."""
     on_cpu, python = torch.get_rng_state(), random.getstate()
     on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     numpy = sys.modules.get("numpy")

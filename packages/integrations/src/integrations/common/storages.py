@@ -1,4 +1,4 @@
-"""``StorageMap`` and ``StorageSet``: storages by identity, which no address alone tells."""
+"""``StorageMap`` and ``StorageSet``: storages by identity, for which an address alone is not enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StorageMap(Generic[Value]):
     """Values by the identity of a storage. A weak reference to each keeps its address from being given to another.
 
     Attributes:
-        by_address: the values by the storages' addresses, for who looks up many.
+        by_address: the values by the storages' addresses, for code that looks up many.
     """
 
     __slots__ = ("_room", "by_address")
@@ -33,10 +33,10 @@ class StorageMap(Generic[Value]):
         """Gives a storage a value, in the place of the one that it had."""
         address = storage._cdata
         if address not in self.by_address:
-            if len(self.by_address) >= self._room:  # storages that are gone can be forgotten: nobody can ask for them
+            if len(self.by_address) >= self._room:  # forgets storages that are gone: nothing can ask for them
                 self._forget([key for key in self.by_address if storage_expired(key)])
                 self._room = max(1024, 2 * len(self.by_address))
-            storage._weak_ref()  # which is the address, and a reference that is counted
+            storage._weak_ref()  # this returns the address, and counts a weak reference
         self.by_address[address] = value
 
     def _forget(self, addresses: list[int], free: Callable[[int], None] = storage_free_weak_ref) -> None:

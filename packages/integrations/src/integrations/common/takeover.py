@@ -17,7 +17,7 @@ _TENSORS = ("_parameters", "_buffers")
 
 
 class StandIn(nn.Module):
-    """A subclass of a layer of torch that can take the place of one, and give it back."""
+    """A subclass of a layer of torch that can replace such a layer, and give it back."""
 
     counterpart: ClassVar[type[nn.Module]]
     _own: ClassVar[tuple[str, ...]] = ()
@@ -34,8 +34,8 @@ class StandIn(nn.Module):
 
     @classmethod
     def _in_place_of(cls, module: nn.Module) -> Self:
-        """The layer with the very dictionaries of a module, which both then hold: a hook's handle removes the hook from
-        the dictionary. The caller adds what the layer has besides."""
+        """A layer with the very dictionaries of a module, so that both share them: a hook's handle removes the hook
+        from its dictionary. The caller adds the layer's further attributes."""
         layer = cls.__new__(cls)
         layer.__dict__.update(module.__dict__)
         return layer
@@ -48,10 +48,10 @@ class StandIn(nn.Module):
 
 
 def take_over(layer: nn.Module, module: nn.Module) -> None:
-    """Gives a new layer all that makes up a module, and the attributes of it that the layer has not itself.
+    """Gives a new layer everything that makes up a module, and the module's attributes that the layer lacks.
 
-    The very dictionaries of hooks, since a hook's handle removes it from its dictionary; those of parameters and
-    buffers, too, unless the layer has parameters or buffers besides.
+    The dictionaries of hooks are shared, since a hook's handle removes the hook from its dictionary; so are those of
+    parameters and buffers, unless the layer has further parameters or buffers.
     """
     own = vars(layer)
     for name, value in vars(module).items():
@@ -63,19 +63,19 @@ def take_over(layer: nn.Module, module: nn.Module) -> None:
 
 
 def remember(layer: nn.Module, module: nn.Module) -> None:
-    """Keeps the module for which a layer stands. It lies in the layer's dictionary, so that both are copied and pickled
-    together, and is unseen by ``state_dict``, ``modules`` and ``to``: what the two share is one."""
+    """Keeps the module that a layer replaces. It lies in the layer's dictionary, so that both are copied and pickled
+    together, and ``state_dict``, ``modules`` and ``to`` do not see it, since the two share their parameters."""
     vars(layer)[_ORIGINAL] = module
 
 
 def remembered(layer: nn.Module) -> nn.Module | None:
-    """The module for which a layer stands."""
+    """The module that a layer replaces."""
     module = layer.__dict__.get(_ORIGINAL)
     return module if isinstance(module, nn.Module) else None
 
 
 def give_back(layer: nn.Module) -> nn.Module:
-    """The module for which a layer stands, with the parameters, hooks and mode as they are now."""
+    """The module that a layer replaces, with the parameters, hooks and mode as they are now."""
     module = remembered(layer)
     assert module is not None
     own, given = vars(layer), vars(module)

@@ -1,4 +1,4 @@
-"""``fitted_apart``: fits that are made once, where nothing of the caller's reaches them."""
+"""``fitted_apart``: runs each fit once, where no state of the caller's thread reaches it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _here = local()
 def fitted_apart(most: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Decorates a fit: it runs in a thread of its own, and the last ``most`` results are kept.
 
-    There no mode of the caller's is on: functorch, fake tensors, a default device, or hooks on saved tensors, of which
-    some give back other numbers than they were given. One fit at a time, so that threads that want the same result wait
-    for one fit, which is what the inner cache is for. The outer one is for every later call, which starts no thread.
+    No mode of the caller's is active in that thread: functorch, fake tensors, a default device, or hooks on saved
+    tensors, some of which return other numbers than they were given. One fit runs at a time, and threads that want the
+    same result wait for the same fit: the inner cache is for them. The outer one is for later calls, which then start
+    no thread.
     """
 
     def decorate(fit: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -28,7 +29,7 @@ def fitted_apart(most: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
         @lru_cache(maxsize=most)
         @wraps(fit)
         def known(*arguments: Any) -> _T:
-            if getattr(_here, "fits", False):  # a function that is fitted needs a fit itself
+            if getattr(_here, "fits", False):  # fitting a function may need another fit
                 return once(*arguments)
             found: list[_T] = []
             failed: list[BaseException] = []

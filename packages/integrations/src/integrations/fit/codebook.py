@@ -15,35 +15,36 @@ from integrations.fit.representatives import Representatives, representatives
 from integrations.fit.slopes import numbers_of
 from integrations.fit.tables import table
 
-_STRETCH = 1024  # elements that share a byte which tells whether one of them is not finite
-# Elements that are restored at once, at the least, and the parts that a tensor is restored in, at the most: what that
-# takes beside the tensor is two such parts.
+_STRETCH = 1024  # elements that share a byte, which tells whether one of them is not finite
+# Elements are restored in parts of at least this size, at most so many parts. Restoring takes two parts beside the
+# tensor.
 _PART, _PARTS = 1 << 18, 16
 
-# The deviation of inputs for which noise is told where nothing of them is known: activations of an untrained ViT get
-# 0.3, and those of trained ones 1 to 2, where there is less of it.
+# The deviation of inputs for which noise is given if nothing is known of them. Activations of an untrained ViT have
+# 0.3, those of trained ones 1 to 2, where the noise is smaller.
 _SPREAD = 0.5
 
 
 @dataclass(frozen=True)
 class Codebook:
-    """Stores the index of the interval that each element is in, and restores an element with that interval's slope.
+    """Stores the index of the interval that each element is in, and restores an element at which the slope is that
+    interval's level.
 
     A codec for what torch's own activation saves for backward: its gradient becomes that of "Few-bit backward" (Novikov
-    et al., ICML 2023), whichever layer or library calls the activation. The restored tensor is of use for that alone.
+    et al., ICML 2023), whichever layer or library calls the activation. The restored tensor serves nothing else.
 
-    * where an element is NaN or infinite, it and those of its stretch of 1024 in memory order are restored as NaN;
-    * nothing is drawn: seed and stream do not matter;
-    * the second derivative at the restored elements means nothing.
+    * An element that is NaN or infinite, and the others of its stretch of 1024 in memory order, are restored as NaN.
+    * Nothing is drawn: seed and stream do not matter.
+    * The second derivative at the restored elements means nothing.
 
-    The stored form takes ``ceil(bits * n / 8)`` bytes and one for each 1024 elements.
+    The stored form takes ``ceil(bits * n / 8)`` bytes and one more for each 1024 elements.
 
     Args:
         function: a smooth one of ``FUNCTIONS``.
         bits: 1 to 8.
         parameters: in torch's order; empty for the defaults.
         weight: as for ``table``.
-        result: whether the result is saved, as torch does of sigmoid and tanh, and not the input.
+        result: whether the result is saved, as torch saves that of sigmoid and tanh, and not the input.
     """
 
     function: str
@@ -54,7 +55,7 @@ class Codebook:
 
     def __post_init__(self) -> None:
         parameters = numbers_of(self.parameters)
-        table(self.function, self.bits, parameters, self.weight)  # raises for what it does not know
+        table(self.function, self.bits, parameters, self.weight)  # raises for arguments that it does not know
         object.__setattr__(self, "parameters", parameters or tuple(FUNCTIONS[self.function].defaults.values()))
 
     def stored_bytes(self, numel: int) -> int:
@@ -63,11 +64,11 @@ class Codebook:
 
     @property
     def noise(self) -> float:
-        """The noise on what is stored that would do the gradient the same harm (``slope_noise``), of a usual input."""
+        """The noise on what is stored that would harm the gradient as much (``slope_noise``), for usual inputs."""
         return slope_noise(self.function, self.bits, self.parameters, self.weight, _SPREAD)
 
     def representatives(self, dtype: torch.dtype) -> Representatives | None:
-        """The steps of what is saved, and an element for each; ``None`` where there are none in this dtype."""
+        """The steps of what is saved, and an element for each; ``None`` if some level has none in this dtype."""
         return representatives(self.function, self.bits, self.parameters, self.weight, self.result, dtype)
 
     def compress(self, tensor: Tensor, *, seed: int | Tensor = 0, stream: int | Tensor = 0) -> Compressed:
@@ -75,7 +76,8 @@ class Codebook:
 
         Raises:
             TypeError: the tensor is not of a dtype of ``actcore.FLOATS``.
-            ValueError: torch's backward of the function reads something else, or a level is no slope in that dtype.
+            ValueError: torch's backward of the function reads something else, or a level is not an attained slope in
+                that dtype.
         """
         if tensor.dtype not in FLOATS:
             raise TypeError(f"{self!r} takes floating-point numbers, got {tensor.dtype}; keep the tensor as it is")
@@ -87,7 +89,7 @@ class Codebook:
         return Compressed.of(self, tensor, [codes])
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """A tensor at which the activation's own backward has the levels for a derivative."""
+        """A tensor at which the activation's own derivative has the levels."""
         [codes] = compressed.payload
         numel, dtype = compressed.layout.stored_numel, compressed.dtype
         found = self._representatives(dtype)

@@ -15,7 +15,7 @@ from integrations.fit.slopes import ScalarFunction, Slope
 from integrations.fit.steps import LevelTable, StepTable
 
 DOMAIN = (-10.0, 10.0)
-"""What the paper's tables are fitted to."""
+"""The domain of the paper's tables."""
 
 CELLS = 2000
 
@@ -156,7 +156,7 @@ def fit_codebooks(
     if not least < most:
         return [LevelTable((least, most)) for _ in levels]
     values = values.clamp(least, most)
-    # Half of the candidates are evenly spaced, half share the weight evenly.
+    # Half of the candidates are evenly spaced; the other half share the weight evenly.
     order = values.argsort()
     shares = mass[order].cumsum(0)
     even = torch.linspace(0.0, 1.0, cells // 2 + 1, dtype=torch.float64, device="cpu")
@@ -233,7 +233,7 @@ def _sided(slope: Slope, boundaries: Tensor, levels: Tensor, width: float) -> Te
     at = slope(boundaries.double())
     below = (at - levels[:-1]).abs() < (at - levels[1:]).abs()
     above = torch.nextafter(boundaries, torch.full_like(boundaries, torch.inf))
-    # Some processors take the numbers below the least normal one for zero.
+    # Some processors flush numbers below the least normal one to zero.
     above = torch.where(boundaries == 0, torch.finfo(torch.float32).tiny, above)
     return torch.where(below, above, boundaries).double()
 
@@ -244,7 +244,7 @@ def _require_weight(weights: Tensor) -> None:
 
 
 def _greatest(slope: Slope, edges: Tensor, sign: float) -> float:
-    """The greatest value of ``sign * slope``, looked for ever closer around the best point so far."""
+    """The greatest value of ``sign * slope``, searched ever closer around the best point so far."""
     for _ in range(4):
         values = sign * slope(edges)
         best = int(values.argmax())

@@ -1,4 +1,4 @@
-"""What a derivative of few bits does to the gradient, as numbers that a plan can weigh against other roundings."""
+"""How much a derivative of few bits harms the gradient, as numbers that a plan can weigh against other roundings."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from integrations.fit.fitting import estimate_error
 from integrations.fit.representatives import saved_steps, saves_one
 from integrations.fit.tables import table
 
-# Points within 8 deviations for a mean over a normal distribution. The sum over even points converges faster than any
-# power of their distance for an analytic function that dies away; a jump costs half of what lies in one distance.
+# Points within 8 deviations, for a mean over a normal distribution. For an analytic function that vanishes at the ends,
+# the sum over even points converges faster than any power of their distance; a jump costs half of the distance.
 _POINTS, _DEVIATIONS = 20_001, 8.0
 
 
 def slope_error(
     function: str, bits: int, parameters: Sequence[float] = (), weight: str = "uniform", spread: float = 1.0
 ) -> float:
-    """The squared relative error of the gradient that goes through an activation, from its derivative of few bits.
+    """The squared relative error of the gradient through an activation whose derivative has few bits.
 
-    The mean of ``(f'(x) - level)²`` over that of ``f'(x)²``, for normally distributed ``x`` and gradients that know
-    nothing of ``x``. Nothing is drawn: an element's error is the same in each step, and does not average out as a
-    rounding's does.
+    It is the mean of ``(f'(x) - level)²`` over that of ``f'(x)²``, for normally distributed ``x`` and gradients that
+    are independent of ``x``. Nothing is drawn: an element's error is the same in each step, and does not average out as
+    that of a random rounding does.
 
     Args:
         function, bits, parameters, weight: as for ``table``.
@@ -43,16 +43,16 @@ def slope_error(
 def slope_noise(
     function: str, bits: int, parameters: Sequence[float] = (), weight: str = "uniform", spread: float = 1.0
 ) -> float:
-    """The noise on what an activation saves that would do its gradient the same harm.
+    """The noise on what an activation saves that would harm its gradient as much.
 
     Noise is the variance of a rounding relative to the mean square of what is rounded. A rounding by ``e`` of what is
-    saved, ``s``, moves the derivative by ``e * df'/ds``, so the harm of few bits, the mean of ``(f'(x) - level)²``, is
-    that of the noise ``mean of (f'(x) - level)² / (mean of (df'/ds)² * mean of s²)``, for normally distributed ``x``.
-    What torch saves is the result of sigmoid and tanh, and the input of the others. Where a derivative jumps, that is
-    no part of ``df'/ds``: a rounding that is meant to serve such a function keeps the side of each element.
+    saved, ``s``, changes the derivative by ``e * df'/ds``. So few bits, whose harm is the mean of ``(f'(x) - level)²``,
+    are as harmful as the noise ``mean of (f'(x) - level)² / (mean of (df'/ds)² * mean of s²)``, for normally
+    distributed ``x``. Torch saves the result of sigmoid and tanh, and the input of other functions. A jump of the
+    derivative is not part of ``df'/ds``: a rounding for such a function has to keep the side of each element.
 
-    The steps of a table do not follow the inputs as the bounds of a group do, so the noise depends on the spread:
-    GELU's 3 bits have the noise of 3 bits of the elements where these have a deviation of 0.3, of 4.5 bits at 1.
+    The steps of a table do not adapt to the inputs as the bounds of a group do, so the noise depends on the spread:
+    GELU's 3 bits have the noise of 3 bits of the elements if their deviation is 0.3, and that of 4.5 bits if it is 1.
 
     Args:
         function, bits, parameters, weight: as for ``table``.

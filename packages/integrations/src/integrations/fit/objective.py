@@ -20,7 +20,7 @@ WEIGHTS = ("uniform", "normal")
 _NODES = (-0.8611363115940526, -0.3399810435848563, 0.3399810435848563, 0.8611363115940526)
 _SHARES = (0.17392742256872692, 0.32607257743127307, 0.32607257743127307, 0.17392742256872692)
 
-# Points that the steepness is measured at, from which the narrower cells follow.
+# The steepness is measured at so many points, and the narrow cells follow from it.
 _SURVEY = 1 << 14
 
 
@@ -34,7 +34,7 @@ class Objective:
         self._even = even
         low, high = self._domain
         ends = sorted((abs(low), abs(high)))
-        # Where zero is inside, the half line up to the nearer end counts twice.
+        # If zero is inside, the half line up to the nearer end counts twice.
         self._bends = ends[:1] if even and low < 0 < high else []
         self.low, self.high = (0.0 if low < 0 < high else ends[0], ends[1]) if even else (low, high)
 
@@ -56,7 +56,7 @@ class Objective:
             inside = (shares - total[at - 1]) / density[at - 1].clamp(min=1e-300)
             edges.append(survey[at - 1] + inside.clamp(0, 1) * (survey[at] - survey[at - 1]))
         merged = torch.cat(edges).sort().values
-        # Edges that nearly meet would make cells without any width.
+        # Edges that nearly meet would make cells of no width.
         wide = merged.diff() > 1e-12 * (self.high - self.low)
         return torch.cat([merged[:1], merged[1:][wide]])
 

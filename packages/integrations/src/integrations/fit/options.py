@@ -1,4 +1,4 @@
-"""What the functions take beside torch's arguments, and the steps that follow from it."""
+"""The options of the functions beside torch's arguments, and the steps that follow from them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def steps_of(table: StepTable, x: Tensor) -> Steps:
 
 
 def constant(numbers: tuple[float, ...], x: Tensor) -> Tensor:
-    """The numbers on the device of ``x``, in the dtype that it is computed in; made once: a copy to a device waits."""
+    """The numbers on the device of ``x``, in the dtype in which it is computed. They are made once: a copy to a device
+    waits."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     of_its_own = isinstance(x, FakeTensor) and not x.fake_mode.allow_non_fake_inputs
     if torch.compiler.is_compiling() or of_its_own:
@@ -154,6 +155,6 @@ def constant(numbers: tuple[float, ...], x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _made(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Not of the modes that are on now, such as fake tensors'; nor of inference, whose tensors autograd does not save.
+    # Without the active modes, such as fake tensors', and without inference mode, whose tensors autograd does not save.
     with disable_current_modes(), torch.inference_mode(False):
         return torch.tensor(numbers, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""From the best boundaries on a grid to the best ones beside them: Lloyd's rounds on the line itself."""
+"""From the best boundaries on a grid to the best ones near them: Lloyd's rounds on the line itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from integrations.fit.objective import Objective
 _ROUNDS = 40
 _HALVINGS = 26
 
-# A round that gains less, relative to the error, is the last one.
+# The rounds end with one that gains less than this, relative to the error.
 _GAIN = 1e-7
 
 
@@ -35,10 +35,11 @@ def score(objective: Objective, edges: Tensor, boundaries: Tensor) -> tuple[Tens
 
 
 def refine(objective: Objective, edges: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Moves boundaries to where their two levels are equally far from the derivative, in rounds with the levels.
+    """Moves boundaries to where their two levels are equally far from the derivative, and recomputes the levels, in
+    rounds.
 
-    Each round takes the error down (Lloyd, "Least squares quantization in PCM", 1982), until it gains nothing any more.
-    The best boundaries found are returned, with their levels and error: none is worse than the ones given.
+    Each round reduces the error (Lloyd, "Least squares quantization in PCM", 1982), until one gains nothing. Returns
+    the best boundaries found, with their levels and error: they are no worse than the given ones.
     """
     levels, error = score(objective, edges, boundaries)
     best = boundaries, levels, error
@@ -54,18 +55,19 @@ def refine(objective: Objective, edges: Tensor, boundaries: Tensor) -> tuple[Ten
 
 
 def _moved(objective: Objective, boundaries: Tensor, levels: Tensor) -> Tensor:
-    """Each boundary at the next place, at most half of the way to its neighbours, where the error turns to grow."""
+    """Each boundary moved to the next place where the error starts to grow, at most half of the way to its
+    neighbours."""
     middle, rise = (levels[1:] + levels[:-1]) / 2, (levels[1:] - levels[:-1]).sign()
 
     def pull(x: Tensor) -> Tensor:
-        # The sign of the error's derivative by the boundary.
+        # The sign of the error's derivative with respect to the boundary.
         return rise * (objective.slope(x) - middle)
 
     ends = torch.cat([boundaries.new_tensor([objective.low]), boundaries, boundaries.new_tensor([objective.high])])
     gaps = ends.diff() / 2
     direction = -pull(boundaries).sign()
     near, far = boundaries, boundaries + torch.where(direction < 0, -gaps[:-1], gaps[1:]) * direction.abs()
-    # Nearer places first, so that it is the next turn that is found where there are several.
+    # Nearer places first, so that the nearest turn is found if there are several.
     for part in (1 / 64, 1 / 16, 1 / 4):
         at = boundaries + (far - boundaries) * part
         turned = pull(at) * direction >= 0

@@ -1,9 +1,9 @@
-"""Representatives: for each level of a table an element at which torch's own backward has that level for a derivative.
+"""Representatives: for each level of a table, an element at which torch's own derivative is that level.
 
-Where an operator finds them in the place of what it saved, its gradient is the few-bit one, with nothing of the
-operator exchanged. That takes a backward that reads one tensor, the function's input or its result; and levels that are
-slopes of the function. Each level of the best steps is a mean of the derivative over its interval, so a continuous
-derivative attains it; where the derivative jumps over it, there is no such element, and no codebook.
+If an operator finds these in the place of what it saved, its gradient is the few-bit one, and the operator need not be
+exchanged. That takes a backward that reads one tensor, the function's input or its result, and levels that the
+derivative attains. Each level of the best steps is a mean of the derivative over its interval, so a continuous
+derivative attains it. If the derivative jumps over a level, there is no such element, and no codebook.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from integrations.fit.shipped import SMOOTH
 from integrations.fit.steps import StepTable
 from integrations.fit.tables import table
 
-# Points of the line that are looked at first, and of the stretch around the best one, which is looked at this often.
+# Points of the line that are evaluated first, points of the stretch around the best one, and how often that stretch is
+# narrowed.
 _SURVEY, _CLOSER, _TIMES = 1 << 14, 33, 6
 
 
 @dataclass(frozen=True)
 class Representatives:
-    """Steps of what an operator saves, and an element for each.
+    """Steps of what an operator saves, and an element for each step.
 
     Attributes:
-        boundaries: ascending, of what is saved, or of its magnitude where ``even``; one fewer than ``elements``.
+        boundaries: ascending; boundaries of what is saved, or of its magnitude if ``even``; one fewer than
+            ``elements``.
         elements: numbers of the dtype.
         even: whether the boundaries are of the magnitude.
         slopes: torch's derivative where ``elements`` are saved, in float64.
@@ -46,33 +48,33 @@ class Representatives:
 
     @property
     def error(self) -> float:
-        """How far a slope is from its level, at most."""
+        """The largest difference between a slope and its level."""
         return max(abs(slope - level) for slope, level in zip(self.slopes, self.levels, strict=True))
 
     def attained(self, dtype: torch.dtype) -> bool:
-        """Whether each level is a slope, to the precision in which gradients of the dtype have it anyway.
+        """Whether each level is an attained slope, within the precision that gradients of the dtype have anyway.
 
-        The slopes at two neighbouring numbers around 1 are apart by ``eps`` times the curvature, which is about 1 at
-        the most in all functions of the catalogue. Torch computes a slope in float32 at the least, to some units in the
-        last place, and the shipped levels have seven digits.
+        The slopes at two neighbouring numbers around 1 differ by ``eps`` times the curvature, which is at most about 1
+        for all functions of the catalogue. Torch computes a slope at least in float32, to some units in the last place,
+        and the shipped levels have seven digits.
         """
         spacing = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
         return self.error <= (spacing + 4 * torch.finfo(torch.float32).eps) * max(1.0, *map(abs, self.levels))
 
 
 def saves_one(function: str, in_place: bool = False) -> str:
-    """``"input"`` or ``"result"``, whichever is the only tensor that torch's backward reads; empty where it reads
-    another, or several, or torch has no such call.
+    """``"input"`` or ``"result"``, whichever is the only tensor that torch's backward reads; empty if it reads another,
+    or several, or torch has no such call.
 
     Args:
         function: a name of ``FUNCTIONS``.
-        in_place: of the call that overwrites its input.
+        in_place: whether the call overwrites its input.
     """
     return _saved_by(function, in_place) if function in SMOOTH else ""
 
 
 def saved_steps(function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool) -> StepTable:
-    """The table whose steps are those of what torch saves: of ``|x|`` only where that is odd in ``x``, too."""
+    """The table with steps of what torch saves. They are of ``|x|`` only if the saved tensor is odd in ``x``, too."""
     known = FUNCTIONS[function]
     even = known.even and (not result or _is_odd(function, parameters))
     return table(function, bits, parameters, weight, None if even else "none")
@@ -81,13 +83,14 @@ def saved_steps(function: str, bits: int, parameters: tuple[float, ...], weight:
 def representatives(
     function: str, bits: int, parameters: tuple[float, ...], weight: str, result: bool, dtype: torch.dtype
 ) -> Representatives | None:
-    """Those of ``saved_steps`` for a dtype; ``None`` where torch reads something else, or a level is no slope.
+    """The representatives of ``saved_steps`` in a dtype; ``None`` if torch reads something else, or a level is not an
+    attained slope.
 
-    They are looked for once in a process, which takes some hundredths of a second.
+    They are searched once in a process, which takes some hundredths of a second.
 
     Args:
         function, bits, parameters, weight: as for ``table``; parameters are given in full.
-        result: whether it is the result that is saved, and not the input.
+        result: whether the result is saved, and not the input.
         dtype: of the saved tensor.
     """
     if function not in SMOOTH or not (_slope_by(function, result) and _is_regular(function, parameters)):
@@ -96,7 +99,7 @@ def representatives(
 
 
 def _is_regular(function: str, parameters: tuple[float, ...]) -> bool:
-    """Whether a result tells the input, and a smaller one a smaller input: torch refuses, or lets pass, what is not."""
+    """Whether the result determines the input and grows with it. Torch refuses other cases, or lets them pass."""
     return function not in ("elu", "celu", "softplus") or parameters[0] > 0
 
 
@@ -120,7 +123,7 @@ def _saved_by(function: str, in_place: bool) -> str:
 
 
 def _call(function: str, in_place: bool) -> Callable[[Tensor, tuple[float, ...]], Tensor] | None:
-    """The function, of a leaf; in place on a copy that has its history."""
+    """The function on a leaf. In place, it is applied to a copy with a history."""
     known = FUNCTIONS[function]
     if not in_place:
         return lambda x, parameters: known.call(x, *parameters)
@@ -136,7 +139,7 @@ def _call(function: str, in_place: bool) -> Callable[[Tensor, tuple[float, ...]]
 
 
 def _slope_by(function: str, result: bool) -> Callable[[Tensor, tuple[float, ...]], Tensor] | None:
-    """torch's own derivative, as a function of what it has saved; ``None`` where it never saves just that."""
+    """Torch's derivative as a function of what it has saved; ``None`` if it never saves just that."""
     for in_place in (False, True):
         if _saved_by(function, in_place) != ("result" if result else "input"):
             continue
@@ -176,14 +179,14 @@ def _found(
 
 @fitted_apart(64)
 def _is_odd(function: str, parameters: tuple[float, ...]) -> bool:
-    """Whether the function is, at some points."""
+    """Whether the function is odd, checked at some points."""
     call = FUNCTIONS[function].call
     x = torch.linspace(0.1, 3.0, 16, dtype=torch.float64)
     return torch.equal(call(-x, *parameters), -call(x, *parameters))
 
 
 def _ends(steps: StepTable) -> tuple[float, float]:
-    """Of the inputs that may be needed: the tables' domain, and room beyond the outermost boundaries."""
+    """The range of inputs that may be needed: the tables' domain, with room beyond the outermost boundaries."""
     reach = 2 * max(map(abs, steps.boundaries), default=0.0)
     return min(1.5 * DOMAIN[0], -reach), max(1.5 * DOMAIN[1], reach)
 
@@ -191,12 +194,12 @@ def _ends(steps: StepTable) -> tuple[float, float]:
 def _nearest(
     slope: Callable[[Tensor], Tensor], levels: Tensor, ends: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Numbers of the dtype between the ends whose slopes come nearest to the levels, and these slopes: in float64, so
-    that they are the same whatever a device's last digits are.
+    """Numbers of the dtype between the ends whose slopes are nearest to the levels, and these slopes in float64, so
+    that they do not depend on the last digits of a device.
 
-    All numbers of 16 bits are looked at. Of a wider dtype a survey is, half of it crowded around zero, and then ever
-    closer what is around two points: where the slope is nearest to the level, and the nearest to zero at which it
-    passes the level, which may be a jump.
+    All numbers of a 16-bit dtype are tried. For a wider dtype a survey is tried, half of it near zero, and then ever
+    closer points around two of them: where the slope is nearest to the level, and, nearest to zero, where it passes the
+    level, which may be a jump.
     """
     low, high = ends.tolist()
     if dtype.itemsize == 2:
@@ -223,7 +226,7 @@ def _nearest(
 
 
 def _with_slope(slopes: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """For each level the place of the slope nearest to it, and that slope."""
+    """By level: the place of the slope nearest to it, and that slope."""
     ascending, order = slopes.sort(stable=True)
     above = torch.searchsorted(ascending, levels).clamp(1, len(slopes) - 1)
     at = torch.where(ascending[above] - levels < levels - ascending[above - 1], above, above - 1)
@@ -231,7 +234,7 @@ def _with_slope(slopes: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _passing(points: Tensor, slopes: Tensor, levels: Tensor) -> Tensor:
-    """For each level the place of the point nearest to zero after which the slope passes it; any where none is."""
+    """By level: the place of the point nearest to zero after which the slope passes it; any place if there is none."""
     found = []
     for level in levels:
         apart = slopes - level

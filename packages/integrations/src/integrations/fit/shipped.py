@@ -20,13 +20,14 @@ SMOOTH = tuple(name for name, function in FUNCTIONS.items() if not function.piec
 
 WIDTHS = tuple(range(1, 9))
 
-# Twice approximate's: the files are made once. More take the error down by less than 1e-4 of it.
+# Twice the default of ``approximate``, since the files are made once. More cells reduce the error by less than 1e-4 of
+# it.
 _CELLS = 4000
 
 _FOLDER = files("integrations.fit") / "data"
 
 
-@lru_cache  # the many numbers of a wide table are checked once
+@lru_cache  # a wide table's many numbers are checked once
 def shipped_table(function: str, bits: int, weight: str, even: bool) -> StepTable:
     """The step table of a function in ``SMOOTH``; ``even`` for steps of ``|x|``, which even derivatives have."""
     boundaries, levels = _read(function)[weight]["even" if even else "steps"][bits - 1]
@@ -40,9 +41,9 @@ def shipped_levels(function: str, bits: int, weight: str) -> LevelTable:
 
 
 def fitted(function: str, widths: Sequence[int] = WIDTHS) -> dict[str, Any]:
-    """What the file of a function holds: for each weight the step tables and codebooks of so many bits.
+    """The content of a function's file: for each weight, the step tables and codebooks of these widths.
 
-    Levels have 7 digits, and boundaries float32's 9, which tell on what side of a jump it is itself.
+    Levels have 7 digits, and boundaries float32's 9, which tell on which side of a jump a boundary is.
     """
     slope = Slope(function)
     counts = [2**bits for bits in widths]

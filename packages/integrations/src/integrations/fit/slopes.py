@@ -1,4 +1,4 @@
-"""The derivative of a scalar function, evaluated where a fit asks for it, and refused where it is none."""
+"""The derivative of a scalar function where a fit asks for it. Raises if there is none."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from integrations.fit.catalogue import FUNCTIONS, FewBitFunction
 ScalarFunction = str | Callable[[Tensor], Tensor]
 """A name of ``FUNCTIONS``, or a torch function that maps each element by itself."""
 
-# A function of the elements gives each of them the same value in any company, but for the last digits: torch computes
-# the last few of a row by other instructions. Such a difference is a few units in the last place of float64; float32
-# inside a user's function makes it 2**-24 of the largest value.
+# An elementwise function gives an element the same value among any others, except for the last digits, since torch
+# computes the last few of a row with other instructions. Such a difference is a few units in the last place of float64,
+# or 2**-24 of the largest value if a user's function uses float32.
 _ROUNDING = 1e-5
 
-# Points that a function is also evaluated at one by one.
+# Points at which a function is also evaluated one by one.
 _ALONE = 16
 
 
@@ -49,17 +49,17 @@ class Slope:
 
     @property
     def even(self) -> bool:
-        """Whether the derivative is known to be even: a user's function is not."""
+        """Whether the derivative is known to be even. A user's function's is not."""
         return self.known is not None and self.known.even
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._derivative is not None:
             with torch.no_grad():
                 return self._evaluated("derivative", self._derivative, x)
-        # The caller's hooks on saved tensors may give back other numbers; those of here come before them.
+        # The caller's hooks on saved tensors may return other numbers; these come first.
         with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
             at = x.clone().requires_grad_()
-            # A copy, which the function may change in place.
+            # A copy, since the function may work in place.
             value = self._evaluated("function", self._call, at.clone())
             if not value.requires_grad:
                 raise ValueError(
@@ -67,14 +67,14 @@ class Slope:
                     "history; give derivative="
                 )
             [slope] = torch.autograd.grad(value.sum(), at)
-        # Where a function has no value, as a logarithm has none, torch's formula may still give a number.
+        # Where a function has no value, as a logarithm of negative numbers, torch's derivative may still be a number.
         return slope.detach().masked_fill(value.detach().isnan(), torch.nan)
 
     def require_elementwise(self, x: Tensor) -> None:
-        """Raises unless the values at some points, lopsided and shuffled, and single ones are those among all.
+        """Raises unless the values at some points, lopsided and shuffled, and at single points are those among all.
 
-        Half of the points would not do: evenly chosen they have the mean of all, and in reverse they look the same to a
-        function that reverses.
+        Half of the points would not do: evenly chosen, they have the mean of all, and in reverse order they look the
+        same to a function that reverses.
         """
         if not self.known:
             self._require_elementwise("function", self._call, x)
@@ -144,7 +144,7 @@ class Slope:
 
 
 def numbers_of(parameters: Sequence[float]) -> tuple[float, ...]:
-    """Parameters as floats; ``TypeError`` where they are none, such as a number without its parentheses."""
+    """Parameters as floats. Raises ``TypeError`` if they are not a sequence, such as a number without parentheses."""
     try:
         return tuple(map(float, parameters))
     except (TypeError, ValueError):

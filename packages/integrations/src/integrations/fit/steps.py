@@ -10,10 +10,11 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class StepTable:
-    """A step function of ``x``, or of ``|x|``: ``levels[i]`` where ``i`` boundaries are not above it.
+    """A step function of ``x``, or of ``|x|``: ``levels[i]``, where ``i`` is the number of boundaries that are at most
+    that.
 
     Attributes:
-        boundaries: ascending, at most 255; of ``|x|`` where ``even``.
+        boundaries: ascending, at most 255; of ``|x|`` if ``even``.
         levels: one more than boundaries.
         even: whether the steps are of ``|x|``, for a derivative that is an even function.
     """
@@ -23,7 +24,7 @@ class StepTable:
     even: bool = False
 
     def __post_init__(self) -> None:
-        # Lists would do until the table is looked up in a cache.
+        # A list would fail once the table is looked up in a cache.
         object.__setattr__(self, "boundaries", _floats("boundaries", self.boundaries))
         object.__setattr__(self, "levels", _floats("levels", self.levels))
         if len(self.levels) != len(self.boundaries) + 1 or len(self.levels) > 256:

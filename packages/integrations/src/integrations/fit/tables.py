@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
+from integrations._torch import constant_when_traced
 from integrations.fit.apart import fitted_apart
 from integrations.fit.catalogue import FUNCTIONS
 from integrations.fit.fitting import DOMAIN, Parity, approximate, checked_bits
@@ -25,12 +24,12 @@ def table(
 ) -> StepTable:
     """The best step function of ``2**bits`` levels for the derivative of a smooth function in ``FUNCTIONS``.
 
-    Those of the default parameters come with the package, for both weights, over -10 to 10; ``approximate`` makes them
-    (``python -m integrations.fewbit regenerate``). For other parameters it is called once in a process, which takes
-    some tenths of a second. Where a parameter only stretches the axis, softplus's beta and celu's alpha, so is the
-    table of ``weight="uniform"``, domain included: inputs of the scale that the parameter speaks of are served.
+    The tables for default parameters come with the package, for both weights, over -10 to 10; ``approximate`` makes
+    them (``python -m integrations.fewbit regenerate``). For other parameters it runs once in a process, which takes
+    some tenths of a second. A parameter that only stretches the axis, softplus's beta or celu's alpha, stretches the
+    table of ``weight="uniform"``, domain included, so that it fits inputs of the parameter's scale.
 
-    Beyond the domain the last levels hold. All derivatives have come to rest there, but squared_relu's, which grows
+    Beyond the domain the last levels hold. All derivatives are constant there, except squared_relu's, which grows
     without bound: fit it to the inputs' own domain (``approximate("squared_relu", bits, domain=...)``).
 
     Args:
@@ -75,9 +74,9 @@ def level_table(function: str, bits: int, parameters: Sequence[float] = (), weig
     return _fitted_levels(function, bits, given, weight)
 
 
-# A table holds numbers, not tensors. Called rather than written above the functions, which would lose their types.
-torch.compiler.assume_constant_result(table)
-torch.compiler.assume_constant_result(level_table)
+# A table holds numbers, not tensors. Decorators above the functions would lose their types.
+constant_when_traced(table)
+constant_when_traced(level_table)
 
 
 @fitted_apart(1024)

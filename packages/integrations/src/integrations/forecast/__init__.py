@@ -1,4 +1,4 @@
-"""Where would a model's memory go, and what would a level save? Answered without training it or computing anything."""
+"""Forecasts where a model's memory would go, and what a level would save, without training or computing anything."""
 
 from integrations.forecast.run import forecast
 

@@ -1,6 +1,6 @@
 """Attention on fake CUDA tensors where there is no GPU: the kernel that torch would choose if one were there.
 
-torch asks the GPU for that, and takes plain operators where it finds none, which keep the whole softmax.
+Torch asks the GPU. Without one it takes plain operators, which keep the whole softmax.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch.overrides import TorchFunctionMode
 from integrations._torch import FakeTensor, scaled_dot_product_efficient_attention, scaled_dot_product_flash_attention
 
 _HALF = (torch.float16, torch.bfloat16)
-_MOST_OF_A_HEAD, _OF_A_HEAD = 256, 8  # in flash attention: the most elements, and that they are a multiple of
+# In flash attention: the most elements of a head, and the number of which they must be a multiple.
+_MOST_OF_A_HEAD, _OF_A_HEAD = 256, 8
 
 
 class FusedAttention(TorchFunctionMode):
-    """Computes attention of fake CUDA tensors by the kernels of torch's own order of preference: flash attention for 16
-    bits without a mask, memory-efficient attention otherwise. cuDNN's, which some GPUs prefer, saves as much as they:
-    query, key, value, the result, and 4 bytes a row."""
+    """Computes attention of fake CUDA tensors by torch's own order of preference: flash attention for 16 bits without a
+    mask, memory-efficient attention otherwise. cuDNN's kernel, which some GPUs prefer, saves as much: query, key,
+    value, the result, and 4 bytes a row."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention and not torch.cuda.is_available():
@@ -45,7 +46,7 @@ def _attention(
         output: Tensor = func(query, key, value, attn_mask, **options)
         return output
     if attn_mask is None and query.dtype in _HALF and query.shape[-1] <= _MOST_OF_A_HEAD:
-        # torch pads heads for it, and what it saves is padded.
+        # torch pads heads for flash attention, and saves what is padded
         head, more = query.shape[-1], -query.shape[-1] % _OF_A_HEAD
         query, key, value = (F.pad(part, (0, more)) if more else part for part in (query, key, value))
         scale = head**-0.5 if scale is None else scale

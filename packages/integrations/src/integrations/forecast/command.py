@@ -19,7 +19,7 @@ from integrations.forecast.subject import Subject
 from integrations.report import Report
 from integrations.rules.levels import LEVELS
 
-_WIDTH = 160  # of the tables where there is no terminal
+_WIDTH = 160  # of the tables, where there is no terminal
 
 
 def add_to(commands: Any) -> None:
@@ -81,7 +81,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the command; raises what is wrong with its options."""
+    """Runs the command. Raises if its options are wrong."""
     for path in filter(None, (options.json, options.plot, options.html)):
         if not path.absolute().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")

@@ -1,4 +1,5 @@
-"""Forecasts of CUDA's operators where there need be no GPU: fake tensors are on the device, and indices on the CPU."""
+"""Runs CUDA's operators for a forecast, where there need be no GPU: fake tensors are on the device, and indices on the
+CPU."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ from torch import Tensor
 from integrations._torch import FAKE, FakeTensor, FakeTensorMode, OpOverload, get_dispatch_mode, tree_map_only
 from integrations.step.dispatch.memory import is_plain, tensors_of
 
-# What torch says where an operator wants to know of the GPU, of which nobody can tell.
+# What torch says if an operator asks for the GPU.
 _NO_DRIVER = ("NVIDIA driver", "CUDA driver", "CUDA error", "not compiled with CUDA", "CUDA-capable device")
 
 
 def forecast_device(device: str | torch.device) -> torch.device:
-    """The device that a forecast is of.
+    """The device that a forecast is for.
 
     Raises:
-        TypeError: it is neither a string nor a ``torch.device``; a number, which torch takes for a GPU's, is none.
-        ValueError: it is none of which there are forecasts.
+        TypeError: it is neither a string nor a ``torch.device``. A number, which torch takes for a GPU, is not
+            accepted.
+        ValueError: there are no forecasts for this device.
     """
     rule = "device must be 'cpu' or 'cuda', whose operators a forecast knows"
     if not isinstance(device, (str, torch.device)):
@@ -29,7 +31,7 @@ def forecast_device(device: str | torch.device) -> torch.device:
         )
     try:
         found = torch.device(device)
-    except RuntimeError:  # torch knows none of this name
+    except RuntimeError:  # torch knows no device of this name
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
         raise ValueError(
@@ -40,15 +42,15 @@ def forecast_device(device: str | torch.device) -> torch.device:
 
 
 def needs_gpu(error: RuntimeError) -> bool:
-    """Whether an error is that of an operator that finds no GPU."""
+    """Whether an error is raised because an operator finds no GPU."""
     return not torch.cuda.is_available() and any(words in str(error) for words in _NO_DRIVER)
 
 
 class OnDevice:
-    """An operator that runs where its fake arguments are, and below fake tensors, where elements are, on the CPU.
+    """Runs an operator on the device of its fake arguments; below fake tensors, where elements are real, on the CPU.
 
-    Integers and truth values, which are real, stand for those of the device, and so are taken to be there; so are
-    fractions that were made of them, where others come together with them that are.
+    Real tensors of integers and truth values stand for the device's, and are taken to be there. So are real tensors of
+    fractions that were made of them, if they come together with tensors that are there.
     """
 
     def __init__(self, function: OpOverload, mode: FakeTensorMode, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Models of transformers, by a configuration."""
+"""Models of transformers, from a configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from integrations.forecast.subject import Subject, made, numbers
 
-# The heads that a kind of model is trained with, the first that there is; by transformers' names for their tables.
+# The heads with which a kind of model is trained, by transformers' names for their tables; the first that exists is
+# taken.
 _HEADS = (
     ("Seq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
     ("MaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),

@@ -1,6 +1,7 @@
-"""What the loss adds to a forward's report: the rows of what it saves, and the gradient that its backward begins with.
+"""What the loss adds to a forward's report: rows of what it saves, and the gradient with which its backward begins.
 
-Where the loop computes the loss of what the model returns, no hook of the model sees that: it is saved as it is.
+If the training loop computes the loss from what the model returns, the model's hooks do not see it: what it saves is
+kept as it is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LossPart:
 
     Attributes:
         words: whose loss it is; empty without one.
-        gradient_bytes: of the gradient of what it is computed from.
+        gradient_bytes: bytes of the gradient of what it is computed from.
         rows: what it saves, where the model's own hooks do not see it.
     """
 
@@ -49,11 +50,11 @@ class LossPart:
 
 
 def require_loss(loss: object) -> None:
-    """Refuses what is no loss.
+    """Checks an argument ``loss``.
 
     Raises:
         TypeError: it is neither callable nor a string.
-        ValueError: it is another string.
+        ValueError: it is an unknown string.
     """
     if loss is None or callable(loss):
         return
@@ -64,12 +65,12 @@ def require_loss(loss: object) -> None:
 
 
 def part_of(output: Any, loss: Loss | str | None, storages: Storages) -> LossPart:
-    """What the loss of a forward adds. A model that returns its loss has no other.
+    """What the loss of a forward adds; nothing for a model that returns its loss.
 
     Args:
-        output: of the forward.
-        loss: a function of the output; ``"cross_entropy"``, where there are logits; ``None`` for none.
-        storages: what the forward has saved, which counts once.
+        output: the forward's.
+        loss: a function of the output; ``"cross_entropy"``, if there are logits; ``None`` for none.
+        storages: the storages that the forward has saved, each of which counts once.
     """
     logits = _logits(output)
     size = 0 if logits is None else logits.numel() * logits.itemsize
@@ -94,7 +95,7 @@ def _rows(loss: Loss, output: Any, storages: Storages) -> tuple[Row, ...]:
                 return tensor  # a target, or weights of classes: their owner keeps them
             operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
             saved = SavedTensor.of(tensor, operator=operator, role=role, module=LOSS, occurrence=0)
-            # What the forward has stored in another form is kept beside that, as it is.
+            # What the forward has stored in another form is kept as it is, too.
             kept = 0 if storage._cdata in seen or storages.keeps(storage) else storage.nbytes()
             seen.add(storage._cdata)
             rows.append(Row.of(Record(saved, "kept", _WHY, "", storages.original_bytes(storage), kept)))
@@ -102,7 +103,7 @@ def _rows(loss: Loss, output: Any, storages: Storages) -> tuple[Row, ...]:
 
     seen: set[int] = set()
     with tracker, torch.autograd.graph.saved_tensors_hooks(pack, _as_it_is):
-        held = loss(output)  # so that no two storages have one address
+        held = loss(output)  # held, so that no two storages have one address
     del held
     return tuple(rows)
 
@@ -112,14 +113,14 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor) -> Loss:
-    """Of classes in the last dimension; of images with a class for each pixel, in the second."""
+    """The cross-entropy over classes in the last dimension; for images with a class for each pixel, in the second."""
     flat = logits if logits.dim() > 3 else logits.flatten(0, -2)
     target = torch.zeros((len(flat), *flat.shape[2:]), dtype=torch.int64, device=logits.device)
     return lambda output: F.cross_entropy(flat, target)
 
 
 def _logits(output: Any) -> Tensor | None:
-    """What a loss is computed from; ``None`` where the output does not tell."""
+    """What a loss is computed from; ``None`` if the output does not tell."""
     if isinstance(output, Mapping):  # as the outputs of transformers are
         output = output.get("logits")
     elif isinstance(output, tuple):

@@ -1,18 +1,19 @@
-"""On which kinds of devices this project has measured anything, and what is said of another."""
+"""For which kinds of devices this project has recorded measurements, and what is said of others."""
 
 from __future__ import annotations
 
 import torch
 
 MEASURED = ("cpu",)
-"""Kinds of devices of which results are recorded in packages/bench/results; a test of bench compares them."""
+"""Kinds of devices whose results are recorded in packages/bench/results; a test of bench compares the two."""
 
 
 def unmeasured(kind: str = "cpu") -> str:
-    """What is to be said of a device; empty where figures of its kind are recorded.
+    """A note for a device without recorded measurements; empty if there are any.
 
     Args:
-        kind: that a report is of, such as ``"cuda"``; of the CPU: the kind that this machine trains on.
+        kind: the kind of device that a report is for, such as ``"cuda"``; for the CPU, the kind on which this machine
+            trains.
     """
     if kind == "cpu":
         kind = _own()

@@ -31,7 +31,7 @@ from integrations.step.dispatch import indices
 from integrations.step.dispatch.operators import traits_of
 from integrations.storing.storage import Storages
 
-# What torch raises where an operator's result, or its shape, depends on elements.
+# Torch raises these if an operator's result, or its shape, depends on elements.
 _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)
 
 NOTE = "A forecast: the forward ran on tensors without elements, as on {}; nothing was computed or trained."
@@ -52,7 +52,7 @@ def forecast(
     device: str | torch.device = "cpu",
     **options: Any,
 ) -> Report:
-    """The report that a compressed model would give of its next forward, which is not run.
+    """The report that a compressed model would give of its next forward, without running it.
 
     The model's own forward runs on fake tensors, which have shapes and no elements, in a copy that has none either: it
     takes no memory and the time of Python alone. Rows and bytes are those of the real forward on the CPU, or of one by
@@ -96,7 +96,7 @@ def forecast(
     compress_model(fake, level, activations=activations, linear=linear, layers=layers, **given).train()
     inputs = (tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {}))
     given, named = tree_map_only(Tensor, lambda tensor: _fake_input(tensor, mode, where), inputs)
-    reach = Reach(fake)  # what is not copied with the model: classes, globals, what functions close over
+    reach = Reach(fake)  # what is not copied with the model: classes, globals, closures
     surroundings = mode, _Indices(mode, where), FusedAttention(), torch.enable_grad(), _told(model, where)
     with torch.random.fork_rng([]), ExitStack() as stack:
         for block in surroundings:
@@ -110,7 +110,7 @@ def forecast(
 
 
 def report_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | str | None) -> Report:
-    """The report of a compressed model's forward, and of the loss that comes after it."""
+    """The report of a compressed model's forward, and of the loss after it."""
     handle = compression(model)
     running = handle.session_of_forward(args, kwargs)
     if running is None:
@@ -119,20 +119,20 @@ def report_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         with running as session:
             session.owners.add_inputs(tensors_in((args, kwargs)))
             output, storages = model(*args, **kwargs), session.storages
-    part = part_of(output, loss, storages)  # while the output is held, and with it what the forward has saved
+    part = part_of(output, loss, storages)  # called while the output holds what the forward has saved
     report = handle.report()
     return replace(report, rows=[*report.rows, *part.rows], loss=part.words, gradient_bytes=part.gradient_bytes)
 
 
 def mean_bits(level: Level) -> dict[str, int]:
-    """Options by which each tensor that a plan will give bits of its own has the bits that all have on average."""
+    """Options that give each tensor of an adaptive level the average bits."""
     if not level.adaptive or level.bits is None:
         return {}
     return dict.fromkeys(("product_bits", "norm_bits", "pointwise_bits", "attention_bits"), level.bits)
 
 
 class LooksAtElements(RuntimeError):
-    """A forward that cannot run on tensors without elements."""
+    """The forward cannot run on tensors without elements."""
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def _told(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class _Indices(TorchDispatchMode):
-    """Computes operators on integers and truth values, below fake ones. They are on the CPU, whatever the device."""
+    """Computes operators on integers and truth values below fake tensors, on the CPU whatever the device."""
 
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -165,7 +165,7 @@ class _Indices(TorchDispatchMode):
         call: Any = func if self._device.type == "cpu" else OnDevice(func, self._mode, self._device)
         try:
             return indices.call(call, traits_of(func), args, kwargs or {})
-        except indices.MixedIndices:  # nobody compares the forward with another: what is saved has its bytes anyway
+        except indices.MixedIndices:  # nothing compares this forward with another, and the bytes are right anyway
             return call(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""The report of a forward that cannot run without elements: real ones of two small batches, and a line through them."""
+"""The report of a forward that cannot run without elements: extrapolated from real forwards of two small batches."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ def scaled(
     loss: Loss | str | None = None,
     **options: Any,
 ) -> Report:
-    """The report for a batch, from real forwards of two and of four where it is larger.
+    """The report for a batch. For a larger one, it is extrapolated from real forwards of two and of four.
 
-    A statistic that has few elements in those is kept, as it is not in a larger batch: too much rather than too little.
+    A statistic over few elements is kept in small batches, though not in a larger one: the report has too much rather
+    than too little.
 
     Args:
-        make: the subject with a batch of a size, with elements.
+        make: makes the subject with a batch of a size, with elements.
         batch: the size that is asked for.
         level: as for ``forecast``; so are the options.
         exchanged: ``activations``, ``linear`` and ``layers``, as for ``forecast``.
         loss: as for ``forecast``.
 
     Raises:
-        RuntimeError: the two save different tensors, as where layers are dropped at random.
+        RuntimeError: the two forwards save different tensors, for instance because layers are dropped at random.
     """
     asked = {**(exchanged or {})}
     if batch <= 2 * _SMALL:
@@ -80,7 +81,7 @@ def _place(row: Row) -> tuple[str, str, str, int]:
 
 
 def _between(one: Row, other: Row, times: float) -> Row:
-    """The row that is so many times as far from ``one`` as ``other`` is."""
+    """The row on the line through ``one`` and ``other``, at ``times`` their distance from ``one``."""
     shape = tuple(round(a + times * (b - a)) for a, b in zip(one.shape, other.shape, strict=True))
     original = round(one.original_bytes + times * (other.original_bytes - one.original_bytes))
     stored = round(one.stored_bytes + times * (other.stored_bytes - one.stored_bytes))
@@ -89,7 +90,7 @@ def _between(one: Row, other: Row, times: float) -> Row:
 
 
 def _codec_between(one: str, other: str, times: float) -> str:
-    """A codec in words, its numbers continued as bytes are: a sketch has more rows for a larger batch."""
+    """A codec in words whose numbers are extrapolated as bytes are: a sketch has more rows for a larger batch."""
     numbers = iter(zip(map(int, _NUMBER.findall(one)), map(int, _NUMBER.findall(other)), strict=False))
     if one == other or _NUMBER.sub("", one) != _NUMBER.sub("", other):
         return other

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of which a report is asked for.
+    """A model for which a report is asked for.
 
     Attributes:
         name: in words, for the title.
-        model: on ``meta`` where it could be made so.
+        model: on ``meta`` if it could be made there.
         args, kwargs: its inputs.
     """
 
@@ -27,8 +27,8 @@ class Subject:
 
 
 def made(make: Callable[[], nn.Module], elements: bool) -> nn.Module:
-    """The model that ``make`` makes: on ``meta``, where that takes no memory; on the CPU where ``elements`` are asked
-    for, or it looks at numbers that it makes, which ``meta`` does not have."""
+    """The model that ``make`` makes: on ``meta``, where it takes no memory; on the CPU if ``elements`` are asked for,
+    or if the model looks at numbers that it makes, which ``meta`` does not have."""
     if elements:
         return make()
     try:
@@ -39,5 +39,5 @@ def made(make: Callable[[], nn.Module], elements: bool) -> nn.Module:
 
 
 def numbers(shape: tuple[int, ...], elements: bool) -> Tensor:
-    """An input of normal numbers, or one of ``meta``, which takes no memory."""
+    """An input of normally distributed numbers, or one on ``meta``, which takes no memory."""
     return torch.randn(shape) if elements else torch.empty(shape, device="meta")

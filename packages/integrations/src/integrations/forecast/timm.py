@@ -39,7 +39,7 @@ def subject(name: str, batch: int, size: int | None, elements: bool = False, **o
 
 
 def _of_size(name: str, size: int, elements: bool, options: dict[str, Any]) -> Any:
-    """Transformers want to know the size; others have no such option, and take any."""
+    """The model. Transformers need to be told the size; other models lack that option, and take any size."""
     import timm
 
     try:

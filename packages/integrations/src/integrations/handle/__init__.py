@@ -1,1 +1,1 @@
-"""A compressed model's handle, and what it is put together from: its level and plan, forwards, state, trial runs."""
+"""A compressed model's handle and its parts: level and plan, forwards, state, trial runs."""

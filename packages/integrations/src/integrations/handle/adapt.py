@@ -1,4 +1,4 @@
-"""``Adapter``: the adaptive part of a handle. It decides when to measure, and turns measurements into plans."""
+"""``Adapter``: the adaptive part of a handle. It decides when to measure, and makes plans of measurements."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ def adapts(level: Level) -> bool:
 
 
 class Adapter:
-    """A model's plan, and the measurement that is under way.
+    """A model's plan, and the measurement under way.
 
-    A loop that nobody changed is measured in its second forward and then every ``adapt_interval`` steps; the plan
-    holds from the next forward on. Where there are several ranks, they agree on it when that forward starts. A
-    measurement that fails, for a gradient that overflows or because nothing is quantised, is tried again after 1, 2,
-    4, ... steps.
+    An unchanged training loop is measured in its second forward and then every ``adapt_interval`` steps; the plan holds
+    from the next forward on. Several ranks agree on it when that forward starts. A measurement that fails, because a
+    gradient overflows or nothing is quantised, is tried again after 1, 2, 4, ... steps.
 
     Args:
         blocks: whether a forward is a block, with its backward in it or after it.
 
     Attributes:
-        obstacle: why the last forward that was to be measured cannot be, in words; empty where it can.
+        obstacle: why the last forward that was to be measured could not be, in words; empty if it could.
     """
 
     def __init__(self, blocks: bool = False) -> None:
@@ -48,10 +47,11 @@ class Adapter:
         self.obstacle = ""
         self._plan: Plan | None = None
         self._probe: Probe | None = None
-        self._found: tuple[int, Measurement] | None = None  # measured, not planned yet
-        self._attempt: int | None = None  # the forward that was measured last, until it is settled what came of it
-        self._next, self._wait = 1, 1  # the forward to measure next; how long to wait if it fails. As on other ranks
-        self._trial: list[Probe] | None = None  # the probes of an adaptation that was asked for
+        self._found: tuple[int, Measurement] | None = None  # measured and not planned yet
+        self._attempt: int | None = None  # the forward that was measured last, until its result is settled
+        # The next forward to measure; how long to wait if it fails; both are the same on all ranks.
+        self._next, self._wait = 1, 1
+        self._trial: list[Probe] | None = None  # the probes of ``adapt``, while it runs
 
     def plan(self, level: Level) -> Plan | None:
         """The plan in force; ``None`` before the first measurement, and for levels of fixed bits."""
@@ -73,7 +73,7 @@ class Adapter:
 
     @property
     def adapting(self) -> bool:
-        """Whether an adaptation that was asked for is under way."""
+        """Whether ``adapt`` runs."""
         return self._trial is not None
 
     def hasten(self, step: int) -> None:
@@ -88,7 +88,7 @@ class Adapter:
             probe = Probe(level.bits, level.seed, step, self.blocks)
             self._trial.append(probe)
             return self._plan, probe
-        if in_cuda_graph():  # a measurement is read by Python, and what is captured it sees once
+        if in_cuda_graph():  # Python reads a measurement, and runs only once for a captured graph
             return self._plan, None
         if self._attempt is not None:
             self._collect()
@@ -98,7 +98,7 @@ class Adapter:
         return self._plan, self._probe
 
     def _collect(self) -> None:
-        """Takes what the probe has found, once its backward has passed."""
+        """Takes what the probe has found, if its backward is over."""
         probe = self._probe
         if probe is not None and probe.measurement is not None:
             self._probe = None
@@ -106,7 +106,7 @@ class Adapter:
                 self._found = probe.step, probe.measurement
 
     def _settle(self, level: Level) -> None:
-        """Plans from what was found, on all ranks at once. A probe that has found nothing yet will not."""
+        """Plans from what was found, on all ranks at once. A probe that has found nothing by now will find nothing."""
         assert level.bits is not None
         assert self._attempt is not None
         step, found = self._attempt, self._found
@@ -118,7 +118,7 @@ class Adapter:
             self._next, self._wait = step + self._wait, min(2 * self._wait, level.adapt_interval)
 
     def _settle_alone(self, level: Level) -> None:
-        """The same before the next forward, where there is one rank and its backward has passed."""
+        """Plans from what was found before the next forward starts, if there is one rank and the backward is over."""
         self._collect()
         if self._attempt is not None and self._probe is None and not distributed():
             self._settle(level)
@@ -127,7 +127,7 @@ class Adapter:
         self._plan, self._next, self._wait = plan, plan.step + level.adapt_interval, 1
 
     def forget(self) -> None:
-        """Drops a measurement that is under way."""
+        """Drops the measurement under way."""
         if self._probe is not None:
             self._probe.cancel()
         self._probe, self._found, self._attempt = None, None, None
@@ -189,7 +189,7 @@ class Adapter:
     # ---- state ----
 
     def state(self, level: Level, model: nn.Module) -> dict[str, Any] | None:
-        """Plain values only; ``None`` for levels of fixed bits."""
+        """The state as plain values; ``None`` for levels of fixed bits."""
         if not adapts(level):
             return None
         self._settle_alone(level)
@@ -207,8 +207,8 @@ class Adapter:
         """Takes over what ``state`` returned.
 
         Raises:
-            ValueError: it has another form, or plans for modules that the model has not, or has with parameters of
-                other shapes.
+            ValueError: it has another form, or plans for modules that the model lacks, or has with parameters of other
+                shapes.
         """
         fresh = Adapter(self.blocks)
         if state is not None:
@@ -228,20 +228,20 @@ class Adapter:
         self.__dict__.update(fresh.__dict__)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has the plan, and nothing of a measurement that is under way.
+        # A copy has the plan, and not the measurement under way.
         under_way = {} if self._probe is None else {"_attempt": None}
         return {**self.__dict__, "_probe": None, "_trial": None, **under_way}
 
 
 def _shapes_of(model: nn.Module) -> dict[str, list[int]]:
-    """The parameters' shapes, as plain values; of those that have one already."""
+    """The parameters' shapes as plain values. Lazy parameters without a shape are left out."""
     return {name: list(value.shape) for name, value in model.named_parameters() if not is_lazy(value)}
 
 
 def _require_shapes(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
-    """Raises where a parameter of the model has another shape than the one of that name had.
+    """Raises if a parameter of the model has another shape than the one of that name had.
 
-    Activations have other sizes for each batch; their rows have those of the parameters.
+    Activations have other sizes for each batch, but the size of their rows follows from the parameters.
     """
     found = [(name, list(shape), shapes.get(name)) for name, shape in _shapes_of(model).items()]
     other = [(name, shape, list(was)) for name, shape, was in found if was is not None and shape != list(was)]

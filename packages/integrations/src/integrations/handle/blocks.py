@@ -1,4 +1,4 @@
-"""What blocks of ``integrations.compress`` leave to each other: each is one step of one model's training."""
+"""What blocks of ``integrations.compress`` pass on to each other. Each is one step of one model's training."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from integrations.report import Report
 from integrations.rules.levels import Level
 from integrations.runtime.session import Session
 
-_open: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # the threads in a block of a model
+_open: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # by model: the threads that are in a block of it
 _adapters: WeakKeyDictionary[nn.Module, dict[Level, Adapter]] = WeakKeyDictionary()
 
 
 class BlockCompression(Compression):
-    """The handle of one block. What was measured in blocks of the same model at the same level is its own as well."""
+    """The handle of one block. Blocks of the same model at the same level share what was measured."""
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
         super().__init__(model, level_name, level, strict)
-        self._kept = model  # which does not hold it
+        self._kept = model  # the plans do not hold the model
         self._adapter = _adapters.setdefault(model, {}).setdefault(level, Adapter(blocks=True))
-        self.leave_step: Callable[[int], None] = _to_nobody  # the number of the model's next block
+        self.leave_step: Callable[[int], None] = _to_nobody  # is told the number of the model's next block
 
     def adapt(self, closure: Callable[[], Any], passes: int = 1) -> Plan:
         """As ``Compression.adapt``; each call of the closure is a block, so it opens none itself.
@@ -58,7 +58,7 @@ class BlockCompression(Compression):
         return super().report(None if closure is None else self._as_block(closure, "report"))
 
     def monitor(self, *args: Any, **options: Any) -> NoReturn:
-        """Not of one step.
+        """Not available for one step.
 
         Raises:
             ValueError: always.
@@ -142,7 +142,7 @@ class BlockCompression(Compression):
 
 
 def _to_nobody(step: int) -> None:
-    """Of a handle that no block was opened with."""
+    """For a handle that no block was opened with."""
 
 
 def in_block(model: nn.Module) -> bool:
@@ -151,13 +151,13 @@ def in_block(model: nn.Module) -> bool:
 
 
 def forget(model: nn.Module) -> None:
-    """Drops the plans that blocks of the model have left to each other."""
+    """Drops the plans that blocks of the model have passed on."""
     _adapters.pop(model, None)
 
 
 @contextmanager
 def entered(model: nn.Module) -> Iterator[None]:
-    """This thread is in a block of the model."""
+    """A block in which this thread counts as being in a block of the model."""
     here, threads = threading.get_ident(), _open.setdefault(model, set())
     threads.add(here)
     try:

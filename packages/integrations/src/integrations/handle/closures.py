@@ -1,4 +1,4 @@
-"""What a closure must be for something to be measured with it, and why nothing was."""
+"""The requirements on a closure that something is measured with, and why nothing was measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from integrations.handle.unused import why_unused
 
 
 def require_closure(closure: Any) -> None:
-    """Refuses what cannot be called.
+    """Checks that the closure can be called.
 
     Raises:
-        TypeError: so it is.
+        TypeError: it cannot.
     """
     if not callable(closure):
         raise TypeError(
@@ -23,7 +23,7 @@ def require_closure(closure: Any) -> None:
 
 
 def require_compressed(handle: HandleState, name: str) -> None:
-    """Refuses ``handle.<name>`` where the handle compresses nothing any more.
+    """Checks that a handle still compresses its model, for ``handle.<name>``.
 
     Raises:
         RuntimeError: its model was restored.

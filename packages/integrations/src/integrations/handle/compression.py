@@ -37,8 +37,8 @@ _STEPS = threading.Lock()
 class Compression(HandleState):
     """How one model's saved tensors are stored.
 
-    Made by ``compress_model`` and ``compress``; found again by ``compression(model)``. A deep copy or an unpickled
-    model has one of its own, with the same level and step and no shared state. Whoever has it keeps the model.
+    ``compress_model`` and ``compress`` make it, and ``compression(model)`` returns it. A deep copy or an unpickled
+    model has one of its own, with the same level and step and no shared state. A handle keeps its model alive.
     """
 
     PLACE = "_integrations_compression"
@@ -47,25 +47,26 @@ class Compression(HandleState):
         super().__init__(model, level_name, level, strict)
         self._adapter = Adapter()
         self._monitor: Monitor | None = None
-        self._plain: Schedule | None = None  # of the forward before, if its plan left everything as it is
+        self._plain: Schedule | None = None  # the schedule of the forward before, if its plan left everything as it is
         self.key = key_for(self)
 
     @property
     def _looks(self) -> bool:
-        """Whether a forward at a level that is off is looked at: the first one where layers were exchanged, so that the
-        report can tell what they keep."""
+        """Whether a session watches a forward at a level that is off: the first one if layers were exchanged, so that
+        the report can tell what they keep."""
         return not self.records and Exchanges.of(self.model) is not None
 
     # ---- a forward ----
 
     @property
     def active(self) -> bool:
-        """Whether a forward that starts now is compressed: a level is set, and there will be a backward."""
+        """Whether a forward that starts now is compressed: something is to be stored, and there will be a backward."""
         off = (self.off and not self._looks) or self.closed or self.paused
         return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls ``forward`` under compression; plainly inside another, in ``eval()`` and under ``no_grad``."""
+        """Calls ``forward`` under compression; plainly inside another compressed forward, in ``eval()`` and under
+        ``no_grad``."""
         session = self.session_of_forward(args, kwargs)
         if session is None:
             return forward(*args, **kwargs)
@@ -77,13 +78,13 @@ class Compression(HandleState):
         return result
 
     def take_backward_inside(self) -> None:
-        """What ``run`` calls is a whole step from now on: its backward may come in it, or after it."""
+        """Makes ``run`` take what it calls for a whole step from now on, whose backward may come in it or after it."""
         self._adapter.blocks = True
 
     def session_of_forward(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], compiled: bool = False
     ) -> RunningSession | None:
-        """A context for a forward that starts now; ``None`` where it is not to be compressed, or already is.
+        """The session for a forward that starts now; ``None`` if the forward is not to be compressed, or already is.
 
         Args:
             args, kwargs: its inputs.
@@ -99,21 +100,21 @@ class Compression(HandleState):
             following = self.recomputing.following(self.model, self.level, args, dict(kwargs), self.plan, compiled)
             before, self._plain = self._plain, None if following is None else following.plain
             if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
-                return None  # nothing is done, and the forward before has told so
+                return None  # the forward runs plainly, and the one before has warned of it
         if self._monitor is not None and not self._trials:
             self._monitor.before_forward(self)
         return self.session(measured=True, following=following)
 
     def session(self, measured: bool = False, following: Following | None = None) -> RunningSession:
-        """A context in which what autograd saves is compressed: a forward, or a whole step. Where ``measured``,
-        backward comes after it, and an adaptive level may look at it. ``following`` has it follow a plan."""
+        """The session for a forward, or for a whole step. With ``measured``, backward comes after it, and an adaptive
+        level may measure it. With ``following`` it follows a plan."""
         await_no_longer(self)
         meet(self)
-        with _STEPS:  # no two forwards get the same number, in whichever thread they start
+        with _STEPS:  # gives each forward its own number, in whichever thread it starts
             step, self.step = self.step, self.step + 1
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
-        if probe is not None:  # which looks at what this forward stores
+        if probe is not None:  # the probe looks at what this forward stores
             following = None
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
         return RunningSession(self, step, plan, probe, look, following)
@@ -126,7 +127,7 @@ class Compression(HandleState):
 
     @property
     def obstacle(self) -> str:
-        """Why an adaptive level cannot make a plan of what the last forward saved, in words; empty where it can."""
+        """Why an adaptive level cannot make a plan of what the last forward saved, in words; empty if it can."""
         return self._adapter.obstacle
 
     @obstacle.setter
@@ -181,8 +182,8 @@ class Compression(HandleState):
             return self._adapter.adapt(self.level, self.step, self.model, closure, passes)
 
     def adapt_soon(self) -> None:
-        """Makes a plan for bits that have changed: at once with the monitor's closure, otherwise by what the next
-        forward's backward tells."""
+        """Makes a plan for bits that have changed: at once with the monitor's closure, otherwise from the next
+        forward's backward."""
         if self._monitor is not None and self._monitor.closure is not None and not self.obstacle:
             self.adapt(self._monitor.closure)
         else:
@@ -262,8 +263,8 @@ class Compression(HandleState):
         """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far.
 
         Args:
-            closure: as for ``adapt``. It is called twice, and the rows have the time that storing each tensor and
-                making it again took in the second call. The report is of that. The state of training is as before
+            closure: as for ``adapt``. It is called twice, and the rows have the time that storing and restoring each
+                tensor took in the second call, which is the one reported. The state of training is as before
                 afterwards, as far as ``adapt`` puts it back.
 
         Raises:
@@ -284,7 +285,7 @@ class Compression(HandleState):
         return Report(title, rows, self.off, level.offload, plan, monitor, recomputed, model, exchanged=exchanged)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to round as this one would have: plain values only."""
+        """What a resumed run needs to round as this one would have, as plain values."""
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -301,7 +302,7 @@ class Compression(HandleState):
         return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy starts without what belongs to a running forward of this one.
+        # A copy starts without the state of a running forward.
         state = {
             **super().__getstate__(),
             "_plain": None,

@@ -1,4 +1,4 @@
-"""``Exchanges``: the layers that ``compress_model`` exchanges for others that keep less, and how that is undone."""
+"""``Exchanges``: the layers that ``compress_model`` exchanges for others that keep less, and how to undo that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = "_integrations_exchanges"
 
 FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
 RATIO = 0.2
-"""Of ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
+"""For ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Exchanges:
 
     @classmethod
     def asked(cls, activations: Any, linear: Any, layers: Any, loss: Any = None) -> Exchanges:
-        """Those of ``compress_model``'s arguments.
+        """The exchanges in ``compress_model``'s arguments.
 
         Raises:
             TypeError: one has the wrong type.
@@ -53,7 +53,7 @@ class Exchanges:
         return cls(_activations(activations), _linear(linear), _layers(layers), _loss(loss))
 
     def require_repeatable(self) -> None:
-        """Refuses Q-layers with which a plan of what backward makes again cannot go.
+        """Checks that the Q-layers go together with a plan of what backward recomputes.
 
         Raises:
             ValueError: they choose their bits anew in each forward.
@@ -86,7 +86,7 @@ class Exchanges:
         modules = set(kept_modules(model, level.keep))
         named = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
         kept = [name for name, module in named if module in modules]
-        # Its logits need it as it is.
+        # Their logits need the layer as it is.
         heads = [] if self.loss is None else [head_of(model, **self.loss)]
         unconverted = [name for name, module in named if module in modules or module in heads]
         with ExitStack() as undoing:
@@ -107,17 +107,17 @@ class Exchanges:
 
     @classmethod
     def of(cls, model: nn.Module) -> Exchanges | None:
-        """Those that were applied to a model."""
+        """The exchanges that were applied to a model."""
         found = model.__dict__.get(RECORD)
         return found if isinstance(found, cls) else None
 
     @staticmethod
     def undo(model: nn.Module) -> None:
-        """Undoes those of a model, if there are any."""
+        """Undoes the exchanges of a model, if it has any."""
         found = Exchanges.of(model)
         if found is None:
             return
-        # As far as nobody has undone it by hand. What may refuse comes first.
+        # Some may have been undone by hand. Those that may raise come first.
         if found.layers is not None and qmodules.is_converted(model):
             qmodules.revert(model)
         if found._converts and fewbit.is_converted(model):
@@ -127,12 +127,12 @@ class Exchanges:
         del model.__dict__[RECORD]
 
     def heads(self, model: nn.Module) -> list[ChunkedHead]:
-        """What stands in the layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
+        """The replaced layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
         return [] if self.loss is None else list(filter(None, map(ChunkedHead.of, model.modules())))
 
     def why_no_activations(self, model: nn.Module) -> str:
-        """Why activations in few bits are of no use to a model, of which a forward has come by none so far; empty where
-        it has, or none were asked for."""
+        """Why activations in few bits do nothing for a model whose forwards have called none so far; empty if one was
+        called, or none were asked for."""
         if self.activations is None or not fewbit.is_converted(model):
             return ""
         summary = fewbit.summary(model)
@@ -145,7 +145,7 @@ class Exchanges:
         )
 
     def plain(self) -> dict[str, list[str] | None]:
-        """What is asked for, of plain values only: two that differ exchange other layers."""
+        """What was asked for, as plain values. Two that differ exchange other layers."""
         return {
             name: None if given is None else sorted(f"{key}={value!r}" for key, value in given.items() if _plain(value))
             for name, given in vars(self).items()
@@ -200,7 +200,7 @@ def _activations(given: Any) -> Mapping[str, Any] | None:
     if isinstance(given, Mapping):
         if "linear" in given:
             raise ValueError("activations must be fewbit.convert's arguments but for linear, which is an option itself")
-        fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which refuses what is wrong
+        fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which raises for what is wrong
         return dict(given)
     if isinstance(given, str):
         if given != FEWBIT:
@@ -221,7 +221,7 @@ def _linear(given: Any) -> Mapping[str, Any] | None:
     if isinstance(given, Mapping):
         options = dict(given) if {"proj_dim", "proj_dim_ratio"} & given.keys() else {"proj_dim_ratio": RATIO, **given}
         with torch.device("meta"):
-            fewbit.RandomizedLinear(1, 1, **options)  # which refuses what is wrong
+            fewbit.RandomizedLinear(1, 1, **options)  # which raises for what is wrong
         return options
     if isinstance(given, str):
         if given != RANDOMIZED:
@@ -275,7 +275,7 @@ def _loss(given: Any) -> Mapping[str, Any] | None:
 
 
 def _plain(value: object) -> bool:
-    """Whether a value looks the same in another process."""
+    """Whether a value has the same representation in another process."""
     return value is None or isinstance(value, bool | int | float | str | qmodules.QLevel)
 
 
@@ -317,7 +317,7 @@ def _joined(reasons: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
 
 
 def _reasons(kept: Mapping[str, str], most: int = 3) -> str:
-    """Why layers were kept, in brackets; the first few different ones."""
+    """Why layers were kept, in brackets: the first few different reasons."""
     different = list(dict.fromkeys(kept.values()))[:most]
     return f" ({'; '.join(different)})" if different else ""
 

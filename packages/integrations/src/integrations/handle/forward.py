@@ -1,9 +1,9 @@
-"""``CompressedForward``: what stands in the place of a compressed model's ``forward``.
+"""``CompressedForward``: replaces a compressed model's ``forward``.
 
-Under ``torch.compile``, hooks that a frame sets are no part of its graph. So dynamo leaves the frame of
+Under ``torch.compile``, hooks that a frame sets are not part of its graph. So dynamo leaves the frame of
 ``CompressedForward`` to Python, which opens a session, has the model's own forward compiled under it, and closes it.
-Where dynamo traces a function around the model, it breaks the graph at the model's call, which is then run as above;
-with ``fullgraph=True``, where it may not, the model runs uncompressed and says so.
+Where dynamo traces a function around the model, it breaks the graph at the model's call, which then runs as above. With
+``fullgraph=True`` it may not, and the model runs uncompressed, with a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from integrations._torch import get_tracing_state
+from integrations._torch import constant_when_traced, get_tracing_state
 from integrations.calls.tensors import tensors_in
 from integrations.common.compiling import (
     compiles_callees,
@@ -38,7 +38,7 @@ from integrations.runtime.compiled.forward import Compiled
 
 
 class CompressedForward(ForwardWrapper):
-    """Stands in a model's ``forward``: the original, under compression."""
+    """A model's ``forward`` under compression."""
 
     what = "compressed"
     undo = "integrations.restore_model(model)"
@@ -50,7 +50,7 @@ class CompressedForward(ForwardWrapper):
 
     @property
     def _compiled(self) -> Compiled | None:
-        """What has the compiled forward follow a plan, where that needs no session."""
+        """The model's compiled forward with a plan, if that needs no session."""
         handle = self.handle
         return None if handle.closed or handle.recomputing is None else handle.recomputing.compiled
 
@@ -75,8 +75,8 @@ class CompressedForward(ForwardWrapper):
         return self.handle.run(self.forward, args, kwargs)
 
     def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
-        """The plain forward of a shallow copy, whose parameters the handle does not know, if that was called in
-        ``frame``."""
+        """The plain forward of a shallow copy of the model, if the copy was called in ``frame``. The handle does not
+        know its parameters."""
         module = self.shallow_copy(frame)
         if module is None:
             return None
@@ -92,12 +92,13 @@ class CompressedForward(ForwardWrapper):
 Frame = Callable[..., Any]
 
 _frames: WeakKeyDictionary[CompressedForward, Frame] = WeakKeyDictionary()
-_planned: WeakKeyDictionary[CompressedForward, list[Compiled]] = WeakKeyDictionary()  # for each plan that was followed
+# One for each plan that was followed.
+_planned: WeakKeyDictionary[CompressedForward, list[Compiled]] = WeakKeyDictionary()
 
 
 @not_inlined
 def _apart(forward: CompressedForward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Where dynamo traces a function around the model, it comes no further: it runs what called this in Python."""
+    """Breaks the graph where dynamo traces a function around the model, so that the caller runs in Python."""
     return forward(*args, **kwargs)
 
 
@@ -107,7 +108,7 @@ def _run_compiled(
 ) -> Any:
     """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
     session, run, function = without_dynamo(_open)(forward, frame, args, kwargs)
-    if session is None:  # as for a plan that needs none, which dynamo has to come by
+    if session is None:  # a plan that needs no session, and whose forward dynamo has to see
         return run(function, args, kwargs)
     try:
         result = run(function, args, kwargs)
@@ -140,7 +141,7 @@ def _open(
     return session, run, forward.forward
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _told_of_codec(key: str) -> bool:
     """``_tell_of_codec`` while dynamo traces."""
     handle = handle_of(key)
@@ -165,7 +166,7 @@ def _close(forward: CompressedForward, session: RunningSession, error: BaseExcep
 
 
 def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
-    """What has the model's compiled forward follow a plan, the same for each forward that follows it."""
+    """The model's compiled forward for a plan. Forwards that follow the same plan share it."""
     known = _planned.setdefault(forward, [])
     found = next((one for one in known if one.asked is plan), None)
     if found is None:
@@ -174,10 +175,10 @@ def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
     return found
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _breaks_graph(key: str) -> bool:
-    """Whether dynamo is to break the graph that it is tracing; where it may not, warns that a model runs uncompressed.
-    Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
+    """Whether dynamo is to break the graph that it is tracing. If it may not, warns that a model runs uncompressed.
+    Dynamo calls this while it traces, and the result is a constant of the compiled code."""
     if may_break_graph():
         return True
     handle = handle_of(key)

@@ -22,7 +22,7 @@ class GradientError:
     """The error of the whole gradient that compression causes.
 
     Attributes:
-        relative: Euclidean norm of the error over that of the gradient; NaN where nothing predicts it.
+        relative: Euclidean norm of the error over that of the gradient; NaN if nothing predicts it.
         measured: whether it was measured, in one step; otherwise it is what the plan predicts on average.
     """
 

@@ -1,4 +1,4 @@
-"""``HandleState``: what is known of a compressed model, for all that its handle is put together from."""
+"""``HandleState``: the state of a compressed model that all parts of its handle share."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from integrations.storing.records import Record
 
 
 class HandleState(InModel, ABC):
-    """A model's level, its plan, and what its forwards have left.
+    """A model's level, its plan, and what its forwards left behind.
 
     Attributes:
         level_name: the level's name.
         level: the level, options applied.
         step: forwards compressed so far; each draws noise of its own.
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
-        closed: whether the model was restored; a forward that somebody still holds is the plain one then.
-        recomputing: what backward makes again; ``None`` where it makes nothing.
+        closed: whether the model was restored. A reference to the compressed forward then runs the plain one.
+        recomputing: the part that has a plan; ``None`` without one.
         specs: what is known of the tensors that its forwards save.
-        redraw: from a saved tensor to a number; another number, other noise in the same step. For measurements.
+        redraw: a function from a saved tensor to a number; another number gives other noise in the same step. For
+            measurements.
         records: of the last forward, or the one that runs.
         sessions: by thread, while a forward runs.
         paths: of the model's modules.
         paused: while an exact gradient is taken for comparison.
-        timed: forwards of a step that is measured, while it runs; else ``None``.
+        timed: the forwards of a step whose times are measured, while it runs; else ``None``.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
@@ -55,37 +56,37 @@ class HandleState(InModel, ABC):
         self.timed: list[TimedSession] | None = None
         self.sessions: dict[int, Session] = {}
         self.paths = ModulePaths(model)
-        self._trials = 0  # trial runs that are under way
+        self._trials = 0  # trial runs under way
         self._stores_at: tuple[Level, Level] | None = None
-        self._told: set[str] = set()  # what has been warned of
+        self._told: set[str] = set()  # subjects that were warned of
 
     @property
     def stores_at(self) -> Level:
-        """The level, with what is kept named as the model's modules are."""
+        """The level, with the kept modules named by their paths in the model."""
         if self._stores_at is None or self._stores_at[0] != self.level:
             self._stores_at = self.level, with_kept(self.level, self.model)
         return self._stores_at[1]
 
     @property
     def name(self) -> str:
-        """What warnings and errors call it: the model's class and the level."""
+        """The name for warnings and errors: the model's class and the level."""
         return f"{type(self.model).__name__} at {self.title}"
 
     @property
     def title(self) -> str:
-        """The level with what was changed of it, or the plan where that alone decides how values wait."""
+        """The level with its changed options, or the plan if that alone decides how values wait."""
         if self.recomputing is not None and self.level.off:
             return self.recomputing.title()
         return self.level.title(self.level_name)
 
     @property
     def off(self) -> bool:
-        """Whether a forward saves what it would save by itself: the level is off, and there is no plan."""
+        """Whether a forward saves what it would save uncompressed: the level is off, and there is no plan."""
         return self.level.off and self.recomputing is None
 
     @property
     def rounds_by_plan(self) -> bool:
-        """Whether it is the plan that may round what backward reads, and not the level."""
+        """Whether the plan, and not the level, may round what backward reads."""
         return self.level.off and self.recomputing is not None and self.recomputing.rounds
 
     def warn_once(self, subject: str, message: str) -> None:
@@ -105,12 +106,13 @@ class HandleState(InModel, ABC):
 
     @property
     def in_trial(self) -> bool:
-        """Whether forwards that start now are no steps of the training."""
+        """Whether forwards that start now are not steps of the training."""
         return bool(self._trials)
 
     @contextmanager
     def trial_run(self) -> Iterator[None]:
-        """A block whose forwards are no steps of the training: nothing is monitored, and the step comes back."""
+        """A block whose forwards are not steps of the training: nothing is monitored, and the step is put back
+        afterwards."""
         step = self.step
         self._trials += 1
         try:

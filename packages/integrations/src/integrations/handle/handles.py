@@ -1,4 +1,4 @@
-"""The handles that are alive, by key: what compiled code can hold of a handle is a constant."""
+"""The living handles, by key. Compiled code cannot hold a handle, but can hold a key as a constant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _handles: WeakValueDictionary[str, HandleState] = WeakValueDictionary()
 
 
 def key_for(handle: HandleState) -> str:
-    """A new key, by which the handle is found from now on."""
+    """A new key for a handle."""
     key = str(next(_keys))
     _handles[key] = handle
     return key

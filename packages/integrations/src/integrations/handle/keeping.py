@@ -12,15 +12,15 @@ from torch import nn
 from integrations.rules.levels import Level
 
 _DIVIDES = ("LiteMLA",)
-"""Classes that divide one part of a product by another. Where the divisor is small, a rounding error of any size comes
-out: EfficientViT's linear attention, in which the exact parts cancel, had a gradient that was 125 times off."""
+"""Classes that divide one part of a product by another. Where the divisor is small, a rounding error of any size
+results: EfficientViT's linear attention, in which the exact parts cancel, had a gradient that was 125 times off."""
 
 
 def require_paths(model: nn.Module, paths: Iterable[str]) -> None:
-    """Refuses paths that no module of a model has.
+    """Checks that a model has a module at each of these paths.
 
     Raises:
-        ValueError: there is one.
+        ValueError: it has none at one of them.
     """
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for path in paths:
@@ -32,7 +32,7 @@ def require_paths(model: nn.Module, paths: Iterable[str]) -> None:
 
 
 def kept_modules(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
-    """The modules that paths fit, under whichever of their names, and all that is in them."""
+    """The modules at these paths, under whichever of their names, and all modules in them."""
     wanted = tuple(paths)
     named = model.named_modules(remove_duplicate=False)
     found = (module for name, module in named if any(fnmatchcase(name, path) for path in wanted))
@@ -40,7 +40,8 @@ def kept_modules(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
 
 
 def with_kept(level: Level, model: nn.Module) -> Level:
-    """The level at which a model's tensors are stored: what is kept is named by the names that modules are known by."""
+    """The level at which a model's tensors are stored, with kept modules under the names by which the model's modules
+    are known."""
     kept = set(kept_modules(model, level.keep)) if level.keep else set()
     names = [name for name, module in model.named_modules() if module in kept or type(module).__name__ in _DIVIDES]
     return replace(level, keep=tuple(names)) if names or level.keep else level

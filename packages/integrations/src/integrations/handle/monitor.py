@@ -1,4 +1,5 @@
-"""``Monitor``: looks at the gradient's error and what is not finite every so many steps; warns, or raises the bits."""
+"""``Monitor``: checks the gradient's error, and looks for NaN and infinity, every so many steps; warns, or raises the
+bits."""
 
 from __future__ import annotations
 
@@ -51,13 +52,13 @@ class Settings:
 class Monitor:
     """The monitor of one handle.
 
-    A check is due in the first forward whose number is a multiple of ``every``; before that forward runs the closure is
-    measured, or the plan asked for its prediction. One that cannot be measured there waits for the next forward.
+    A check is due in each forward whose number is a multiple of ``every``. Before that forward runs, the closure is
+    measured, or the plan is asked for its prediction. A check that cannot be made there waits for the next forward.
 
     Attributes:
         settings: what the user asked for.
-        closure: the user's; ``None`` without. No copy or state has it: it runs the model that it was written for.
-        error: what the last check found, and ``checked``, the forward before which it did.
+        closure: the user's, or ``None``. Copies and states do not have it: it runs the model that it was written for.
+        error, checked: what the last check found, and the forward before which it ran.
     """
 
     def __init__(self, settings: Settings, closure: Callable[[], Any] | None, step: int) -> None:
@@ -66,11 +67,11 @@ class Monitor:
         self.error: GradientError | None = None
         self.checked = 0
         self._next = self._due_after(step)
-        self._judged: int | None = None  # the step of the plan whose prediction was looked at last
-        self._above = False  # whether the last error was above the bound, and that was said
-        self._look: Look | None = None  # at the tensors of the last forward that was looked at; read when asked
-        self._not_finite: NotFinite | None = None  # found in forwards before that one
-        self._since = False  # whether the last of those was not finite either
+        self._judged: int | None = None  # the step of the plan whose prediction was checked last
+        self._above = False  # whether the last error was above the bound, which was warned of
+        self._look: Look | None = None  # the tensors of the last forward that was looked at; evaluated when asked for
+        self._not_finite: NotFinite | None = None  # found in earlier forwards
+        self._since = False  # whether the last of those had a NaN or infinity, too
 
     @classmethod
     def asked(
@@ -96,7 +97,7 @@ class Monitor:
         return (step // self.settings.every + 1) * self.settings.every
 
     def before_forward(self, handle: Compression) -> None:
-        """Checks, if that is due, and does what the user asked for.
+        """Runs the check if it is due, and does what the user asked for.
 
         Raises:
             RuntimeError: as ``Compression.gradient_error``. What the closure raises comes through.
@@ -120,7 +121,7 @@ class Monitor:
     # ---- what is not finite ----
 
     def look(self, step: int) -> Look | None:
-        """At what a forward saves, where its number is a multiple of ``every``."""
+        """Looks at what a forward saves, if its number is a multiple of ``every``."""
         if step % self.settings.every:
             return None
         self._not_finite, self._since = self._found()
@@ -128,9 +129,10 @@ class Monitor:
         return self._look
 
     def _found(self) -> tuple[NotFinite | None, bool]:
-        """What was not finite, in the first of the last forwards of which that is true; and whether it is of the last.
+        """The first tensor that was not finite, of the forward where it began; and whether the last forward had one,
+        too.
 
-        Once a parameter is NaN, so is the first tensor of every forward: the first of them tells where it began.
+        Once a parameter is NaN, the first tensor of every forward is: only the first such forward tells where it began.
         """
         found = None if self._look is None else self._look.found()
         if found is None:
@@ -140,7 +142,8 @@ class Monitor:
     # ---- the gradient's error ----
 
     def _predicted(self, handle: Compression) -> GradientError | None:
-        """What the plan predicts; ``None`` if there is none, or nothing new since the last check, or nothing known."""
+        """What the plan predicts; ``None`` without a plan, without a new prediction since the last check, or if nothing
+        is known."""
         plan = handle.plan
         if plan is None or plan.step == self._judged or not plan.gradient:
             return None
@@ -186,7 +189,7 @@ class Monitor:
     # ---- for people ----
 
     def in_words(self, level: Level, obstacle: str) -> str:
-        """Lines of the report; ``obstacle``, why there is no plan to predict from."""
+        """The monitor's lines of the report. ``obstacle`` is why there is no plan to predict from."""
         not_finite, _ = self._found()
         return self._error_in_words(level, obstacle) + ("" if not_finite is None else f"\n{not_finite}")
 
@@ -210,7 +213,7 @@ class Monitor:
     # ---- state ----
 
     def state(self) -> dict[str, Any]:
-        """Plain values only."""
+        """The state as plain values."""
         not_finite, since = self._found()
         return {
             "settings": {**vars(self.settings)},
@@ -226,10 +229,10 @@ class Monitor:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], closure: Callable[[], Any] | None) -> Monitor:
-        """From what ``state`` returned, with a closure that it cannot hold.
+        """The monitor from what ``state`` returned, with a closure, which the state does not hold.
 
         Raises:
-            TypeError, ValueError: it has another form.
+            TypeError, ValueError: the state has another form.
         """
         try:
             monitor = cls(Settings(**state["settings"]), closure, 0)
@@ -250,12 +253,12 @@ class Monitor:
 
 
 def _unpredicted(obstacle: str) -> str:
-    """What a monitor without a closure cannot do."""
+    """Why a monitor without a closure cannot predict the error, in words."""
     return f"no plan predicts the gradient's error: {obstacle}; handle.monitor(closure) measures it"
 
 
 def _why_not_now(handle: Compression) -> str:
-    """Why a closure cannot run before this forward; empty where it can."""
+    """Why a closure cannot run before this forward; empty if it can."""
     if current_graph_task_id() != -1:
         return "this one is part of a backward"
     if top_saved_tensors_default_hooks(True) is not None:
@@ -270,7 +273,8 @@ def _why_not_now(handle: Compression) -> str:
 
 @contextmanager
 def _as_if_outside(handle: Compression) -> Iterator[None]:
-    """What surrounds the forward is not there: autocast, whose casts of weights would come from the closure's graph."""
+    """A block without the surroundings of the forward: autocast's cache would keep casts of weights from the closure's
+    graph."""
     devices = {parameter.device.type for parameter in handle.model.parameters()} | {"cpu"}
     with ExitStack() as contexts:
         for device in devices:

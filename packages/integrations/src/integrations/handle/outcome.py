@@ -18,18 +18,19 @@ from integrations.storing.records import Record
 if TYPE_CHECKING:
     from integrations.runtime.session import Session
 
-_REASONS = 5  # as many as can be read in one message
-_effective: WeakSet[nn.Module] = WeakSet()  # models of which a forward was stored in fewer bytes
+_REASONS = 5  # at most so many, so that the message can be read
+_effective: WeakSet[nn.Module] = WeakSet()  # models that have had a forward whose tensors were stored in fewer bytes
 
 
 def judge(handle: HandleState, session: Session) -> None:
-    """Says so if a forward that has ended was compressed to no effect.
+    """Warns if a forward that has ended was compressed to no effect.
 
-    Says nothing of a block in which torch was not called, nor of a batch that is too small for any tensor to be worth
-    it, as the last of an epoch may be, where larger ones of the same model were stored in fewer bytes.
+    A block without a call of torch is passed over. So is a batch too small for any tensor to be worth storing, as the
+    last one of an epoch may be, if larger batches of the same model were stored in fewer bytes.
 
     Raises:
-        RuntimeError: it was, and the handle is strict; or activations were to be exchanged, and there were none.
+        RuntimeError: the forward had no effect and the handle is strict; or activations were to be exchanged, and there
+            were none.
     """
     records, level = session.records, handle.level
     exchanges = Exchanges.of(handle.model)
@@ -37,11 +38,11 @@ def judge(handle: HandleState, session: Session) -> None:
         if handle.strict:
             raise RuntimeError(f"{handle.name}: {none}; without strict=True this is a warning")
         handle.warn_once("activations", f"{handle.name}: {none}")
-    # In compiled code the records do not tell what layers that were exchanged keep less.
+    # In compiled code, the records do not tell what exchanged layers keep less.
     compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
     why = "" if compiled else why_not_smaller(records)
     if handle.level.off and handle.recomputing is not None:
-        return  # a plan that has room may keep everything
+        return  # a plan with room may keep everything
     if not why:
         _effective.add(handle.model)
     elif _may_pass(handle, session):
@@ -51,7 +52,7 @@ def judge(handle: HandleState, session: Session) -> None:
     if why:
         alone = offload and level.bits is None  # the level was to do nothing else
         message = offload if alone else f"{handle.name}: nothing is stored in fewer bytes: {why}"
-        if level.off:  # exchanged layers were to do it all
+        if level.off:  # the exchanged layers were to do it all
             message += (
                 "; where another operator saves what an exchanged layer stores, or another part of the same memory, as "
                 "a gate's half of a product, it is kept beside that: take a level that stores the rest, such as 'L1', "
@@ -66,12 +67,12 @@ def judge(handle: HandleState, session: Session) -> None:
 
 
 def forget(model: nn.Module) -> None:
-    """The model was restored: whoever compresses it next is told again."""
+    """Forgets that a restored model was told, so that the next to compress it is told again."""
     _effective.discard(model)
 
 
 def _may_pass(handle: HandleState, session: Session) -> bool:
-    """Whether a forward that was made no smaller is nothing to speak of."""
+    """Whether a forward that takes as many bytes as before may pass without a warning."""
     if handle.in_blocks and not session.records and session.tracker.idle:
         return True
     alone = [record for record in session.records if not record.owner]
@@ -80,7 +81,7 @@ def _may_pass(handle: HandleState, session: Session) -> bool:
 
 
 def why_not_smaller(records: Sequence[Record]) -> str:
-    """Why what a forward saved takes as many bytes as ever; empty where it takes fewer, or went to the host."""
+    """Why what a forward saved takes as many bytes as before; empty if it takes fewer, or went to the host."""
     if any(record.host and record.stored_bytes for record in records):
         return ""
     before = sum(record.original_bytes for record in records)
@@ -101,7 +102,7 @@ def why_not_smaller(records: Sequence[Record]) -> str:
 
 
 def why_not_offloaded(records: Sequence[Record]) -> str:
-    """Why nothing went to the host, and what stays where; empty where something went."""
+    """Why nothing went to the host, and what stays where; empty if something went."""
     if any(record.host and record.stored_bytes for record in records):
         return ""
     alone = [record for record in records if not record.owner]

@@ -16,7 +16,7 @@ from integrations.common.warn import warn
 from integrations.measuring.bounded import Weights, chosen, front_of, with_error_measured
 from integrations.measuring.together import Answer, of_rank_0
 from integrations.planning.attempts import Attempts
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.budget import bytes_of
 from integrations.planning.plan import Plan
 from integrations.planning.plans import Plans, Shapes
@@ -31,30 +31,30 @@ from integrations.step.graphs.signature import Signature
 from integrations.storing.regions import inner
 from integrations.storing.ways import through
 
-_ADDED = {"shapes", "codec"}  # to a state, by a later version of it
+_ADDED = {"shapes", "codec"}  # keys that later versions have added to a state
 Asked = str | int | float | Plan | Bounds
 OPTIMAL = "optimal"
 
 
 def level_with(level: str | None, bounds: Bounds | None) -> str:
-    """The name of a model's level, where it may have been left out: with bounds, one at which a plan decides all."""
+    """The level's name, or the default if it was left out: with bounds, a level at which a plan decides everything."""
     if level is None:
         return "L1" if bounds is None else "L0"
     return level
 
 
 def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None:
-    """What ``compress_model`` was asked to plan; ``None`` where it was nothing.
+    """What ``compress_model`` was asked to plan; ``None`` if nothing.
 
     Raises:
         TypeError: ``checkpoint`` has the wrong type.
-        ValueError: it is no budget, or was asked for beside bounds.
+        ValueError: it is not a budget, or was asked for beside bounds.
     """
     if checkpoint is None:
         return bounds
     if bounds is not None:
         raise ValueError(
-            "checkpoint must be None beside memory, time, error and stores, whose plan has backward compute again what "
+            "checkpoint must be None beside memory, time, error and stores, whose plan has backward recompute what "
             f"is worth it, got {checkpoint!r}; memory takes the same budgets"
         )
     require_asked(checkpoint)
@@ -62,18 +62,18 @@ def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None
 
 
 def planning_for(asked: Asked) -> str:
-    """What was asked for, in words that name the arguments."""
+    """The arguments that ask for a plan, in words."""
     if isinstance(asked, Bounds):
         return f"plan({asked})"
     return "a plan of its own" if isinstance(asked, Plan) else f"checkpoint={asked!r}"
 
 
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
-    """What a model at a level is asked to plan.
+    """The ``Recomputing`` of a model at a level.
 
     Raises:
         TypeError: ``asked`` has the wrong type.
-        ValueError: it is no budget; or a plan of another model, or for another level.
+        ValueError: it is not a budget; or it is a plan of another model, or for another level.
     """
     if not isinstance(asked, Bounds):
         require_asked(asked)
@@ -92,10 +92,10 @@ def _error_of(plan: Plan) -> str:
 
 
 def _require_at(plan: Plan, level: Level) -> None:
-    """Refuses a plan beside a level that stores values in another way than the plan says.
+    """Checks that a plan does not go with a level that stores values in another way than the plan says.
 
     Raises:
-        ValueError: it would.
+        ValueError: it does.
     """
     if plan.level is not None and plan.level != level:
         name = next((name for name, known in LEVELS.items() if known == plan.level), None)
@@ -112,11 +112,11 @@ def _require_at(plan: Plan, level: Level) -> None:
 
 
 def require_asked(asked: object) -> None:
-    """Refuses what ``compress_model`` does not know as its ``checkpoint``.
+    """Checks the ``checkpoint`` of ``compress_model``.
 
     Raises:
         TypeError: it has the wrong type.
-        ValueError: it is no budget.
+        ValueError: it is not a budget.
     """
     if asked == OPTIMAL or isinstance(asked, Plan):
         return
@@ -132,18 +132,18 @@ def require_asked(asked: object) -> None:
 
 
 class Recomputing:
-    """How a model's values wait for backward where a plan says so, as it was asked for.
+    """A model's plans of how values wait for backward, as they were asked for.
 
     Args:
         model, asked, level: as ``compress_model`` was given them.
         shapes: whether inputs of other shapes are planned for, or refused.
-        codec: as which it stores what a plan keeps and has no store for; ``None``: as the level says.
+        codec: the codec for what a plan keeps and has no store for; ``None``: as the level says.
 
     Attributes:
         shapes, codec: as given.
-        compiled: has the forward of the model follow the plan where torch compiles it with what is around it; ``None``
-            where that takes a session, or there is no plan yet.
-        asked: bounds, a plan; or, of what is made again beside a level, ``"optimal"`` or a budget.
+        compiled: has the model's forward follow the plan where torch compiles it together with code around it; ``None``
+            if that takes a session, or there is no plan yet.
+        asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
     """
 
@@ -155,8 +155,8 @@ class Recomputing:
         self.shapes, self.codec = shapes, codec
         self._keeps = None if codec is None else through(codec, level)
         self._attempts = Attempts()
-        self._bits: Allotted | None = None  # for which the plans were made
-        self._asks = isinstance(asked, Bounds)  # the first forward other ranks, no other does
+        self._bits: Allotted | None = None  # the bits for which the plans were made
+        self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
         self._lock = OwnLock()
         self.compiled: Compiled | None = None
         if isinstance(asked, Plan):
@@ -167,12 +167,12 @@ class Recomputing:
 
     @property
     def plan(self) -> Plan | None:
-        """The one that was followed last; ``None`` before the first."""
+        """The plan that was followed last; ``None`` before the first."""
         return None if self.plans is None else self.plans.followed
 
     @property
     def rounds(self) -> bool:
-        """Whether plans may round, where the level does not."""
+        """Whether plans may round although the level does not."""
         if self.codec is not None and not isinstance(inner(self.codec), Raw):
             return True
         return bool(self._bounds.error) if not isinstance(self.asked, Plan) else self.asked.error > 0
@@ -186,22 +186,22 @@ class Recomputing:
         bits: Allotted | None = None,
         compiled: bool = False,
     ) -> Following | None:
-        """What has a forward with these inputs follow the plan for them; ``None`` where no plan can be made of it.
+        """The ``Following`` for a forward with these inputs; ``None`` if no plan can be made for it.
 
-        Where an adaptive level has given its tensors other bits than the plan was made for, another is made.
+        If an adaptive level has given its tensors other bits than the plan was made for, a new plan is made.
 
         Args:
-            model: of the forward.
-            level: of the model.
-            args, kwargs: of the forward.
-            bits: of an adaptive level's tensors, by its last measurement.
+            model: the model whose forward it is.
+            level: the model's level.
+            args, kwargs: the forward's.
+            bits: the bits of an adaptive level's tensors, from its last measurement.
             compiled: whether torch compiles the forward.
 
         Raises:
             ValueError: no plan keeps to what was asked for; the message names the least that can be had.
         """
         self._attempts.start()
-        with self._lock:  # of two threads one plans
+        with self._lock:  # only one thread plans
             if self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan)):
                 self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
                 if self.plans is None:
@@ -215,7 +215,7 @@ class Recomputing:
     def _planned(
         self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
     ) -> Plans | None:
-        """The plans from now on; ``None`` where none can be made. In front of a model's first forward ranks may come
+        """The plans from now on; ``None`` if none can be made. In front of a model's first forward, ranks may come
         together: then rank 0 plans, and all follow its plan."""
         inputs, bounds = Signature.of(args, kwargs), self._bounds
         weights = Weights(model, args, kwargs) if bounds.error else None
@@ -245,42 +245,42 @@ class Recomputing:
                     "integrations.restore_model(model) first, then compress_model with other bounds."
                 )
                 raise
-            return self.plans  # which were within the bounds by the level's average, as others will be again
+            return self.plans  # the level's average was within the bounds, and other bits have the same one
         if weights is not None:
             weights.close()
         return self.plans if plan is None else _Fronts(plan, level, weights, bits)
 
     @property
     def _bounds(self) -> Bounds:
-        """What was asked for; of a plan of what is made again beside a level, in the same words."""
+        """The bounds. What was asked for beside a level is turned into bounds, too."""
         if isinstance(self.asked, Bounds):
             return self.asked
         assert not isinstance(self.asked, Plan)
-        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=AGAIN)
+        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=ONLY_RECOMPUTE)
 
     def note_returned(self) -> None:
-        """The forward that ``following`` was asked for in this thread has returned."""
+        """Notes that the forward has returned for which this thread last called ``following``."""
         self._attempts.returned()
         if self.plans is not None:
             self.plans.note_returned()
 
     def in_words(self) -> str:
-        """The plan that was followed last, for a report."""
+        """The plan that was followed last, as a report describes it."""
         plan = self.plan
         if plan is None:
-            return "No plan yet of what backward makes again"
+            return "No plan yet of what backward recomputes"
         count = len(plan.segments)
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
-        return f"By a plan: {peak}{stored}; backward makes again {again}"
+        return f"By a plan: {peak}{stored}; backward recomputes {again}"
 
     def title(self) -> str:
-        """What was asked for, for a report."""
+        """What was asked for, as a report describes it."""
         return planning_for(self.asked)
 
     def state(self) -> dict[str, Any]:
-        """Plain values only."""
+        """The state as plain values."""
         asked: Any = None if isinstance(self.asked, Plan) else self.asked
         plan = None if self.plans is None else self.plans.last
         return {
@@ -292,17 +292,17 @@ class Recomputing:
 
     @staticmethod
     def of(state: Mapping[str, Any], model: nn.Module, level: Level, before: Recomputing | None = None) -> Recomputing:
-        """The one that ``state`` is of. A codec, which no state holds, is the one that was there ``before``.
+        """The ``Recomputing`` of a ``state``. A state holds no codec, so the codec of ``before`` stays.
 
         Raises:
-            ValueError: it has another form, or a plan of another model.
+            ValueError: the state has another form, or a plan of another model.
         """
         if not isinstance(state, Mapping) or set(state) | _ADDED != {"asked", "plan"} | _ADDED:
             raise ValueError(f"the state's checkpoint must be what state_dict returned, got {state!r:.80}")
         asked: Any = state["asked"]
         try:
             plan = None if state["plan"] is None else Plan.from_json(state["plan"])
-        except OfOldLevel as old:  # made again in front of the next forward
+        except OfOldLevel as old:  # a new plan is made in front of the next forward
             plan = None
             asked = (old.budget or OPTIMAL) if asked is None else asked
         if plan is not None:
@@ -329,10 +329,10 @@ class Recomputing:
 
 
 def require_of(plan: Plan, model: nn.Module) -> None:
-    """Refuses a plan of another model.
+    """Checks that a plan is the model's.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is another model's.
     """
     if fingerprint(model) != plan.graph.fingerprint:
         raise ValueError(
@@ -343,7 +343,7 @@ def require_of(plan: Plan, model: nn.Module) -> None:
 
 
 class _Fronts(Plans):
-    """Plans whose values may wait in stores, or are stored as a level says."""
+    """Makes plans whose values may wait in stores, or are stored as a level says."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class _Fronts(Plans):
         except ValueError:
             if not made.is_bounded:
                 raise
-        # The error measures so far above what was predicted that nothing within it keeps to the other bounds.
+        # The measured error exceeds the predicted one so far that no plan within it keeps to the other bounds.
         least = with_error_measured(made.within(), model, args, kwargs)
         self._tell_of_excess(least)
         return least
@@ -387,5 +387,5 @@ class _Fronts(Plans):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without a measurement, which is of the model itself."""
+        """What is pickled: all but the measurement, which is of the model itself."""
         return {**self.__dict__, "_weights": None}

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
 
 def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Specs:
-    """The handle's specs, with a plan's bits where there is one; as a way has it, where that is given.
+    """The specs for a forward: the handle's, with the bits of a plan if there is one, or with ``way`` if that is given.
 
     Args:
-        followed: what the forward follows, the same object in each; ``None`` for nothing.
+        handle: the handle.
+        plan: a plan of bits.
+        way: how tensors are stored.
+        followed: what the forward follows, the same object in each forward; ``None`` for nothing.
     """
     if way is not None:
         policy: Policy = way.policy
@@ -42,7 +45,7 @@ def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, 
 
 
 class RunningSession:
-    """Registers a session with its handle while it runs, and keeps its records after."""
+    """A session that is registered with its handle while it runs, and whose records the handle keeps afterwards."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class RunningSession:
 
     @property
     def plan(self) -> FollowedPlan | None:
-        """What the forward follows; ``None`` where that is no plan."""
+        """What the forward follows; ``None`` if it follows no plan."""
         return None if self._following is None else self._following.plan
 
     def __enter__(self) -> Session:
@@ -97,7 +100,7 @@ class RunningSession:
         finally:
             self._session.__exit__(*error)
         if not self._session.records and may_be_replayed():
-            self._handle.records = self._before  # of the last forward that told
+            self._handle.records = self._before  # back to the records of the last forward that saved something
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from integrations.handle.compression import Compression
 
 STATE_VERSION = 7
-"""1 had no plan, 2 no monitor, 3 no shapes of parameters, 4 nothing that is recomputed, 5 no bounds and no stores,
-6 neither shapes nor codec."""
+"""Version 1 had no plan, 2 no monitor, 3 no shapes of parameters, 4 no recomputation, 5 no bounds and no stores, 6
+neither shapes nor codec."""
 _KEYS = ("version", "level", "options", "step", "adaptive", "monitor", "recomputing")
 
 
@@ -33,7 +33,8 @@ def state_of(handle: Compression) -> dict[str, Any]:
 
 
 def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
-    """Gives the handle another one's state, or leaves it as it is and raises. See ``Compression.load_state_dict``."""
+    """Gives the handle another handle's state, or raises and leaves it as it is. See
+    ``Compression.load_state_dict``."""
     step = _checked_step(state)
     level = resolve_level(state["level"], state["options"])
     monitor = _monitor_of(handle, state.get("monitor"))
@@ -53,13 +54,13 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
 
 
 def _recomputing_of(handle: Compression, level: Level, state: Mapping[str, Any]) -> Recomputing | None:
-    """What the state says that backward makes again."""
+    """The ``Recomputing`` of a state."""
     content = state.get("recomputing")
     return None if content is None else Recomputing.of(content, handle.model, level, handle.recomputing)
 
 
 def _monitor_of(handle: Compression, state: Mapping[str, Any] | None) -> Monitor | None:
-    """The monitor of a state, or the handle's own where the state has none."""
+    """The monitor of a state, or the handle's own if the state has none."""
     if state is None:
         return handle._monitor
     closure = None if handle._monitor is None else handle._monitor.closure
@@ -73,7 +74,7 @@ def _monitor_of(handle: Compression, state: Mapping[str, Any] | None) -> Monitor
 
 
 def _checked_step(state: Mapping[str, Any]) -> int:
-    """The step of a state that has the parts of one."""
+    """The step of a state, whose keys are checked."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
     missing = [key for key in ("version", "level", "options", "step") if key not in state]

@@ -1,4 +1,4 @@
-"""What compression costs in time: one step, in which storing each tensor and making it again is measured."""
+"""What compression costs in time: one step, in which storing and restoring each tensor is measured."""
 
 from __future__ import annotations
 

@@ -25,16 +25,16 @@ def two_seed_errors(
     handle: Compression, closure: Callable[[], Any], copies: Sequence[Sequence[Identity]], pair: int = 0
 ) -> list[float]:
     """The squared change of all gradients when one stored copy is rounded anew, halved: an estimate of the expected
-    squared error that its rounding makes at its present bits.
+    squared error that the copy's rounding makes at its present bits.
 
     Args:
-        handle: of a compressed model.
+        handle: a compressed model's handle.
         closure: runs its forward and backward, with the same data each time.
-        copies: for each stored copy, the identities of the saved tensors that it serves.
-        pair: number of the pair of seeds; the same number gives the same answer.
+        copies: for each stored copy, the identities of the saved tensors that share it.
+        pair: number of the pair of seeds; the same number gives the same result.
 
     Returns:
-        One number a copy. Times ``(2**bits - 1)**2`` it is GACT's ``C``.
+        One number for each copy. Times ``(2**bits - 1)**2`` it is GACT's ``C``.
     """
     step = handle.step
     parameters = [parameter for parameter in handle.model.parameters() if parameter.requires_grad]
@@ -44,7 +44,7 @@ def two_seed_errors(
             restore = random_states()
 
             def run(names: Sequence[Identity]) -> None:
-                # Every tensor draws the noise of this pair; the named ones draw anew.
+                # All tensors draw the noise of this pair; the named ones then draw anew.
                 restore()
                 met.draw_again()
                 handle.step = step
@@ -60,7 +60,8 @@ def two_seed_errors(
                 change = 0.0
                 for parameter, before in zip(parameters, first, strict=True):
                     if before is not None and parameter.grad is not None:
-                        difference = parameter.grad.sub_(before)  # in place: one more copy of the gradients, not two
+                        # In place, which takes one more copy of the gradients instead of two.
+                        difference = parameter.grad.sub_(before)
                         change += torch.linalg.vector_norm(difference, dtype=torch.float64).square().item()
                 errors.append(change / 2)
     finally:

@@ -1,4 +1,4 @@
-"""Why a forward at an adaptive level cannot be measured: there will be no plan then, and it is said."""
+"""Why a forward at an adaptive level cannot be measured. There is no plan then, and a warning says so."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TOO_LARGE = (
     f"the forward makes more than {MOST_NODES} nodes of autograd's graph, and torch cannot free one of which so many "
     "are looked at, so that all has the level's fixed bits; torch.compile and checkpoints make fewer"
 )
-_ROUNDED = "GroupAffine"  # what the name of such a codec begins with
+_ROUNDED = "GroupAffine"  # the beginning of such a codec's name
 
 
 def judge_measurement(handle: HandleState, probe: Probe, records: Sequence[Record]) -> None:
-    """Notes what is in the way of a plan when a forward that was to be measured is over, and warns of it once."""
+    """When a forward that was to be measured is over, notes why no plan can be made of it, and warns of it once."""
     handle.obstacle = "" if probe.sees else _TOO_LARGE if probe.too_large else _why_not(records)
     rounded = any(map(_is_rounded, records))
     if handle.obstacle and rounded and handle.plan is None and not handle.in_trial:
@@ -35,7 +35,7 @@ def _why_not(records: Sequence[Record]) -> str:
 
 
 def _is_rounded(record: Record) -> bool:
-    """Whether the session has rounded it, and no layer by itself."""
+    """Whether the session has rounded the tensor, rather than a layer that stores for itself."""
     return record.codec.startswith(_ROUNDED) and record.parts is None
 
 

@@ -1,7 +1,7 @@
-"""Says so when an optimizer trains a compressed model of which no forward has been compressed.
+"""Warns when an optimizer trains a compressed model that has had no compressed forward.
 
-Nothing else tells: compression sees calls of the model itself in ``train()`` mode. In ``eval()``, or entered through
-its other methods, a model that is trained looks like one that is not, until an optimizer steps its parameters.
+Nothing else would tell: compression sees calls of the model itself in ``train()`` mode. A model trained in ``eval()``
+mode, or through other methods, looks like one that is not trained until an optimizer steps its parameters.
 """
 
 from __future__ import annotations
@@ -20,45 +20,46 @@ if TYPE_CHECKING:
     from integrations.handle.handle_state import HandleState
 
 SUBJECT = "unused"
-"""Of such warnings, of which a handle gives one."""
+"""The subject of the warning, which a handle gives once."""
 
 _IN_EVAL = "the model is in eval() mode: call model.train(), and eval() of what is to stay so, such as its batch norms"
 
-_waiting: WeakSet[HandleState] = WeakSet()  # for their first forward
+_waiting: WeakSet[HandleState] = WeakSet()  # handles that wait for their first forward
 
 
 def await_forward(handle: HandleState) -> None:
-    """Looks at what optimizers step, until the handle compresses a forward."""
+    """Watches what optimizers step until the handle compresses a forward."""
     _listen()
     _waiting.add(handle)
 
 
 def awaits_forward(handle: HandleState) -> bool:
-    """Whether it does so."""
+    """Whether the handle waits for its first forward."""
     return handle in _waiting
 
 
 def await_no_longer(handle: HandleState) -> None:
-    """A forward is being compressed, or none is to be."""
+    """Ends the watch: a forward is being compressed, or none is to be."""
     _waiting.discard(handle)
 
 
 @cache
 def _listen() -> None:
-    # For good: torch's hooks must not be taken off while it calls them, and this one costs nothing where none waits.
+    # Never removed: torch must not lose a hook while it calls hooks, and this one costs nothing if no handle waits.
     register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if torch.compiler.is_compiling() or not _waiting:
         return
-    if any(given is not None for given in (*args[1:], *kwargs.values())):  # a closure: its forward is still to come
+    # A closure was given, and its forward is still to come.
+    if any(given is not None for given in (*args[1:], *kwargs.values())):
         return
     stepped = {
         id(parameter) for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
     }
     for handle in list(_waiting):
-        model = handle._model.alive  # a shallow copy of one that is gone has its handle
+        model = handle._model.alive  # a shallow copy of a model that is gone has the model's handle
         if model is None or handle.off:
             continue
         if any(id(parameter) in stepped for parameter in model.parameters()):
@@ -66,7 +67,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def why_unused(model: nn.Module) -> str:
-    """Why no forward was compressed, and what to do."""
+    """Why no forward was compressed, and what to do, in words."""
     return IT_TAKES if model.training else _IN_EVAL
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rows of a chunk, at least: fewer would be too few for a product to pay for reading the weight and its gradient.
+# The least rows of a chunk: with fewer, a product would not pay for reading the weight and its gradient.
 _LEAST = {"cpu": 128, "cuda": 512}
-# Rows of the weight whose gradient is computed at a time where it is added to a wider dtype.
+# Rows of the weight whose gradient is computed at a time, where it is added in a wider dtype.
 _BLOCK = 1 << 12
 
 
@@ -24,9 +24,9 @@ class Terms:
 
     Args:
         ignored: the label of rows that have no loss.
-        smoothing: the share of the target that all classes have alike.
-        scale: by which logits are multiplied first.
-        cap: to which they are squashed then, as ``cap * tanh(logits / cap)``; 0 for none.
+        smoothing: the share of the target that is spread evenly over all classes.
+        scale: the factor by which logits are multiplied first.
+        cap: the bound to which they are squashed then, as ``cap * tanh(logits / cap)``; 0 for none.
     """
 
     ignored: int
@@ -37,7 +37,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Sums:
-    """Gradients to which each chunk adds its part; ``None`` for those that nobody asked for."""
+    """Gradients to which each chunk adds its part; ``None`` for one that is not wanted."""
 
     hidden: Tensor | None
     weight: Tensor | None
@@ -45,22 +45,23 @@ class Sums:
 
     @property
     def wanted(self) -> bool:
-        """Whether there are any."""
+        """Whether any gradient is wanted."""
         return not (self.hidden is None and self.weight is None and self.bias is None)
 
     def add(self, gradient: Tensor, narrow: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
-        """Adds those of a chunk.
+        """Adds the gradients of a chunk.
 
         Args:
-            gradient: of its logits, (rows, classes), of the losses' dtype.
-            narrow: room for these in the dtype of the hidden states; the same tensor if that is the losses'.
-            hidden: its rows.
-            weight: of the layer.
-            part: where its rows are.
+            gradient: the gradient of its logits, (rows, classes), of the losses' dtype.
+            narrow: room for this gradient in the dtype of the hidden states; the same tensor if the dtypes are the
+                same.
+            hidden: the chunk's rows of the hidden states.
+            weight: the layer's.
+            part: where the chunk's rows are.
         """
         if self.bias is not None:
             self.bias.add_(gradient.sum(0))
-        # A CPU's products in float32 take less time than casts of products as large as the weight.
+        # On a CPU, products in float32 take less time than casts of products as large as the weight.
         exactly = self.weight is not None and (narrow is gradient or gradient.device.type == "cpu")
         if self.weight is not None and exactly:
             self.weight.addmm_(gradient.T, hidden.to(gradient.dtype))
@@ -75,7 +76,7 @@ class Sums:
 
 
 def rows_of_chunk(hidden: Tensor, classes: int) -> int:
-    """Rows whose logits take about what the hidden states take, or the fewest that are worth a product."""
+    """Rows whose logits take about as much memory as the hidden states, or the fewest that are worth a product."""
     alike = hidden.numel() // max(1, classes)
     return max(1, min(hidden.shape[0], max(alike, _LEAST.get(hidden.device.type, _LEAST["cuda"]))))
 
@@ -99,14 +100,14 @@ def chunked(
         bias: (classes,), of the same dtype.
         labels: (rows,), int64.
         class_weight: (classes,), of the losses' dtype.
-        factors: (rows,), of the losses' dtype, by which the gradients of each loss are multiplied; ``None`` for 1.
-        terms: of the loss.
-        rows: of a chunk.
-        sums: the gradients that are wanted, zero at first, of the losses' dtype; the hidden states' of their own.
+        factors: (rows,), of the losses' dtype: the factors of each loss's gradients; ``None`` for 1.
+        terms: what makes the loss.
+        rows: the rows of a chunk.
+        sums: the wanted gradients, zero at first, of the losses' dtype; that of the hidden states is of their dtype.
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     losses = torch.empty(len(hidden), dtype=wide, device=hidden.device)
-    # One piece of memory for all chunks: made for each, the next would be there before the last is gone.
+    # One buffer for all chunks. With one for each, the next would be made before the last is freed.
     room = hidden.new_empty(min(rows, len(hidden)), len(weight))
     wide_room = room if room.dtype is wide else torch.empty_like(room, dtype=wide)
     for first in range(0, len(hidden), rows):
@@ -128,12 +129,12 @@ def chunked(
 
 @dataclass(frozen=True)
 class _Target:
-    """What the rows of a chunk are to say.
+    """The target of rows.
 
     Args:
         lacking: whether a row has no loss, (rows, 1).
-        classes: of the labels, (rows, 1); any class where the label is ignored.
-        weights: of these classes, (rows, 1); ``None`` for 1.
+        classes: the labels' classes, (rows, 1); any class if the label is ignored.
+        weights: the weights of these classes, (rows, 1); ``None`` for 1.
         of_all: (classes,), the weights of all classes; ``None`` for 1.
     """
 
@@ -144,7 +145,7 @@ class _Target:
 
 
 def _bend(logits: Tensor, terms: Terms, keeps: bool) -> Tensor | None:
-    """Scales and squashes logits, in place; what ``tanh`` returned, if that is kept."""
+    """Scales and squashes logits in place. Returns what ``tanh`` returned, if ``keeps``."""
     if terms.scale != 1:
         logits.mul_(terms.scale)
     if not terms.cap:
@@ -156,7 +157,7 @@ def _bend(logits: Tensor, terms: Terms, keeps: bool) -> Tensor | None:
 
 
 def _losses(logits: Tensor, labels: Tensor, class_weight: Tensor | None, terms: Terms) -> tuple[Tensor, _Target]:
-    """The losses, and of what; the logits become probabilities."""
+    """The losses and their target. The logits become probabilities."""
     lacking = (labels == terms.ignored)[:, None]
     classes = labels[:, None].masked_fill(lacking, 0)
     target = _Target(lacking, classes, None if class_weight is None else class_weight[classes], class_weight)
@@ -165,7 +166,7 @@ def _losses(logits: Tensor, labels: Tensor, class_weight: Tensor | None, terms: 
         total = logits.sum(1, keepdim=True) if class_weight is None else (logits @ class_weight)[:, None]
     largest, place = logits.max(1, keepdim=True)
     torch.softmax(logits, 1, out=logits)
-    # The logarithm of the sum that softmax divides by. The largest probability is no less than one of all classes.
+    # The logarithm of softmax's divisor. The largest probability is at least one over the number of classes.
     sums = largest - logits.gather(1, place).log()
     losses = sums - hit
     if target.weights is not None:
@@ -180,7 +181,7 @@ def _losses(logits: Tensor, labels: Tensor, class_weight: Tensor | None, terms: 
 def _differentiate(
     probabilities: Tensor, target: _Target, factors: Tensor | None, squashed: Tensor | None, terms: Terms
 ) -> None:
-    """Makes probabilities the gradients of the losses for the logits as the layer made them, in place."""
+    """Turns probabilities in place into the gradients of the losses for the layer's logits."""
     count = probabilities.shape[1]
     ones = torch.ones_like(probabilities[:, :1])
     of_target = (1 - terms.smoothing) * (ones if target.weights is None else target.weights)
@@ -197,6 +198,6 @@ def _differentiate(
         probabilities.addcmul_(of_each, torch.ones_like(of_each) if target.of_all is None else target.of_all, value=-1)
     if squashed is not None:
         probabilities.mul_(squashed.square_().neg_().add_(1))
-    # Also where they were no numbers, as padding may be. To ask first would have a GPU waited for.
+    # Even if the logits were NaN, as those of padding may be. To check for such rows first would wait for a GPU.
     if probabilities.device.type != "cpu" or target.lacking.any():
         probabilities.masked_fill_(target.lacking, 0)

@@ -13,16 +13,16 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Source:
-    """A call of a layer that makes logits, which all that is derived from its outputs shares.
+    """A call of a layer that makes logits. Everything that is derived from its outputs shares it.
 
     Args:
         hidden: (..., features), the layer's input.
         classes: size of the outputs' last dimension.
-        layer: computes the outputs, each row of them from that row of the input.
-        parameters: of the layer.
-        linear: weight and bias, of a layer that is nothing but these; else ``None``.
-        made_whole: told each function that is asked of the logits themselves.
-        in_chunks: told of how many rows chunks were, for a loss without them.
+        layer: computes the outputs, each row from the same row of the input.
+        parameters: the layer's.
+        linear: weight and bias of a layer that has nothing else; else ``None``.
+        made_whole: called with each function that needs the logits themselves.
+        in_chunks: called with the rows of a chunk for a loss without logits.
     """
 
     hidden: Tensor
@@ -33,7 +33,7 @@ class Source:
     made_whole: Callable[[str], None]
     in_chunks: Callable[[int], None]
     answered: bool = field(default=False, init=False)
-    """Whether a loss was computed without the logits, which gives them no gradient."""
+    """Whether a loss was computed without the logits, which then get no gradient."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -44,33 +44,33 @@ class Source:
 
     @property
     def wanting(self) -> tuple[Tensor, ...]:
-        """The parameters that want a gradient."""
+        """The parameters that require a gradient."""
         return tuple(tensor for tensor in self._given if tensor.requires_grad)
 
     @property
     def made(self) -> bool:
-        """Whether the outputs were computed. From then on whatever is asked is asked of these: they may be written to,
-        and listened to."""
+        """Whether the outputs were computed. From then on they are used for everything: they may be written to, and
+        have hooks."""
         return self._logits is not None
 
     def logits(self) -> Tensor:
-        """The outputs, with their history; the same at each call."""
+        """The outputs with their history. Each call returns the same tensor."""
         if self._logits is None:
-            # Also where they are only looked at first, and differentiated later.
+            # Even if they are only looked at now: they may be differentiated later.
             with self.computing(), torch.enable_grad():
                 self._logits = self.layer(self.hidden)
         return self._logits
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """A block that calls the layer as it would have been called: under the autocast of its call.
+        """A block that calls the layer as it would have been called, under the autocast of its call.
 
         Raises:
-            RuntimeError: it would compute something else now.
+            RuntimeError: the layer would compute something else now.
         """
         self._require_unchanged()
         enabled, dtype = self._autocast
-        # Nobody's casts are kept: they would be those of a block that is over.
+        # Without autocast's cache, whose casts belong to a block that is over.
         with torch.autocast(self.hidden.device.type, dtype, enabled, cache_enabled=False):
             yield
 
@@ -96,11 +96,12 @@ class Derived:
     """What was done to a layer's outputs.
 
     Args:
-        source: of them.
-        hidden: (..., features), the layer's input, with its rows cut and shaped as those of the outputs were.
-        dtype: that the outputs have now.
-        steps: what was done, for the outputs themselves.
-        scale, cap: ``scale * outputs``, or ``cap * tanh(scale / cap * outputs)`` if ``cap`` is not 0, are their values.
+        source: the layer's call.
+        hidden: (..., features), the layer's input, with its rows cut and reshaped as those of the outputs were.
+        dtype: the dtype that the outputs have now.
+        steps: what was done, to be applied to the outputs themselves.
+        scale, cap: the values now are ``scale * outputs``, or ``cap * tanh(scale / cap * outputs)`` if ``cap`` is not
+            0.
     """
 
     source: Source
@@ -112,15 +113,15 @@ class Derived:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the outputs now."""
+        """The shape of the outputs now."""
         return torch.Size((*self.hidden.shape[:-1], self.source.classes))
 
     def then(self, step: Callable[[Tensor], Tensor], **changes: Any) -> Derived:
-        """After one more step."""
+        """The outputs after one more step."""
         return replace(self, steps=(*self.steps, step), **changes)
 
     def logits(self) -> Tensor:
-        """The outputs themselves, after all that was done to them, with their history."""
+        """The outputs themselves after all steps, with their history."""
         made = self.source.logits()
         with torch.enable_grad():
             for step in self.steps:

@@ -1,7 +1,7 @@
-"""What may be done to logits that are not computed: to cut and shape their rows, scale, squash, and ask for the loss.
+"""What may be done to logits that are not computed: cut and reshape their rows, scale, squash, and compute their loss.
 
-Each rule returns the logits as they are after it, or the loss or the classes that were asked for. Where it needs the
-logits themselves it returns ``NotImplemented``, and they are computed.
+Each rule returns the logits as they are afterwards, or the loss or classes that were asked for. If it needs the logits
+themselves, it returns ``NotImplemented``, and they are computed.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ METADATA = frozenset(
     | {getattr(Tensor, name) for name in _METHODS.split()}
     | {torch.numel, torch.is_floating_point, torch.is_complex}
 )
-"""Functions that ask for no element."""
+"""Functions that read no element."""
 
 OF_GRADIENT = frozenset(getattr(Tensor, name).__get__ for name in ("grad", "retains_grad"))
-"""Those of ``METADATA`` that ask what came of listening to a gradient."""
+"""Those of ``METADATA`` that read a gradient of the tensor."""
 
 LISTENING = frozenset({Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook})
-"""Functions that ask to be told of a gradient."""
+"""Functions that register for a gradient of the tensor."""
 
 
 def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a function returns for logits, its first argument, without them; ``NotImplemented`` if it needs them.
+    """What a function returns for logits, its first argument, without computing them; ``NotImplemented`` if it needs
+    them.
 
     Args:
-        function: of torch.
+        function: torch's.
         logits: its first argument.
         args, kwargs: all of its arguments.
     """
@@ -70,7 +71,7 @@ def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mappi
 
 
 def _reshaped(method: str, logits: Derived, *shape: Any, **named: Any) -> Any:
-    if any(isinstance(one, torch.dtype) for one in (*shape, *named.values())):  # the same bytes as other numbers
+    if any(isinstance(one, torch.dtype) for one in (*shape, *named.values())):  # a view as another dtype
         return NotImplemented
     try:
         found = getattr(torch.empty(logits.shape, device="meta"), method)(*shape, **named).shape
@@ -92,7 +93,7 @@ def _indexed(logits: Derived, index: Any) -> Any:
     ends_in_ellipsis = bool(parts) and parts[-1] is Ellipsis
     named = parts[:-1] if ends_in_ellipsis else parts
     last = named[-1] if named else None
-    # The last part is for the classes, if the parts leave it no other dimension.
+    # The last part indexes the classes, if the parts leave no other dimension for it.
     for_classes = taken >= len(logits.shape) or (not ends_in_ellipsis and any(part is Ellipsis for part in parts))
     if for_classes and not (isinstance(last, slice) and last == slice(None)):
         return NotImplemented
@@ -100,7 +101,7 @@ def _indexed(logits: Derived, index: Any) -> Any:
 
 
 def _dimensions(part: Any) -> int:
-    """That a part of an index is for."""
+    """How many dimensions a part of an index is for."""
     if part is None or part is Ellipsis:
         return 0
     if isinstance(part, Tensor):
@@ -206,8 +207,8 @@ def _cross_entropy(
 
 
 def _argmax(logits: Derived, dim: int | None = None) -> Any:
-    """The classes that are predicted, for an accuracy beside the loss: some rows at a time, too."""
-    if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # what is squashed stays in its order
+    """The predicted classes, for an accuracy beside the loss, also computed some rows at a time."""
+    if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # squashing keeps the order
         return NotImplemented
     flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
     with logits.source.computing(), torch.no_grad():

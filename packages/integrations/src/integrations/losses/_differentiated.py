@@ -1,4 +1,4 @@
-"""A loss whose gradients are computed in the forward, since they are known there but for a factor."""
+"""A loss whose gradients are computed in the forward, where they are known up to a factor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.autograd import Function
 from integrations._torch import get_current_graph_task_keep_graph
 
 Summed = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None]]]
-"""From which gradients are wanted to the sum of a loss's terms, and its gradients, of which others are ignored."""
+"""A function that is told which gradients are wanted, and returns the sum of a loss's terms and its gradients. Those
+that are not wanted are ignored."""
 
 
 NO_SECOND_DERIVATIVE = (
@@ -22,14 +23,15 @@ NO_SECOND_DERIVATIVE = (
 
 
 def differentiated(summed: Summed, total: Tensor | None, tensors: Sequence[Tensor | None]) -> Tensor:
-    """The sum of a loss's terms, over their number if that is given. Backward multiplies gradients that are there.
+    """The sum of a loss's terms, divided by ``total`` if that is given. Backward multiplies gradients that exist
+    already.
 
     Args:
-        summed: computes both, without a graph around it.
-        total: by which the sum is divided.
-        tensors: that have the gradients.
+        summed: computes the sum and its gradients, without a graph.
+        total: the divisor.
+        tensors: the tensors that have the gradients.
     """
-    if not torch.is_grad_enabled():  # a Function's forward is not told
+    if not torch.is_grad_enabled():  # a Function's forward does not know
         alone, _ = summed([False] * len(tensors))
         return alone if total is None else alone / total
     loss: Tensor = _Differentiated.apply(summed, total, *tensors)
@@ -43,7 +45,7 @@ class _Differentiated(Function):
         loss, gradients = summed(wanted)
         ctx.dtypes = [x.dtype for x, wants in zip(tensors, wanted, strict=True) if x is not None and wants]
         made = [gradient for gradient, wants in zip(gradients, wanted, strict=True) if gradient is not None and wants]
-        # In float16 a sum of many rows' gradients may be out of range until it is divided by their number.
+        # In float16, a sum of many rows' gradients may overflow before it is divided by their number.
         kept = [
             gradient if dtype is torch.float16 else gradient.to(dtype)
             for gradient, dtype in zip(made, ctx.dtypes, strict=True)
@@ -56,9 +58,9 @@ class _Differentiated(Function):
         if torch.is_grad_enabled():  # create_graph=True
             raise NotImplementedError(NO_SECOND_DERIVATIVE)
         total, *gradients = ctx.saved_tensors
-        # Where no row counts, the loss is no number, and its gradients are zero, as torch's are.
+        # If no row counts, the loss is NaN and its gradients are zero, as torch's are.
         factor = gradient if total is None else torch.where(total == 0, 0.0, gradient / total)
-        # Of a graph that does not stay nobody else will ask for them: as large as a vocabulary, they are not copied.
+        # If the graph is not retained, nothing else asks for them: they are as large as a vocabulary, and not copied.
         stays = get_current_graph_task_keep_graph()
         scaled = [one * factor if stays else one.mul_(factor) for one in gradients]
         found = iter([one.to(dtype) for one, dtype in zip(scaled, ctx.dtypes, strict=True)])

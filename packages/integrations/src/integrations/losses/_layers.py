@@ -1,6 +1,6 @@
 """Cross-entropy of the outputs of a layer that is more than a weight and a bias, some rows at a time.
 
-Such as one with adapters, or with a quantised weight: the layer itself is called for each chunk, and differentiated.
+Such a layer has adapters, say, or a quantised weight. It is called and differentiated for each chunk.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def layer_cross_entropy(
 
     Args:
         hidden: (rows, features).
-        layer: which computes each row of its output from that row of its input.
-        parameters: of the layer, those that want a gradient.
+        layer: computes each row of its output from the same row of its input.
+        parameters: those of the layer that require a gradient.
         reduction: ``"mean"`` or ``"sum"``.
     """
     counted = labels != ignore_index
@@ -70,7 +70,7 @@ def layer_cross_entropy(
 
 
 def _add(sums: Sequence[Tensor | None], loss: Tensor, tensors: Sequence[Tensor], part: slice) -> None:
-    """Adds the gradients of a part's loss; the first tensor is that part of one."""
+    """Adds the gradients of a part's loss. The first tensor is itself such a part."""
     wanted = [tensor for tensor, total in zip(tensors, sums, strict=True) if total is not None]
     if not wanted:
         return

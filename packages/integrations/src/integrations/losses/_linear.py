@@ -36,7 +36,7 @@ def linear_cross_entropy(
 
     Logits are computed for a few rows at a time, turned into their own gradient and multiplied into the gradients of
     ``hidden``, ``weight`` and ``bias``, all in the forward, so that no product is computed twice. With
-    ``reduction="none"``, and in compiled code, backward computes the logits again. Losses, the softmax and the sums
+    ``reduction="none"``, and in compiled code, backward recomputes the logits. Losses, the softmax and the sums
     over rows are in float32, or in float64 for such tensors. Under autocast the products are in its dtype.
 
     ::
@@ -50,19 +50,19 @@ def linear_cross_entropy(
         labels: (...), int64 or int32: a class each, or ``ignore_index``.
         bias: (classes,), of the same dtype as ``weight``.
         class_weight: (classes,), a factor for the loss of each class; needs no gradient.
-        ignore_index: the label of what has no loss, and is not counted by ``"mean"``.
+        ignore_index: the label of rows that have no loss and are not counted by ``"mean"``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in ``F.cross_entropy``.
         label_smoothing: from 0 to 1, as in ``F.cross_entropy``.
-        scale: by which logits are multiplied first.
-        softcap: to which they are squashed then, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
-        rows: whose logits are computed at a time; by default as many as take about the memory of ``hidden``, and at
-            least 128 on a CPU and 512 on a GPU.
+        scale: the factor by which logits are multiplied first.
+        softcap: the bound to which they are squashed then, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
+        rows: how many rows' logits are computed at a time; by default as many as take about the memory of ``hidden``,
+            and at least 128 on a CPU and 512 on a GPU.
 
     Returns:
         A scalar, or the losses in the shape of ``labels``; float32, or float64 for such tensors.
 
     Raises:
-        TypeError: an argument is no tensor, or of a dtype that it cannot have.
+        TypeError: an argument is no tensor, or of an unsupported dtype.
         ValueError: shapes, devices or dtypes do not go together, a number is out of its range, or a label is no class.
         NotImplementedError: it is differentiated twice.
     """
@@ -99,7 +99,7 @@ def _losses(
     numbers: tuple[int, float, float, float],
     rows: int,
 ) -> Tensor:
-    """The loss of each row, whose gradients backward computes."""
+    """The loss of each row. Backward computes their gradients."""
     losses: Tensor
     wanted = [False] * len(tensors)
     losses, *_ = _operator.linear_cross_entropy(
@@ -144,14 +144,14 @@ class LinearCrossEntropyLoss(nn.Module):
 
 
 def _compute_dtype(tensor: Tensor) -> torch.dtype:
-    """Of the products: autocast's where it is on, as for a linear layer."""
+    """The dtype of the products: autocast's if it is on, as for a linear layer."""
     kind = tensor.device.type
     casts = torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if casts else tensor.dtype
 
 
 def _total(labels: Tensor, class_weight: Tensor | None, ignored: int, dtype: torch.dtype) -> Tensor:
-    """By which the sum of losses is divided for their mean."""
+    """The number by which the sum of losses is divided for their mean."""
     counted = labels != ignored
     if class_weight is None:
         return counted.sum().to(dtype)
@@ -213,7 +213,7 @@ def _check(
             raise ValueError(f"{name} must have hidden's dtype, {hidden.dtype}, got {tensor.dtype}; cast one of them")
     if class_weight is not None and class_weight.requires_grad:
         raise ValueError("class_weight must need no gradient, got one that requires it; detach() it")
-    # Elsewhere the look at labels would wait for the device, whose kernels refuse such labels themselves.
+    # Elsewhere, looking at labels would wait for the device, whose kernels refuse such labels themselves.
     if labels.device.type == "cpu" and has_elements(labels) and not torch.compiler.is_compiling() and labels.numel():
         wrong = (labels != ignored) & ((labels < 0) | (labels >= weight.shape[0]))
         if wrong.any():

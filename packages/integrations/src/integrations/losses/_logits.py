@@ -2,7 +2,7 @@
 
 A language model makes logits, may cut, reshape, cast, scale and squash them, and has their cross-entropy computed. This
 tensor notes what was done to it, and has the cross-entropy computed from the layer's input. Whatever else is asked of
-it is asked of the logits themselves, which are made then, with their history: right, and as large as they are.
+it is asked of the logits themselves, which are then made with their history: correct, and as large as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from integrations.step.graphs.sharding import is_of_unit
 
 
 class Logits(Tensor):
-    """Outputs of a linear layer, (..., classes), which are computed when more than their cross-entropy is wanted."""
+    """Outputs of a linear layer, (..., classes), which are computed once more than their cross-entropy is wanted."""
 
     derived: Derived
     _made: Tensor | None
@@ -37,7 +37,7 @@ class Logits(Tensor):
 
     @staticmethod
     def of(derived: Derived) -> Logits:
-        """Those that were derived so, with a history: what knows nothing of this class differentiates them, too."""
+        """The logits with a history, so that code that does not know this class differentiates them, too."""
         source = derived.source
         logits: Logits = _Made.apply(derived, source.hidden, *source.wanting)
         return logits
@@ -46,7 +46,7 @@ class Logits(Tensor):
         """The logits themselves, with their history.
 
         Args:
-            function: for which they are made.
+            function: the function that needs them.
         """
         asked = getattr(function, "__self__", None) if isinstance(function, MethodWrapperType) else function
         self.derived.source.made_whole(getattr(asked, "__name__", str(asked)))
@@ -72,15 +72,15 @@ class Logits(Tensor):
                     return first if done is first.derived else Logits.of(done)
                 if done is not NotImplemented:
                     return done
-            # Whether somebody listens, and what came, is known to the tensor that was listened to.
+            # A hook, and the gradient that it got, belong to the tensor on which it was registered.
             listened = isinstance(first, Logits) and first._made is not None and function in deriving.OF_GRADIENT
             if function in deriving.METADATA and not listened:
                 return function(*args, **kwargs)
             return _of_whole(function, args, kwargs)
 
     def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Has somebody told of the gradients that these logits get, of which the loss that was computed is none."""
-        # FSDP listens to all outputs of a model, and the loss tells it what it waits for.
+        """Registers for the gradients of these logits. The loss that was computed without them gives none."""
+        # FSDP registers for all outputs of a model, and gets what it needs from the loss.
         if not is_of_unit(args[1] if len(args) > 1 else None):
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
@@ -92,7 +92,7 @@ class Logits(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class there
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """An operator that C++ or a ``Function`` calls on these, below autograd."""
+        """An operator that C++ or a ``Function`` calls on these logits, below autograd."""
 
         def values(logits: Logits) -> Tensor:
             return logits.whole(function).detach()
@@ -102,7 +102,7 @@ class Logits(Tensor):
 
 
 class _Made(Function):
-    """The history of logits for those who do not ask for them by torch's functions."""
+    """The history of logits, for backward through code that does not use torch's functions."""
 
     @staticmethod
     def forward(ctx: Any, derived: Derived, hidden: Tensor, *parameters: Tensor) -> Logits:
@@ -116,7 +116,7 @@ class _Made(Function):
         source = ctx.derived.source
         given = source.hidden, *source.wanting
         wanted = [tensor for tensor in given if tensor.requires_grad]
-        # Of the very logits that were looked at: a layer with dropout would make others.
+        # Of the very logits that were read: a layer with dropout would make other ones.
         found = iter(torch.autograd.grad(ctx.derived.logits(), wanted, gradient, retain_graph=True, allow_unused=True))
         return None, *(next(found) if tensor.requires_grad else None for tensor in given)
 
@@ -132,4 +132,4 @@ def _of_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
     whole_args, whole_kwargs = tree_map_only(Logits, whole, (args, kwargs))
     result = function(*whole_args, **whole_kwargs)
-    return of.get(id(result), result)  # what writes to its argument returns it
+    return of.get(id(result), result)  # a function that writes to its argument returns it

@@ -1,7 +1,7 @@
 """``integrations::linear_cross_entropy``: the chunks as one operator, which compilers and captures see whole.
 
-Its backward computes the logits again, with each row's gradient as the row's factor. So it is right for whatever is
-done with the losses. What is done mostly, a sum or a mean, knows these factors in the forward already.
+Its backward recomputes the logits, with each row's gradient as the row's factor. So it is right for whatever is done
+with the losses. For a sum or a mean, the usual case, these factors are known in the forward already.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from integrations.losses._chunks import Sums, Terms, chunked
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
 
 Wanted = list[bool]
-"""Whether hidden states, weight and bias are to have gradients."""
+"""Whether gradients of hidden states, weight and bias are wanted."""
 
-_LABELS = 3  # after hidden states, weight and bias
+_LABELS = 3  # the place of the labels, after hidden states, weight and bias
 
 
 @torch.library.custom_op("integrations::linear_cross_entropy", mutates_args=())
@@ -35,7 +35,8 @@ def linear_cross_entropy(
     rows: int,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The losses of rows, and the gradients of hidden states, weight and bias; empty ones where they are not wanted.
+    """The losses of rows, and the gradients of hidden states, weight and bias; empty tensors for those that are not
+    wanted.
 
     The arguments are those of ``chunked`` and ``Terms``.
     """
@@ -54,7 +55,7 @@ def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Of losses and sums: that of the logits, in float32 at least."""
+    """The dtype of losses and sums: that of the logits, at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 

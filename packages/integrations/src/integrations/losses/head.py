@@ -1,4 +1,4 @@
-"""``ChunkedHead``: has the layer that makes a language model's logits leave them to their loss."""
+"""``ChunkedHead``: makes a language model's last layer return ``Logits``, so that the loss is computed without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from integrations.step.graphs.sharding import is_unit
 
 
 class ChunkedHead(ForwardWrapper):
-    """Stands in the ``forward`` of a linear layer, whose outputs in training are ``Logits``.
+    """Replaces the ``forward`` of a linear layer. In training its outputs are ``Logits``.
 
     In ``eval()``, without gradients, in compiled code and under ``torch.func`` they are tensors as before.
     """
@@ -31,9 +31,9 @@ class ChunkedHead(ForwardWrapper):
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
         self.rows: int | None = None
-        """Of the chunks of the last forward's loss; ``None`` where there was none without logits."""
+        """Rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
         self.made_for: str | None = None
-        """The function for which the last forward's logits were made, if they were."""
+        """The function for which the last forward's logits were computed, if they were."""
 
     @classmethod
     def refuses(cls, model: nn.Module) -> str:
@@ -49,7 +49,7 @@ class ChunkedHead(ForwardWrapper):
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
-        # Read once: a parametrization may compute something each time. After this call FSDP may put others there.
+        # Read once, since a parametrization may compute something each time. FSDP may put others there after this call.
         linear = (module.weight, module.bias) if self._is_linear(module) else None
         if linear is not None and not self._is_plain(linear, hidden):
             linear = None
@@ -69,12 +69,12 @@ class ChunkedHead(ForwardWrapper):
         """Whether the outputs of a call may wait."""
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
             return False
-        if is_unit(module):  # its weight is gone once the layer's own forward is over
+        if is_unit(module):  # its weight is freed once the layer's own forward is over
             return False
         if len(args) != 1 or kwargs or peek_interpreter_stack() is not None or in_forward_mode():
             return False
         (hidden,) = args
-        # What is frozen may be of any kind, such as a quantised weight: the layer knows how to use it.
+        # A frozen parameter may be of any kind, such as a quantised weight: the layer knows how to use it.
         tensors = [hidden, *(one for one in module.parameters() if one.requires_grad)]
         if not all(type(tensor) in PLAIN and tensor.device == hidden.device for tensor in tensors):
             return False
@@ -82,12 +82,12 @@ class ChunkedHead(ForwardWrapper):
         return known and any(tensor.requires_grad for tensor in tensors)
 
     def _is_linear(self, module: Any) -> bool:
-        """Whether the layer is nothing but a weight and a bias."""
+        """Whether the layer has nothing but a weight and a bias."""
         return isinstance(module, nn.Linear) and self.forward == MethodType(nn.Linear.forward, module)
 
     @staticmethod
     def _is_plain(linear: tuple[Tensor, Tensor | None], hidden: Tensor) -> bool:
-        """Whether weight and bias go with the input as they are, or as autocast makes them."""
+        """Whether weight and bias can be multiplied with the input as they are, or as autocast casts them."""
         casts = torch.is_autocast_enabled(hidden.device.type)
         return all(x is None or (type(x) in PLAIN and (casts or x.dtype == hidden.dtype)) for x in linear)
 
@@ -102,7 +102,7 @@ class ChunkedHead(ForwardWrapper):
         """What became of the last forward's logits, for a report.
 
         Args:
-            heads: of a model.
+            heads: the model's.
         """
         if not heads:
             return "no loss in chunks any more, since the layer that made the logits is gone"
@@ -115,7 +115,7 @@ class ChunkedHead(ForwardWrapper):
         return "a loss in chunks, for which no forward asked yet"
 
     def _note_made(self, function: str) -> None:
-        # A session asks for the memory of what is written to, before the function that writes.
+        # A session asks for the memory of a tensor before the function that writes to it runs.
         if self.made_for in (None, Tensor.untyped_storage.__name__):
             self.made_for = function
 
@@ -124,7 +124,7 @@ class ChunkedHead(ForwardWrapper):
 
 
 def _parameters(module: nn.Module) -> tuple[Tensor, ...]:
-    """Those that can be watched for changes."""
+    """The parameters that can be watched for changes."""
     return tuple(one for one in module.parameters() if type(one) in PLAIN)
 
 
@@ -137,7 +137,7 @@ def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
 
     Args:
         model: any module.
-        head: the layer's path; ``None`` for the one that models of transformers tell of.
+        head: the layer's path; ``None`` for the layer that a transformers model names.
 
     Raises:
         ValueError: there is no such layer.
@@ -160,10 +160,10 @@ def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
 
 
 def chunk_logits(head: nn.Module) -> None:
-    """Has a linear layer leave its outputs to their loss, from now on.
+    """Makes a linear layer leave its outputs to their loss, from now on.
 
     Raises:
-        ValueError: it is no plain linear layer.
+        ValueError: the layer cannot.
     """
     if why := ChunkedHead.refuses(head):
         raise ValueError(f"loss must name a linear layer, as in loss={{'head': 'lm_head'}}, or be None: {why}")

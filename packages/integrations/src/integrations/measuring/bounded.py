@@ -15,7 +15,7 @@ from integrations.adaptive.weights import measured_weights, part_of_bound, usual
 from integrations.measuring.plan_error import measured_error
 from integrations.measuring.sensitivities import sensitivities
 from integrations.measuring.within_error import within_error
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.front import planned
 from integrations.planning.menus import Menus
 from integrations.planning.plan import Plan
@@ -28,13 +28,13 @@ from integrations.step.graphs.graph import Graph
 
 
 class Weights:
-    """How much a noise in each value of a model changes its gradient: by the operators that read it, until a plan
-    rounds something, and then from one step aside.
+    """How much noise in each value of a model changes its gradient. It is estimated by the operators that read the
+    value, and once a plan rounds something, measured in one extra step.
 
     Args:
         model: in training mode.
-        args, kwargs: of its forward.
-        loss: from its output to what backward starts from.
+        args, kwargs: the forward's.
+        loss: a function from its output to what backward starts from.
 
     Attributes:
         found: the measurement, once there is one.
@@ -49,16 +49,16 @@ class Weights:
     ) -> None:
         self._step: Callable[[], Measurement | None] | None = partial(sensitivities, model, args, kwargs, loss)
         self.found: Measurement | None = None
-        self._seen: list[tuple[Graph, Sequence[Save]]] = []  # until there is a measurement
+        self._seen: list[tuple[Graph, Sequence[Save]]] = []  # kept until there is a measurement
 
     def __call__(self, graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
-        """Of a graph's values, which a capture saw saved so."""
+        """The weights of a graph's values, from what its capture saw saved."""
         if self._step is not None:
             self._seen.append((graph, tuple(saves)))
         return usual_weights(graph, saves) if self.found is None else measured_weights(graph, saves, self.found)
 
     def close(self, found: Measurement | None = None) -> None:
-        """Nothing is measured any more, and inputs are let go.
+        """Ends measuring, and frees the inputs.
 
         Args:
             found: what another rank has measured.
@@ -67,11 +67,11 @@ class Weights:
         self.found = self.found if found is None else found
 
     def measured(self, front: Plan) -> Plan:
-        """The front that follows from a measurement, which is made if there was none; the same one where it cannot be,
-        or where it has followed from that already."""
+        """The front with measured weights. Measures if nothing was measured yet. Returns the same front if it cannot be
+        measured, or has these weights already."""
         if self._step is None:
             return front
-        step, self._step = self._step, None  # which holds inputs
+        step, self._step = self._step, None  # the step holds inputs
         seen, self._seen = self._seen, []
         self.found = found = step()
         if found is None:
@@ -100,17 +100,17 @@ def front_of(
     weights: Weights | None = None,
     bits: Allotted | None = None,
 ) -> Plan:
-    """The plan of the least memory for a forward, of all that keep to a bound on the error.
+    """The plan of the least memory for a forward, among those that keep to a bound on the error.
 
     Args:
         model: in training mode.
-        level: where it is off, each value waits in the store that is best for it; otherwise all is stored as it says,
-            or made again.
-        bounds: of which those on memory and time are left to ``chosen``.
-        args, kwargs: of the forward.
+        level: if it is off, each value waits in the store that is best for it; otherwise everything is stored as it
+            says, or recomputed.
+        bounds: the bounds; those on memory and time are left to ``chosen``.
+        args, kwargs: the forward's.
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
-        weights: of values; ``None``: by the operators.
-        bits: that an adaptive level gives its tensors, once it has measured them.
+        weights: the weights of values; ``None`` estimates them by the operators.
+        bits: the bits that an adaptive level gives its tensors, once it has measured them.
     """
     return planned(
         model,
@@ -122,7 +122,7 @@ def front_of(
         loss=loss,
         holds_outputs=holds_outputs,
         weights=usual_weights if weights is None else weights,
-        rating=constant if bounds.stores == AGAIN else calibrated,
+        rating=constant if bounds.stores == ONLY_RECOMPUTE else calibrated,
         bits=bits,
     )
 
@@ -135,13 +135,13 @@ def chosen(
     kwargs: dict[str, Any],
     weights: Weights | None,
 ) -> Plan:
-    """The best plan of a front within bounds. Where one rounds, or none is within them, sensitivities are measured, and
-    so is the error of the plan that follows, which is planned again where that is further off than it may be.
+    """The best plan of a front within bounds. If it rounds, or none is within them, sensitivities are measured, and so
+    is the error of the plan that follows. A plan whose error is too far off is planned for again.
 
     Args:
-        front: as ``front_of`` made it.
+        front: from ``front_of``.
         bounds: to keep to.
-        model, args, kwargs, weights: as there.
+        model, args, kwargs, weights: as for ``front_of``.
 
     Raises:
         ValueError: no plan keeps to the bounds. The message names the least that there is.
@@ -159,10 +159,10 @@ def chosen(
 
 
 def within(front: Plan, bounds: Bounds) -> Plan:
-    """The same, by the error that is predicted.
+    """The best plan of a front within bounds, by predicted errors.
 
     Raises:
-        ValueError: as there.
+        ValueError: as ``chosen``.
     """
     if bounds.memory is None and bounds.time is None:
         return front
@@ -170,7 +170,7 @@ def within(front: Plan, bounds: Bounds) -> Plan:
 
 
 def with_error_measured(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The plan with its error, or another whose error is within the bound. See ``chosen``."""
+    """The plan with its measured error, or another plan whose error is within the bound. See ``chosen``."""
     if plan.compressed or plan.error == 0:
         return plan
     return within_error(

@@ -31,7 +31,7 @@ def measured_error(
     """The Euclidean norm of the gradient's error over that of the gradient, in one step with these inputs.
 
     The step is taken twice, exactly and as planned, with the same dropout. Where memory was asked for, the exact one
-    follows the plan that takes the least and makes gradients as they are, bit for bit. Where there is no room for the
+    follows the plan that takes the least memory and leaves gradients exact, bit for bit. Where there is no room for the
     exact gradients beside the plan's step, they wait in bfloat16, which adds about 0.002 to the error. The model, its
     buffers and gradients, and the random generators are as before afterwards.
 
@@ -39,8 +39,8 @@ def measured_error(
         model: in training mode.
         args, kwargs: of its forward, with elements.
         plan: of the model and these inputs.
-        loss: from the model's output to what backward starts from; ``None``: the loss that it returns, or else
-            normally distributed gradients of what it returns, drawn from a fixed seed.
+        loss: a function from the model's output to what backward starts from; ``None``: the loss that it returns, or
+            else normally distributed gradients of what it returns, drawn from a fixed seed.
 
     Raises:
         Unmeasured: there are no elements, no gradient, or no room; or the forward is not the plan's.
@@ -60,11 +60,12 @@ def measured_error(
 
 
 def _has_room_for_all(model: nn.Module, plan: Plan) -> bool:
-    """Whether the exact gradients can be there as they are, and not in bfloat16, while the plan is followed: beside its
-    peak, which has what is left after a step, the gradients, on top, without more memory than the plain step takes.
+    """Whether the exact gradients fit in memory as they are while the plan is followed, and not only in bfloat16.
+    Together with the plan's peak, and the gradients on top that a step leaves, they must not take more than the plain
+    step.
 
     Raises:
-        Unmeasured: there is no room for them in bfloat16.
+        Unmeasured: they do not even fit in bfloat16.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if plan.peak + sum(parameter.numel() * parameter.element_size() for parameter in trained) <= plan.plain_peak:
@@ -79,14 +80,14 @@ def _has_room_for_all(model: nn.Module, plan: Plan) -> bool:
 
 
 def _take_rounded(into: list[Tensor | None], place: int, found: Tensor) -> None:
-    """A gradient, or a part of one, has come, and waits in bfloat16."""
+    """Takes a gradient, or a part of one, and keeps it in bfloat16."""
     held = into[place]
-    whole = found if held is None else found + held  # which is rounded once
+    whole = found if held is None else found + held  # the sum is rounded once
     into[place] = whole.to(_rounded(found.dtype), copy=held is None)
 
 
 def _rounded(dtype: torch.dtype) -> torch.dtype:
-    """As which a gradient waits."""
+    """The dtype in which a gradient waits."""
     return torch.bfloat16 if dtype.is_floating_point and dtype.itemsize > torch.bfloat16.itemsize else dtype
 
 
@@ -97,7 +98,7 @@ def _exact(plan: Plan) -> Plan:
 
 
 class _Strict(Plans):
-    """Plans of a forward that must be as captured."""
+    """Plans for a forward that must be as captured."""
 
     def note_mismatch(self, followed: Followed, where: str) -> None:
         raise Unmeasured(f"the forward is not the one that was captured: {where}")
@@ -105,7 +106,7 @@ class _Strict(Plans):
 
 @contextmanager
 def following(model: nn.Module, given: Any, plan: Plan) -> Iterator[None]:
-    """A block in which a forward of the model follows a plan, whoever else wants it to follow one."""
+    """A block in which a forward of the model follows a plan, in place of any other plan."""
     followed = Followed(plan, plan.schedule, plan.graph.inputs)
     ahead = Following(model, _Strict(plan, "replan"), followed, plan.level)
     base = LEVELS["L0"] if plan.level is None else plan.level

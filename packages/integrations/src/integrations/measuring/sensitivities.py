@@ -1,4 +1,4 @@
-"""``sensitivities``: how much each saved tensor's rounding changes the gradient, from one step aside."""
+"""``sensitivities``: how much each saved tensor's rounding changes the gradient, from one extra step."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
 from integrations.step.capturing.loss import Loss
 
-# Stored so, the step is as good as one in which everything is kept, and takes a third of its memory.
+# Stored in this way, the step measures as well as one that keeps everything, in a third of its memory.
 _STORED = replace(LEVELS["L1.1"], attention_bits=8, min_bytes=0)
 _IMITATED = 4
-"""The width whose rounding is imitated: the middle of those that plans choose from."""
+"""The width whose rounding is imitated: the middle of those from which plans choose."""
 
-# An adaptive level asks for what is right tensor by tensor, once in a thousand steps. A plan's whole error is measured
-# after this, and corrected: of a Llama of 4 layers the sum is 2 % off what 16 hops give, in 14 steps' time, not 48.
+# An adaptive level needs each tensor's sensitivity right, once in a thousand steps. A plan's whole error is measured
+# afterwards, and corrected: for a Llama of 4 layers, the sum is 2 % off what 16 hops give, in the time of 14 steps
+# instead of 48.
 _HOPS = 1
 
 
@@ -37,7 +38,7 @@ def sensitivities(
     kwargs: dict[str, Any],
     loss: Loss | None = None,
 ) -> Measurement | None:
-    """What one step with these inputs tells, which takes as long as some 14; ``None`` where it cannot be measured. The
+    """What one step with these inputs tells; it takes as long as some 14 steps. ``None`` if it cannot be measured. The
     model is as before afterwards.
 
     Args:
@@ -46,7 +47,7 @@ def sensitivities(
     probe = Probe(_IMITATED, _STORED.seed, 0, hops=_HOPS)
     try:
         OneStep(model, args, kwargs, loss).gradients(_probed(probe), _let_go)
-    except (RuntimeError, MemoryError):  # such as for want of memory, which the step itself may have
+    except (RuntimeError, MemoryError):  # such as a lack of memory, of which the step itself may have enough
         found = None
     else:
         found = probe.measurement
@@ -54,7 +55,7 @@ def sensitivities(
 
 
 def _let_go(place: int, gradient: Tensor) -> None:
-    """The probe has looked at it."""
+    """Frees a gradient: the probe has looked at it."""
 
 
 def _probed(probe: Probe) -> Any:

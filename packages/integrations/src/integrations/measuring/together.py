@@ -1,4 +1,4 @@
-"""``of_rank_0``: what rank 0 finds out while the other ranks wait, with one exchange whatever happens to it."""
+"""``of_rank_0``: what rank 0 finds out while the other ranks wait, with one exchange whatever happens to rank 0."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from integrations.planning.plan import Plan
 
 @dataclass(frozen=True)
 class Answer:
-    """What there is to follow.
+    """What the ranks are to follow.
 
     Attributes:
-        plan: ``None``: none was made.
-        measurement: that it was made by; ``None``: by none.
+        plan: ``None`` if none was made.
+        measurement: the measurement that the plan was made by, if any.
         ours: whether this rank is rank 0.
     """
 
@@ -28,11 +28,11 @@ class Answer:
 
 
 def of_rank_0(make: Callable[[], Answer]) -> Answer:
-    """Rank 0's answer. Every rank calls this at the same time, and exactly once meets the others in it: no other rank
-    makes anything, so that none can fail on the way. Where rank 0 fails, the others have an answer without a plan.
+    """Rank 0's answer. Every rank calls this at the same time, and meets the others exactly once in it. The other ranks
+    make nothing, so that none of them can fail on the way. If rank 0 fails, the others get an answer without a plan.
 
     Raises:
-        ValueError: rank 0 raised it, as where no plan keeps to the bounds.
+        ValueError: rank 0 raised it, because no plan keeps to the bounds.
         Exception: on rank 0 alone, what else ``make`` raises.
     """
     if torch.distributed.get_rank() != 0:

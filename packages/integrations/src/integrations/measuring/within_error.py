@@ -16,44 +16,46 @@ from integrations.planning.plan import Plan
 from integrations.planning.search import solved_again
 
 Measure = Callable[[Plan], float]
-"""The relative error of the gradient under a plan; raises ``Unmeasured`` where that cannot be found out."""
+"""A function that returns the gradient's relative error under a plan, and raises ``Unmeasured`` if it cannot be found
+out."""
 
-_MOST = 2  # plans that are solved anew
-_ABOVE = 1.1  # times the error that was found, what the next plan is predicted to have
-_USUAL = 1.9  # times the variance that is predicted, what rounding in bits has at most, as far as it was seen
-_NOTICED = 0.05  # of the variance, the part of derivatives in few bits that may be to blame
-_HELD = 0.85  # of the bound; a plan that is predicted to be above that was held back by it
-_UNSEEN = 0.8  # of the bound, what a plan may have that goes by another's measurement: one has had 1.2 times as much
-_LOW = 0.6  # of the bound; below that, a plan that was held back by the bound may be made smaller or faster
+_MOST = 2  # how many plans are solved anew
+_ABOVE = 1.1  # the next plan's predicted error is the measured one times this, at most
+_USUAL = 1.9  # rounding in bits has at most this times its predicted variance, as far as was seen
+_NOTICED = 0.05  # the part of the variance from which on derivatives in few bits may be to blame
+_HELD = 0.85  # a plan that is predicted above this part of the bound was held back by it
+_UNSEEN = 0.8  # the part of the bound for a plan that relies on another's measurement: one had 1.2 times as much
+_LOW = 0.6  # below this part of the bound, a plan that was held back by the bound may be made smaller or faster
 
 
 def within_error(plan: Plan, measure: Measure, *, part: float = 1.0) -> Plan:
-    """The plan with its measured error; or another for what it was asked for, with weights that fit the measurement.
+    """The plan with its measured error; or another plan for the same bounds, with weights that fit the measurement.
 
-    Where the measured error is above its part of the bound, weights are corrected by what was measured over what was
-    predicted, and the plan is solved again, at most twice. So it is where the measured error is much less and the bound
-    has held the plan back. If none measures its part, the one that measures least below ``KNOWN_LOSS``'s share of it
-    stays: its error is within the bound, and another draw of noise may be above.
+    If the measured error is above its part of the bound, the weights are corrected by the ratio of measured to
+    predicted, and the plan is solved again, at most twice. The same happens if the measured error is much less and the
+    bound has held the plan back. If no plan measures its part, the one that measures least below ``KNOWN_LOSS``'s share
+    of it stays: its error is within the bound, though another draw of noise may be above.
 
-    The plan for gradients that are there already is another, of the same weights: these are corrected where its error
-    is above the bound, too. One that there is no room to measure goes by what the plan of the least memory measures,
-    which has the same weights.
+    The plan for gradients that exist already is another one, with the same weights, which are corrected if its error is
+    above the bound, too. If there is no room to measure it, it relies on the measurement of the plan of the least
+    memory.
 
     Args:
         plan: for an error, a memory, a time.
-        measure: measures one.
-        part: of the bound, what may be measured, since another step draws other noise, and may have another loss.
+        measure: measures a plan.
+        part: the part of the bound that may be measured, since another step draws other noise, and may have another
+            loss.
 
     Raises:
-        ValueError: with such weights, nothing fits what was asked for.
+        ValueError: with corrected weights, nothing fits the bounds.
     """
     return _within_where_gradients_are(_within(plan, measure, part), measure, part)
 
 
 def _within(plan: Plan, measure: Measure, part: float) -> Plan:
-    """The same, of steps that find no gradients."""
+    """``within_error`` for steps that find no gradients."""
     good: Plan | None = None
-    spare: Plan | None = None  # that stays if no other measures less
+    spare: Plan | None = None  # it stays if no other plan measures less
     bound, least = part * plan.error, _at_most(plan, part)
     for left in range(_MOST, -1, -1):
         if not plan.choice.rounds:
@@ -87,9 +89,9 @@ def _within(plan: Plan, measure: Measure, part: float) -> Plan:
 
 
 def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Plan:
-    """The plan, whose own choice stays if it was measured, with weights by which its ``accumulating`` has an error
-    within the bound."""
-    spare: Plan | None = None  # that stays if no other's measures less
+    """The plan with weights by which its ``accumulating`` has an error within the bound. The plan's own choice stays if
+    it was measured."""
+    spare: Plan | None = None  # it stays if no other's ``accumulating`` measures less
     least = _at_most(plan, part)
     for left in range(_MOST, -1, -1):
         other = plan.accumulating
@@ -107,7 +109,7 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
             spare, least = plan, found
         if not left:
             break
-        if not other.choice.variance:  # by weights that no factor corrects
+        if not other.choice.variance:  # its weights are zero, which no factor corrects
             note_accumulating(plan, _exact_or_told(other, found))
             return plan
         try:
@@ -122,28 +124,28 @@ def _within_where_gradients_are(plan: Plan, measure: Measure, part: float) -> Pl
 
 
 def _at_most(plan: Plan, part: float) -> float:
-    """What a plan may measure where no other measures its part: as much as leaves nothing for the noise that another
-    step draws."""
+    """What a plan may measure if no other measures its part: so much that nothing is left for the noise of other
+    steps."""
     return min(1.0, part / KNOWN_LOSS) * plan.error
 
 
 def _heavier(plan: Plan, factor: float) -> Plan:
-    """The plan with weights that are so many times its own; solved anew, too, where it was not measured by itself."""
+    """The plan with its weights multiplied by a factor. If it was not itself measured, it is solved anew."""
     if not plan.unmeasured:
         return _corrected(plan, factor)
     return replace(_solved(plan, factor, factor), unmeasured=plan.unmeasured)
 
 
 def _with_unmeasured(plan: Plan, why: str, factor: float) -> Plan:
-    """The plan with an ``accumulating`` that could not be measured, by weights that are so many times its own if that
-    makes them more."""
+    """The plan with an ``accumulating`` that could not be measured, whose weights are multiplied by a factor above
+    1."""
     plan = _heavier(plan, factor) if factor > 1 else plan
     note_accumulating(plan, replace(plan.accumulating, measured=None, unmeasured=why))
     return plan
 
 
 def _exact_or_told(plan: Plan, found: float) -> Plan:
-    """The plan that rounds nothing; where none fits, this one, of which it is said what it measures."""
+    """The plan that rounds nothing. If none fits, this plan, with a note of what it measures."""
     try:
         return plan.within(plan.memory, plan.time, 0.0)
     except ValueError:
@@ -151,7 +153,7 @@ def _exact_or_told(plan: Plan, found: float) -> Plan:
 
 
 def _told(plan: Plan, found: float) -> Plan:
-    """The plan with what it measures, of which it is said where that is above what was asked for."""
+    """The plan with its measured error, and a warning if that is above the bound."""
     if found > plan.error:
         state = "" if plan.graph.standing else ", where gradients are there already,"
         warn(
@@ -162,24 +164,24 @@ def _told(plan: Plan, found: float) -> Plan:
 
 
 def _measured(plan: Plan, measure: Measure) -> tuple[float, str]:
-    """The error; or NaN, and why there is none."""
+    """The error; or NaN, and why it could not be measured."""
     try:
         found = measure(plan)
         return (found, "") if math.isfinite(found) else (math.nan, "the gradient of the step aside is not finite")
     except Unmeasured as error:
         return math.nan, str(error)
-    except (RuntimeError, MemoryError) as error:  # such as for want of memory, which the step itself may have
+    except (RuntimeError, MemoryError) as error:  # such as a lack of memory, of which the step itself may have enough
         return math.nan, f"{type(error).__name__}: {error}"
 
 
 def _reweighted(plan: Plan, variance: float) -> Plan:
-    """A plan for what this one was asked for, with weights by which this one would have had that variance.
+    """A plan for the same bounds, with weights by which this plan would have had that variance.
 
-    What a derivative in few bits does depends on how its inputs are spread, which is not known ahead: where a part of
-    the variance comes of such, what is more than rounding in bits is off by does, too.
+    The harm of a derivative in few bits depends on the spread of its inputs, which is not known ahead. If such
+    derivatives are a part of the variance, the excess over what rounding in bits can be off by is attributed to them.
     """
     predicted, of_slopes = plan.choice.variance, _variance_of_slopes(plan)
-    if not predicted:  # by weights that no factor corrects
+    if not predicted:  # its weights are zero, which no factor corrects
         return plan.within(plan.memory, plan.time, 0.0)
     factor = slopes = variance / predicted
     if of_slopes > _NOTICED * predicted and factor > _USUAL:
@@ -189,14 +191,14 @@ def _reweighted(plan: Plan, variance: float) -> Plan:
 
 
 def _solved(plan: Plan, factor: float, slopes: float) -> Plan:
-    """A plan for what this one was asked for, with weights that are so many times this one's."""
+    """A plan for the same bounds, with its weights multiplied by factors."""
     made = solved_again(plan, _times(plan.menus, factor, slopes), _times(plan.rounded_menus, factor, slopes))
     return made.within(plan.memory, plan.time) if plan.is_bounded else made
 
 
 def _factor_of_least(plan: Plan, measure: Measure, part: float) -> float:
-    """How many times the variance that is predicted the plan of the least memory has, beside which there may be room to
-    measure it; 0 where that tells nothing."""
+    """The ratio of measured to predicted variance of the plan of the least memory, which may leave room to measure it;
+    0 if that tells nothing."""
     least = plan.choosing(plan.front[0], plan.bounds)
     if not least.choice.rounds or not least.choice.variance or least.choice == plan.choice:
         return 0.0
@@ -205,8 +207,8 @@ def _factor_of_least(plan: Plan, measure: Measure, part: float) -> float:
 
 
 def _no_less(plan: Plan, variance: float) -> Plan:
-    """A plan that is predicted to have no less than that variance: so what is planned from the same menus later, as for
-    gradients that are there already, has the correction, too."""
+    """A plan that is predicted to have at least that variance, so that later plans from the same menus, such as those
+    for gradients that exist already, are corrected, too."""
     predicted = plan.choice.variance
     if not 0 < predicted < variance:
         return plan
@@ -214,7 +216,7 @@ def _no_less(plan: Plan, variance: float) -> Plan:
 
 
 def _corrected(plan: Plan, factor: float) -> Plan:
-    """The same choices with so many times the variance."""
+    """The same choices with their variance multiplied by a factor."""
 
     def corrected(choice: Choice) -> Choice:
         return replace(choice, variance=factor * choice.variance)
@@ -237,14 +239,14 @@ def _waits_alike(one: Plan, other: Plan) -> bool:
 
 
 def _variance_of_slopes(plan: Plan) -> float:
-    """That of values of which derivatives wait in few bits."""
+    """The variance of the values that wait as derivatives in few bits."""
     menus = plan.menus_of(plan.choice)
     found = [(value, store) for value, store in plan.choice.stores if store is not None and store.slope_bits]
     return sum(menus.weights[value] * menus.option(value, store).noise for value, store in found)
 
 
 def _times(menus: Menus | None, factor: float, slopes: float) -> Menus | None:
-    """Menus whose weights are multiplied by one factor, but for derivatives in few bits, which are by another."""
+    """Menus with weights multiplied by one factor, or, for derivatives in few bits, by another."""
     if menus is None:
         return None
     found = menus.weighted(tuple(factor * weight for weight in menus.weights))

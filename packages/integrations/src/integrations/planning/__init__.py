@@ -1,5 +1,6 @@
-"""Plans: of each value that backward reads, how it waits until then; solved under budgets, explained, saved.
+"""Plans: how each value that backward reads waits for it; solved under budgets, explained, saved.
 
-``front`` is where rules meet the search: ``savers`` and ``parts`` say what the savers of a value bear, ``offered``
-makes the menu of its stores, ``search`` solves for them, and the rest is about the plan that comes out.
+``front`` is where rules meet the search: ``savers`` and ``parts`` say which stores the operators that save a value
+bear, ``offered`` makes the menu of its stores, ``search`` solves for them. The other files are about the plan that
+comes out.
 """

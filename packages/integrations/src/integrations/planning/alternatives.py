@@ -1,6 +1,6 @@
-"""The plans beside a plan, of the same captures: within other bounds, and for the other state of the gradients.
+"""The plans beside a plan, from the same captures: within other bounds, and for the other state of the gradients.
 
-What another search has found is kept with the plan, in ``Plan.others``, for all that are made of it.
+What further searches find is kept with the plan, in ``Plan.others``, which all plans made of it share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def within(plan: Found, memory: Budget | None, time: float | None, error: float 
     found = _within(plan, memory, time, error)
     if not plan.also:
         return found
-    if isinstance(memory, float):  # of the largest, which this is
+    if isinstance(memory, float):  # a fraction of the largest peak, which is this plan's
         memory = _bytes_of(plan, memory)
     also: tuple[Any, ...] = plan.also
     return found.with_also(_within(other, memory, time, error) for other in also)
@@ -51,14 +51,14 @@ def accumulating(plan: Found) -> Found:
         plan.others[_ACCUMULATING] = _searched(plan, plan.graph.accumulating, rounded, bounds)
     found: Found = plan.others[_ACCUMULATING]
     if plan.is_bounded:
-        with suppress(ValueError):  # where it cannot be had, the one of the least peak
+        with suppress(ValueError):  # if that cannot be had, the plan of the least peak
             found = found.within(plan.memory, plan.time)
-    note_accumulating(plan, found)  # each forward asks, and what follows it goes by the plan itself
+    note_accumulating(plan, found)  # each forward asks, and what follows a plan knows it by identity
     return found
 
 
 def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
-    """The plan within bounds, by itself."""
+    """The plan within bounds, without the plans beside it."""
     of_error = plan if error is None else _of_error(plan, error)
     allowed = None if memory is None else _bytes_of(of_error, memory)
     asked = replace(of_error.bounds, memory=memory, time=time)
@@ -69,7 +69,7 @@ def _within(plan: Found, memory: Budget | None, time: float | None, error: float
 
 
 def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
-    """The plan of the front for what is asked, of which the memory allows so many bytes."""
+    """The plan of the front for what is asked. ``allowed`` is the memory in bytes."""
     fitting = [choice for choice in plan.front if allowed is None or choice.peak <= allowed]
     if not fitting:
         raise ValueError(out_of_memory(plan, asked))
@@ -83,8 +83,8 @@ def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
 
 
 def _most_exact(plan: Solution, allowed: int, time: float) -> Choice:
-    """The choice of the least error in a peak and a time, which one of the front keeps to at least."""
-    try:  # what rounds nothing is of another graph
+    """The choice of the least error within a peak and a time that some choice of the front keeps to."""
+    try:  # a choice that rounds nothing belongs to the other graph
         exact = _of_error(plan, 0.0)
         return _chosen(exact, replace(exact.bounds, time=time), allowed).choice
     except ValueError:
@@ -109,16 +109,16 @@ def _of_error(plan: Found, error: float) -> Found:
 
 
 def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
-    """A plan of this kind for other graphs of these values."""
+    """A plan of this kind for other graphs of the same values."""
     captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
     return replace(solved(type(plan), plan.model, captures, bounds, plan.objective), loss=plan.loss)
 
 
 def _unbounded(plan: Solution, error: float) -> Bounds:
-    """A plan's bounds, with this one on the error and none on memory and time."""
+    """A plan's bounds with this one on the error and none on memory and time."""
     return replace(plan.bounds, memory=None, time=None, error=None if plan.compressed else error)
 
 
 def _bytes_of(plan: Solution, memory: Budget) -> int:
-    """The bytes that a bound on memory allows, under the name that it has where such plans are asked for."""
+    """The bytes that a bound on memory allows. Errors name it as the caller of this kind of plan does."""
     return bytes_of(memory, plan.uncompressed_peak, "budget" if plan.menus is None else "memory")

@@ -11,31 +11,32 @@ from integrations.rules.levels import resolve_level
 from integrations.rules.stores import Store
 
 WAYS = ("recompute", "exact", "bits", "slopes", "host")
-"""What a plan may do with a value other than keep it as it is: compute it again; store of it exactly what backward
-needs of it, such as signs, masks and shapes; round it to few bits; store an activation's derivative in steps; have it
-wait in host memory."""
+"""What a plan may do with a value other than keep it as it is: recompute it; store exactly what backward needs of it,
+such as signs, masks and shapes; round it to few bits; store an activation's derivative in steps; move it to host
+memory."""
 
-AGAIN = ("recompute",)
-"""That of a plan that only says what is made again."""
+ONLY_RECOMPUTE = ("recompute",)
+"""The ways of a plan that only says what is recomputed."""
 
 ERROR = 0.1
-"""The bound on the gradient's error where none is named: training does not notice it, as steps' own noise is larger."""
+"""The bound on the gradient's error if none is given: training does not notice it beside the noise of its steps."""
 
 EIGHT_BITS = 0.01
-"""The least bound that 8 bits for everything are taken to keep: they make an error of 0.009 where the whole gradient
-is as wrong as what backward reads, see ``adaptive.weights.noise_of``."""
+"""The least bound that 8 bits for everything are taken to keep: their error is 0.009 where the whole gradient is as
+wrong as what backward reads, see ``adaptive.weights.noise_of``."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a plan has to keep to. Of memory, time and error, what is not bounded is made the least: the time within
-    ``memory``, the memory within ``time``, and the error where both are given; the memory where none is.
+    """What a plan has to keep to. What is not bounded is minimised: the time within ``memory``, the memory within
+    ``time``, the error if both are given, and the memory if neither is.
 
     Attributes:
         memory: the most that forward and backward may have allocated at once beyond what is still allocated after them:
             bytes, a string such as ``"8GiB"``, or a fraction of the plain step's.
-        time: of the step over the plain step's, 1 or more.
-        error: of the whole gradient, relative to it; 0 rounds nothing. ``None``: a level says how all is rounded.
+        time: the step's time over the plain step's, 1 or more.
+        error: the error of the whole gradient, relative to its norm; 0 rounds nothing. ``None``: a level says how
+            everything is rounded.
         stores: the ways of ``WAYS`` that are allowed, and names of single stores, such as ``"8 bits"``.
 
     Raises:
@@ -61,12 +62,11 @@ class Bounds:
     def asked(
         cls, memory: Any, time: Any, error: Any, stores: Any, level: str | None, options: Mapping[str, Any]
     ) -> Self | None:
-        """Those of ``compress_model``'s arguments; ``None`` where none is given. The bound on the error is ``ERROR``
-        where none is named, but beside a level that stores something, by its name or by its options.
+        """The bounds in the arguments of ``compress_model``; ``None`` if none is given. If the error is not given, it
+        is ``ERROR``, except beside a level that stores something, given by its name or its options.
 
         Raises:
-            TypeError, ValueError: as for ``Bounds`` and ``resolve_level``; or there is a bound on the error beside such
-                a level.
+            TypeError, ValueError: as for ``Bounds`` and ``resolve_level``; or the error is bounded beside such a level.
         """
         if memory is None and time is None and error is None and stores is None:
             return None
@@ -90,11 +90,11 @@ class Bounds:
 
     @property
     def recomputes(self) -> bool:
-        """Whether backward may compute values again."""
+        """Whether backward may recompute values."""
         return "recompute" in self.stores
 
     def allows(self, store: Store) -> bool:
-        """Whether values may wait in a form."""
+        """Whether values may wait in this store."""
         if not store.exact and self.exact:
             return False
         if store.host and "host" not in self.stores:
@@ -108,15 +108,15 @@ class Bounds:
         return store.slope_bits is not None or store.host or "exact" in self.stores
 
     def content(self) -> dict[str, Any]:
-        """The JSON object of them."""
+        """The JSON object of the bounds."""
         return {"memory": self.memory, "time": self.time, "error": self.error, "stores": list(self.stores)}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
-        """Those of such a JSON object.
+        """The bounds of such a JSON object.
 
         Raises:
-            TypeError, ValueError: it is none.
+            TypeError, ValueError: it is not one.
         """
         if set(content) != {"memory", "time", "error", "stores"}:
             raise ValueError(f"bounds must have memory, time, error and stores, got {sorted(map(str, content))}")
@@ -134,7 +134,7 @@ class Bounds:
 
 
 def _checked(stores: object) -> tuple[str, ...]:
-    """The ways, once each: first those of ``WAYS``, in its order."""
+    """The ways, each once: first those of ``WAYS``, in its order."""
     named = ", ".join(map(repr, WAYS))
     if isinstance(stores, str):
         raise TypeError(f"stores must be several of {named}, got the string {stores!r}; for one, {(stores,)!r}")

@@ -1,4 +1,4 @@
-"""``bytes_of``: a budget in the forms in which people say one."""
+"""``bytes_of``: a budget in the forms in which users write one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
     Args:
         budget: an int, bytes; a string such as ``"4GiB"``, ``"512 MB"``; or a float in (0, 1], a fraction of ``plain``.
         plain: bytes of the step that keeps everything.
-        name: of the argument that it is, for errors.
+        name: the name of the argument, for errors.
 
     Raises:
         TypeError: it is none of these.
-        ValueError: it is none that can be met.
+        ValueError: it cannot be met.
     """
     if isinstance(budget, bool) or not isinstance(budget, (str, int, float)):
         raise TypeError(f"{name} must be bytes as an int, a string such as '4GiB', or a fraction, got {budget!r}")
@@ -49,11 +49,11 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
 
 
 def require_ratio(time: object) -> None:
-    """Refuses what is no bound on a step's time.
+    """Checks a bound on a step's time.
 
     Raises:
         TypeError: it is no number.
-        ValueError: no step can be as fast.
+        ValueError: it is below 1.
     """
     if isinstance(time, bool) or not isinstance(time, int | float):
         raise TypeError(f"time must be a step's time in those of the plain step, such as 1.1, got {time!r}")
@@ -62,7 +62,7 @@ def require_ratio(time: object) -> None:
 
 
 def require_error(error: object) -> None:
-    """Refuses what is no bound on the gradient's error.
+    """Checks a bound on the gradient's error.
 
     Raises:
         TypeError: it is no number.

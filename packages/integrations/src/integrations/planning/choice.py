@@ -1,4 +1,4 @@
-"""``Choice``: the values that one plan keeps, in which stores they wait, and what that takes."""
+"""``Choice``: the values that one plan keeps, the stores in which values wait, and what that takes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from integrations.step.graphs.schedule import Schedule
 
 @dataclass(frozen=True)
 class Choice:
-    """The values to keep, and what follows.
+    """The values to keep, and what follows from that.
 
     Attributes:
-        mask: bit ``i`` is set where value ``i`` of the graph is kept, as it is or in a store.
-        peak: bytes of the activation peak: of the step's, less those of the parameters' gradients.
-        seconds: of the operators that backward repeats, and of storing and restoring, by the models of their times.
-        seconds_bound: no choice with such a peak takes fewer.
-        held: where checkpoints are nested, bit ``i`` is set where a segment that makes value ``i`` again holds it, as
-            in ``Schedule.of``; else ``None``.
-        stores: values with the stores in which they wait, where that is not as they are: of those that are kept; and of
-            the others, once they have been made again. By value.
+        mask: bit ``i`` is set if value ``i`` of the graph is kept, as it is or in a store.
+        peak: bytes of the activation peak: the step's peak without the parameters' gradients.
+        seconds: modelled seconds of repeating operators in backward, and of storing and restoring.
+        seconds_bound: a lower bound on ``seconds`` for every choice of this peak.
+        held: if checkpoints are nested, bit ``i`` is set if a segment that recomputes value ``i`` holds it, as in
+            ``Schedule.of``; else ``None``.
+        stores: by value: the store in which it waits, if not as it is; for a recomputed value, the store in which it
+            waits once it has been recomputed.
         variance: the predicted square of the gradient's relative error.
         rounded: whether it is a choice of a graph that is ``rounded``.
     """
@@ -40,7 +40,7 @@ class Choice:
     rounded: bool = False
 
     def __repr__(self) -> str:
-        """Without the masks, which have a digit for every three values of the graph."""
+        """Leaves out the masks, which have a digit for every three values of the graph."""
         held = "" if self.held is None else f", held={self.held.bit_count()} values"
         kept = f"kept={self.mask.bit_count()} values"
         stores = f", stores={len(self.stores)} values, error={self.error:.3g}" if self.stores else ""
@@ -48,12 +48,12 @@ class Choice:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Numbers of the values that are kept."""
+        """The numbers of the values that are kept."""
         return numbers_of(self.mask)
 
     @property
     def rounds(self) -> bool:
-        """Whether a value waits in another form than an exact one, whatever that is predicted to do."""
+        """Whether a value waits in a form that is not exact, whatever error that is predicted to cause."""
         return any(not store.exact for _, store in self.stores)
 
     @property
@@ -62,11 +62,11 @@ class Choice:
         return math.sqrt(self.variance)
 
     def schedule(self, graph: Graph) -> Schedule:
-        """What it means for each operator."""
+        """What the choice means for each operator of its graph."""
         return Schedule.of(graph, self.kept, None if self.held is None else numbers_of(self.held), dict(self.stores))
 
     def content(self) -> dict[str, Any]:
-        """It as a JSON object, whose numbers stay exact."""
+        """The JSON object of the choice, whose numbers stay exact."""
         return {
             "kept": f"{self.mask:x}",
             "held": None if self.held is None else f"{self.held:x}",
@@ -86,7 +86,7 @@ class Choice:
         """The choice of such a JSON object.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            KeyError, TypeError, ValueError: it is not one.
         """
         if not isinstance(content, Mapping):
             raise TypeError(f"choice must be an object, got {content!r:.40}")
@@ -114,7 +114,7 @@ class Choice:
 
 
 def _mask_in(text: str) -> int:
-    """The mask that is written so."""
+    """The mask that a text is written for."""
     mask = int(text, 16)
     if mask < 0:
         raise ValueError(f"a choice's values must be bits of a number from 0, got {text!r}")
@@ -127,7 +127,7 @@ def numbers_of(mask: int) -> tuple[int, ...]:
 
 
 def mask_of(values: Iterable[int]) -> int:
-    """These numbers as the bits of one."""
+    """An integer whose bits are set at these numbers."""
     mask = 0
     for value in values:
         mask |= 1 << value

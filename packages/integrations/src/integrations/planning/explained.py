@@ -12,29 +12,29 @@ from integrations.planning.solution import Solution
 from integrations.report.words import format_seconds
 from integrations.rules.stores import Store
 
-KEPT, AGAIN, INNER = "kept", "recomputed", "recomputed (inner)"
-"""How values wait that have no store: as they are, or not at all; the last is of nested segments."""
+KEPT, RECOMPUTED, INNER = "kept", "recomputed", "recomputed (inner)"
+"""How values wait that have no store: as they are, or recomputed; the last one is for nested segments."""
 
 _HIDDEN = "*"
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values of a module, or of modules that differ in their numbers alone, that wait for backward in one way.
+    """Values of a module, or of modules that differ only in their numbers, that wait for backward in one way.
 
     Attributes:
         module: path of the module whose forward makes them; ``*`` stands for numbers.
-        numbers: those numbers; empty where there is one module.
-        operators: that make them, by the names of ATen, each once.
-        how: they wait: ``KEPT``, the name of a ``Store``, or ``AGAIN``; ``AGAIN, then`` a store where they wait in that
-            from when they have been computed again.
-        why: so; see ``reason``.
-        values: how many.
-        nbytes: of them as they are.
+        numbers: those numbers; empty for a single module.
+        operators: the ATen operators that make them, each once.
+        how: how the values wait: ``KEPT``, the name of a ``Store``, or ``RECOMPUTED``; ``RECOMPUTED, then`` a store if
+            they wait in that store once they have been recomputed.
+        why: why they do; see ``reason``.
+        values: how many there are.
+        nbytes: their bytes without a plan.
         held: bytes that wait from the forward to backward.
-        seconds: that are spent on them: to store and restore, or to compute them again, by the models of times.
-        spared: seconds that computing them again would take, of those that are kept although it could be done.
-        variance: their part of the square of the gradient's relative error, as predicted.
+        seconds: modelled seconds to store and restore them, or to recompute them.
+        spared: seconds that recomputing them would take, for kept values that could be recomputed.
+        variance: their part of the predicted square of the gradient's relative error.
     """
 
     module: str
@@ -51,13 +51,13 @@ class Line:
 
     @property
     def reason(self) -> str:
-        """Why they wait so."""
+        """Why the values wait in this way."""
         return self.why or f"spares {format_seconds(self.spared)}"
 
 
 def lines_of(plan: Solution) -> list[Line]:
-    """What a plan does with each module's values: those that autograd saves, and those that are computed again for
-    them; in the order of the forward."""
+    """What a plan does with each module's values: those that autograd saves, and those that are recomputed for them; in
+    the order of the forward."""
     merged: dict[tuple[str, str, str], Line] = {}
     for line in _values_of(plan):
         key = line.module, line.how, line.why
@@ -67,8 +67,8 @@ def lines_of(plan: Solution) -> list[Line]:
 
 
 def grouped(lines: Sequence[Line]) -> list[tuple[Line, list[Line]]]:
-    """The lines, with those of repeated modules joined: of modules whose paths differ in a number alone. Each comes
-    with the lines that it is made of."""
+    """The lines, with those of repeated modules joined, whose paths differ in one number. Each comes with the lines
+    that it is made of."""
     members: dict[tuple[str, str, str], list[Line]] = {}
     for line in lines:
         key = _hidden(line.module)[0], line.how, _pattern(line.why)
@@ -85,8 +85,9 @@ def _joined(pattern: str, lines: list[Line]) -> Line:
 
 
 def _hidden(path: str) -> tuple[str, int]:
-    """A module's path with ``*`` in the place of the number of its block, and that: the last number that is not the end
-    of the path; where there is none, the end, which is a place in an ``nn.Sequential``. -1 if there is no number."""
+    """A module's path with ``*`` in the place of its block's number, and that number; -1 if there is none. The block's
+    number is the last one that is not at the end of the path; otherwise the one at the end, which is a place in an
+    ``nn.Sequential``."""
     parts = path.split(".")
     places = [place for place, part in enumerate(parts) if part.isdecimal()]
     if not places:
@@ -96,12 +97,12 @@ def _hidden(path: str) -> tuple[str, int]:
 
 
 def _pattern(why: str) -> str:
-    """A reason that may name a module, without the number of its block."""
+    """A reason, with ``*`` in the place of the number of a block that it may name."""
     return " ".join(_hidden(word)[0] for word in why.split(" "))
 
 
 def span(line: Line) -> str:
-    """Which of the modules that differ in a number a line stands for: ``"0-3, 5"``; empty for one module."""
+    """The numbers of the modules that a line stands for: ``"0-3, 5"``; empty for one module."""
     found: list[list[int]] = []
     for number in line.numbers:
         if found and number == found[-1][1] + 1:
@@ -134,11 +135,13 @@ def _values_of(plan: Solution) -> Iterator[Line]:
     repeated = {value for op in schedule.ops if op.segment >= 0 or op.inner >= 0 for value in _reads(plan, op.makes)}
     stores = dict(choice.stores)
     for op, planned in zip(graph.ops, schedule.ops, strict=True):
-        again = op.repeat_seconds * ((planned.segment >= 0) + (planned.inner >= 0))
+        repeating = op.repeat_seconds * ((planned.segment >= 0) + (planned.inner >= 0))
         made = [value for value in op.makes if value not in schedule.becomes]
         shown = [value for value in made if graph.values[value].saved >= 0]
-        if (planned.segment >= 0 or planned.inner >= 0) and not shown:  # for others alone
-            yield Line(op.module, (), (op.name,), AGAIN, "on the way to what backward reads", 0, 0, 0, again, 0.0, 0.0)
+        if (planned.segment >= 0 or planned.inner >= 0) and not shown:  # recomputed only for other values
+            yield Line(
+                op.module, (), (op.name,), RECOMPUTED, "on the way to what backward reads", 0, 0, 0, repeating, 0.0, 0.0
+            )
         for value in shown:
             store, nbytes = stores.get(value), graph.values[value].nbytes
             option = None if store is None else menus.option(value, store)
@@ -147,23 +150,23 @@ def _values_of(plan: Solution) -> Iterator[Line]:
             seconds = 0.0 if option is None else option.store_seconds + reads[value] * option.restore_seconds
             variance = 0.0 if option is None else option.noise * menus.weights[value]
             if value in schedule.recomputed:
-                how = INNER if value in schedule.inner else AGAIN
+                how = INNER if value in schedule.inner else RECOMPUTED
                 why = _origin(plan, planned.inner if value in schedule.inner else planned.segment)
                 how = how if option is None else f"{how}, then {named(store)}"
-                aside, spent = menus.aside[value], again + seconds
+                aside, spent = menus.aside[value], repeating + seconds
                 yield Line(op.module, (), (op.name,), how, why, 1, nbytes, aside, spent, 0.0, variance)
-                again = 0.0  # counted once for all that the operator makes
+                repeating = 0.0  # counted once for all values of the operator
             elif option is not None:
                 why = _why_stored(option, store, value in repeated)
                 yield Line(op.module, (), (op.name,), named(store), why, 1, nbytes, option.held, seconds, 0.0, variance)
             else:
                 why = "a segment starts from it" if value in repeated else ""
-                why = why if op.repeatable else "cannot be computed again"
+                why = why if op.repeatable else "cannot be recomputed"
                 yield Line(op.module, (), (op.name,), KEPT, why, 1, nbytes, nbytes, 0.0, op.seconds / len(shown), 0.0)
 
 
 def named(store: Store | None) -> str:
-    """A store's name, where there is no need to say that what is not rounded is exact; ``None`` is that of a level."""
+    """A store's name, without "exact" for a store that never rounds; for ``None``, the name of a level's store."""
     if store is None:
         return "as the level says"
     return str(store).removeprefix("exact, ") if store.slope_bits else str(store)
@@ -174,7 +177,7 @@ def _reads(plan: Solution, makes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _origin(plan: Solution, segment: int) -> str:
-    """Where a segment starts from, which is named by its first operator."""
+    """Where a segment starts, named by its first operator."""
     return f"from {plan.followed.ops[segment].module or '(model)'} on"
 
 

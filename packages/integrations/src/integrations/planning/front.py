@@ -41,22 +41,22 @@ def planned(
     rating: Rating = constant,
     bits: Allotted | None = None,
 ) -> Plan:
-    """The plan of the least peak, and the others that none beats in both peak and time.
+    """The plan of the least peak, and all plans that no other beats in both peak and time.
 
-    A level leaves each value one store, its own. Without one, such as ``"L0"``, values may wait in all stores that
-    their savers bear, as they are, or be made again. Where rounding is allowed, the forward is captured twice: with
-    torch's own attention, whose plans round nothing, and with attention that is computed again from what is stored.
+    A level leaves each value one store, its own. Without one, as at ``"L0"``, a value may be kept, be recomputed, or
+    wait in any store that all operators that save it bear. If rounding is allowed, the forward is captured twice: with
+    torch's own attention, whose plans round nothing, and with attention that is recomputed from what is stored.
 
     Args:
         model: in training mode.
-        level: as which all is stored, if it is not off; else it says the sizes of groups, what is small, and what is
-            kept exactly.
+        level: the level at which everything is stored. If it is off, it says only the sizes of groups, which tensors
+            are small, and what is kept exactly.
         args, kwargs: of the model's forward.
-        bounds: of which those on memory and time are left to ``Plan.within``.
+        bounds: the bounds; those on memory and time are left to ``Plan.within``.
         real, loss, holds_outputs: as in ``capture``.
-        weights: of the values, for the error.
-        rating: of what operators and stores take.
-        bits: that an adaptive level gives its tensors, once it has measured them.
+        weights: the values' weights for the error.
+        rating: the rates of operators and stores.
+        bits: the bits that an adaptive level gives its tensors, once it has measured them.
     """
     started = perf_counter()
 
@@ -69,7 +69,7 @@ def planned(
         graph = graph.as_rounded if rounded else graph
         if (
             rounded and level.off
-        ):  # at a level what attention reads is stored for it in other bits than for a repetition
+        ):  # at a level, what attention reads is stored in other bits for attention than for a repetition
             graph = graph.with_remade(seen.remade)
         if not bounds.recomputes:
             graph = graph.keeping_all
@@ -82,7 +82,7 @@ def planned(
     else:
         found = captured(not bounds.exact)
         rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
-        if found[1].replaced:  # attention
+        if found[1].replaced:  # attention was replaced
             found = captured(False)
         graph, menus = with_menus(*found, False)
         captures = Captures(graph, menus.exact(), rounded, rounded_menus)

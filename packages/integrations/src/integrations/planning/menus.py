@@ -1,4 +1,4 @@
-"""``Menus``: the stores that each value of a graph may wait in, and what each of them takes."""
+"""``Menus``: the stores in which each value of a graph may wait, and what each of them takes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from integrations.step.graphs.entries import entry_of, fields_of, of_type
 
 @dataclass(frozen=True, kw_only=True)
 class Option(Form):
-    """A store for a value, with the form that the search weighs: bytes, seconds, noise.
+    """A store for a value, in the terms that the search weighs: bytes, seconds, noise.
 
     Attributes:
-        store: for all operators that save the value, and repetitions that read it. ``None``: that of a level, which
-            has no name, and is the only one there is.
+        store: the store, for all operators that save the value and all repetitions that read it. ``None``: that of a
+            level, which has no name and is the only one.
     """
 
     store: Store | None
@@ -25,16 +25,16 @@ class Option(Form):
 
 @dataclass(frozen=True)
 class Menus:
-    """What may be stored of each value of a graph. An entry for each value.
+    """The stores for each value of a graph, an entry for each value.
 
     Attributes:
-        options: the stores beside keeping the value as it is. Empty: there are none.
-        weights: the square of the gradient's relative error if the noise is 1 in what backward reads.
-        aside: bytes that the forward stores of a value that is made again from what is rounded: what backward decides
+        options: the stores beside keeping the value as it is; empty if there are none.
+        weights: the square of the gradient's relative error for a noise of 1 in what backward reads.
+        aside: bytes that the forward stores of a value that is recomputed from rounded values: what backward decides
             by, such as signs.
-        stored_at: the operator after which autograd has saved the value, so that it is stored; -1 where it never does.
-        repeating: seconds that an operator takes beside its own where it is repeated.
-        following: seconds that a tape takes beside a forward's own, where anything is made again.
+        stored_at: the operator after which autograd has saved the value, and it is stored; -1 if it never is.
+        repeating: seconds that repeating an operator takes beside the operator's own.
+        following: seconds that a tape takes beside a forward's own, if anything is recomputed.
     """
 
     options: tuple[tuple[Option, ...], ...]
@@ -46,19 +46,19 @@ class Menus:
 
     @classmethod
     def none(cls, values: int) -> Menus:
-        """Those of as many values that are kept as they are or made again."""
+        """Menus without stores for this number of values: each is kept as it is or recomputed."""
         return cls(((),) * values, (0.0,) * values, (0,) * values, (-1,) * values)
 
     def weighted(self, weights: tuple[float, ...]) -> Menus:
-        """The same with other weights."""
+        """The menus with other weights."""
         return replace(self, weights=weights)
 
     def exact(self) -> Menus:
-        """What of them rounds nothing."""
+        """The menus without stores that round."""
         return replace(self, options=tuple(tuple(one for one in row if one.noise == 0) for row in self.options))
 
     def option(self, value: int, store: Store) -> Option:
-        """A value's option of that store.
+        """A value's option with this store.
 
         Raises:
             KeyError: there is none.
@@ -69,7 +69,7 @@ class Menus:
         raise KeyError(f"value {value} has no store {store}")
 
     def content(self) -> dict[str, Any]:
-        """They as a JSON object, in which equal rows are written once."""
+        """The JSON object of the menus, in which equal rows are written once."""
         rows = list(dict.fromkeys(self.options))
         place = {row: number for number, row in enumerate(rows)}
         return {
@@ -84,10 +84,10 @@ class Menus:
 
     @classmethod
     def from_content(cls, content: Any, values: int) -> Menus:
-        """Those of such a JSON object, for so many values.
+        """The menus of such a JSON object, for this number of values.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            KeyError, TypeError, ValueError: it is not one.
         """
         given = dict(content)
         rows = [tuple(map(_option, row)) for row in given.pop("rows")]

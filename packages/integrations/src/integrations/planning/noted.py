@@ -1,6 +1,7 @@
-"""``noted``: the plan for gradients that are there already that goes with a plan, and is saved and pickled with it.
+"""``noted``: the plan for gradients that exist already, saved and pickled with the plan that it belongs to.
 
-A search would find another where this one was measured, or rounds nothing because what rounds measured too much.
+A new search would find another one: this one was measured, or rounds nothing because the error of rounding measured too
+large.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ _NOTED = "noted"
 
 
 def note_accumulating(plan: Found, other: Found) -> None:
-    """Has another plan be ``accumulating`` of a plan's bounds from now on."""
+    """Makes another plan the ``accumulating`` one for a plan's bounds from now on."""
     plan.others[_key(plan)] = other
 
 
 def noted(plan: Found) -> Found | None:
-    """What ``note_accumulating`` was given last; ``None`` where none was searched or measured yet."""
+    """The plan that ``note_accumulating`` was given last; ``None`` if none was searched or measured yet."""
     return plan.others.get(_key(plan))
 
 
 def only_noted(plan: Found) -> dict[Any, Found]:
-    """Of a plan's ``others`` the one that is pickled with it; what else is there can be searched again."""
+    """The one plan among ``others`` that is pickled with a plan. The other ones can be searched again."""
     other = noted(plan)
     return {} if other is None else {_key(plan): other}
 
 
 def _key(plan: Solution) -> tuple[object, ...]:
-    """Plans of other bounds share ``others``, and have their own."""
+    """The key in ``others``, which plans of other bounds share."""
     return _NOTED, plan.memory, plan.time

@@ -1,4 +1,4 @@
-"""``menus_of``: from what savers bear, by the rules, to the stores that each value may wait in."""
+"""``menus_of``: the stores in which each value may wait, from what the rules say of the operators that save it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from integrations.adaptive.plan import Plan as Allotted
 from integrations.adaptive.planned import PlannedBits
 from integrations.adaptive.saves import Save, final_values
 from integrations.planning.menus import Menus, Option
-from integrations.planning.parts import Part, part_of
+from integrations.planning.parts import StoredPart, part_of
 from integrations.planning.savers import Saver, Seen
 from integrations.rules.levels import Level
 from integrations.rules.policy import FixedBits, Policy, policy_of
@@ -23,20 +23,20 @@ from integrations.step.costs.rates import Rates, Rating
 from integrations.step.graphs.graph import Graph
 
 WIDTHS = (8, 7, 6, 5, 4, 3, 2)
-"""Bits an element. One bit adds a noise of five times the value itself, which nothing is worth."""
+"""Bits an element. 1 bit is left out: its noise is five times the value itself, which is never worth it."""
 
 SLOPE_WIDTHS = (8, 7, 6, 5, 4, 3, 2, 1)
-"""Bits of a derivative, of a value that only activations save. Mostly it has less noise in as many bits than the value
-has; but where others save that, too, what they store serves activations for nothing."""
+"""Bits of a derivative, for a value that only activations save. Mostly a derivative has less noise than the value in as
+many bits. Where other operators save the value, too, their stored form serves activations at no cost."""
 
 _ALIKE = 0.95
-"""A store that serves no repetition is worth a look if it holds less than this part of one that does."""
+"""A store that serves no repetition is considered only if it holds less than this part of one that does."""
 
 Weights = Callable[[Graph, Sequence[Save]], tuple[float, ...]]
-"""The weights of a graph's values, which a capture saw saved so."""
+"""A function that returns the weights of a graph's values, from what its capture saw saved."""
 
 Allows = Callable[[Store], bool]
-"""Whether a store may be used."""
+"""A function that says whether a store may be used."""
 
 
 def menus_of(
@@ -48,23 +48,23 @@ def menus_of(
     allows: Allows,
     bits: Allotted | None = None,
 ) -> Menus:
-    """The stores of a graph's values, but for those that stay as they are anyway: what is small, what the caller holds
-    to the end, and what lies in memory that is written again.
+    """The stores of a graph's values. Values have none that stay as they are anyway: small ones, those that the caller
+    holds to the end, and those in memory that is written later.
 
     Args:
-        graph: that was captured while ``seen`` looked.
+        graph: the graph, captured while ``seen`` watched.
         seen: what its forward saved.
-        base: says of stores what is not in their names. A level that is not off is the only store there is.
-        rating: of costs.
-        weights: of values.
+        base: says of stores what is not in their names. A level that is not off is itself the only store.
+        rating: the rates of operators and codecs.
+        weights: returns the weights of values.
         allows: whether a store may be used.
-        bits: of an adaptive level's tensors, by their names, where they have been measured; ``seen`` told them apart.
+        bits: the measured bits of an adaptive level's tensors, by the names under which ``seen`` told them apart.
     """
     last = final_values(graph)
     savers: dict[int, list[Saver]] = defaultdict(list)
     for saver in seen.savers:
         savers[last[saver.value]].append(saver)
-    # What is saved of memory before it is written again has a stored form for each part, at a level alone.
+    # Memory that was saved before it is written again has a stored form for each part, at a level only.
     parts = {last[saver.value] for saver in seen.savers if last[saver.value] != saver.value} if base.off else set()
     fixed = parts.union(value.reuses for value in graph.values)
     needed = {value for op in graph.ops for value in op.reads} | {value for step in graph.steps for value in step.reads}
@@ -77,7 +77,7 @@ def menus_of(
         outline = seen.outlines[number]
         role = "input" if number in seen.read and number not in seen.masked and not value.exact else "other"
         reader = Saver(number, replace(outline, operator=CHECKPOINT, role=role), 1.0, True)
-        seen_of = _Value(value.nbytes, savers[number], reader, rating(outline.device.type, outline.dtype))
+        seen_of = _OfferedValue(value.nbytes, savers[number], reader, rating(outline.device.type, outline.dtype))
         free = number in needed and number not in fixed and value.until < last_event
         free = free and value.nbytes >= base.min_bytes
         options.append(seen_of.options(policies) if free else ())
@@ -85,7 +85,7 @@ def menus_of(
     kinds = {(outline.device.type, outline.dtype) for outline in seen.outlines}
     hosts = [rating(*kind).host for kind in kinds]
     repeating = max((host.repeat for host in hosts), default=0.0)
-    # A level's session looks at all calls anyway.
+    # At a level, the session looks at each call even without a plan.
     following = max((host.follow for host in hosts), default=0.0) * len(graph.ops) if base.off else 0.0
     at = _stored_at(graph)
     return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), at, repeating, following)
@@ -108,13 +108,14 @@ def _stored_at(graph: Graph) -> tuple[int, ...]:
     found = [-1] * len(graph.values)
     for number in range(len(graph.ops) - 1, -1, -1):
         for value in graph.ops[number].packs:
-            if graph.values[value].producer <= number:  # what its memory held before was another value's to store
+            if graph.values[value].producer <= number:  # what its memory held before was stored for another value
                 found[value] = number
     return tuple(found)
 
 
 class _Ruled:
-    """A store, or ``None`` for that of a level, with the policy of its savers, asked once for all that are alike."""
+    """A store, or ``None`` for that of a level, with the policy of the value's savers. The policy is asked once for
+    savers that are alike."""
 
     def __init__(self, store: Store | None, policy: Policy) -> None:
         self.store = store
@@ -125,13 +126,13 @@ class _Ruled:
 
 
 @dataclass(frozen=True)
-class _Value:
-    """A value with those that save it.
+class _OfferedValue:
+    """A value with the tensors that save it.
 
     Attributes:
         nbytes: of its memory.
         savers: in the order of the forward.
-        reader: as which a repetition would store what it reads of it.
+        reader: the tensor as which a repetition would store what it reads of the value.
         rates: of its device and dtype.
     """
 
@@ -141,7 +142,7 @@ class _Value:
     rates: Rates
 
     def options(self, policies: Sequence[_Ruled]) -> tuple[Option, ...]:
-        """The stores that are worth a look: none that holds as much as another that is as good."""
+        """The stores worth considering: none that holds as much as another one that is as good."""
         found: list[Option] = []
         slopes = any(saver.activation is not None for saver in self.savers)
         for ruled in policies:
@@ -166,10 +167,11 @@ class _Value:
                 return found[:1]
         return found
 
-    def _option(self, ruled: _Ruled, parts: Sequence[Part], serves: bool) -> Option:
+    def _option(self, ruled: _Ruled, parts: Sequence[StoredPart], serves: bool) -> Option:
         stored = _stored(parts)
         codecs = [part.codec for part in stored]
-        named = ruled.store is not None  # at a level nothing can be gained in time, and times are those beyond its own
+        # A level's seconds are not counted: it has no choice, and the times are those beyond its own.
+        named = ruled.store is not None
         return Option(
             store=ruled.store,
             held=min(self.nbytes, sum(part.nbytes for part in stored)),
@@ -181,8 +183,9 @@ class _Value:
             serves=serves,
         )
 
-    def _on_host(self, ruled: _Ruled, parts: Sequence[Part]) -> Option:
-        """In host memory: on the device there is only what crosses, made before it leaves or after it has come back."""
+    def _on_host(self, ruled: _Ruled, parts: Sequence[StoredPart]) -> Option:
+        """The option of host memory. The device holds only what is being copied, made before it leaves or after it has
+        come back."""
         stored = _stored(parts)
         crossing = sum(part.nbytes for part in stored if not part.keeps)
         codecs = [Offload(part.codec) for part in stored if part.codec is not None]
@@ -196,11 +199,11 @@ class _Value:
             noise=_noise(stored),
         )
 
-    def _seconds(self, taken: Callable[..., float], part: Part) -> float:
+    def _seconds(self, taken: Callable[..., float], part: StoredPart) -> float:
         return taken(self.rates, part.codec, self._numel, part.normalised)
 
     def aside(self, ruled: _Ruled) -> int:
-        """Bytes of what the forward stores even if the value is made again from what is rounded."""
+        """Bytes that the forward stores of the value even if it is recomputed from rounded values."""
         decided = [(ruled.decide(saver.saved), saver) for saver in self.savers]
         parts = [part_of(decision, saver, self.nbytes) for decision, saver in decided if decision.from_forward]
         return min(self.nbytes, sum(part.nbytes for part in _stored(parts)))
@@ -210,19 +213,19 @@ class _Value:
         return self.nbytes // self.reader.saved.dtype.itemsize
 
 
-def _stored(parts: Sequence[Part]) -> list[Part]:
-    """What parts take together: of those that share a stored form the one that needs most, and each other kind once."""
+def _stored(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts that are held together: of parts that share a stored form the largest, and each other kind once."""
     shared = [part for part in parts if not part.alone]
     own = {(part.codec, part.nbytes): part for part in parts if part.alone}
     return [*([max(shared, key=lambda part: part.nbytes)] if shared else []), *own.values()]
 
 
-def _noise(parts: Sequence[Part]) -> float:
+def _noise(parts: Sequence[StoredPart]) -> float:
     return max((part.noise for part in parts), default=0.0)
 
 
 def _is_as_good(one: Option, other: Option) -> bool:
-    """Whether nothing speaks for the other."""
+    """Whether ``one`` is at least as good as ``other`` in every respect."""
     return (
         one.held <= other.held
         and one.noise <= other.noise

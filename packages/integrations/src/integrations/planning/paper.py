@@ -1,9 +1,9 @@
-"""``paper_segments``: the objective of the paper, on the paper's own accounting of a graph.
+"""``paper_segments``: the paper's objective, on the paper's own accounting of a graph.
 
-Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021): what is kept plus the
-largest segment. Every operator's result counts as kept by a plain step, whether backward needs it or not; what else an
-operator makes (BatchNorm's statistics, dropout's masks, pooling's indices) counts nothing; an activation that works in
-place changes no count, a sum in place counts like any other; the inputs and the result count nothing either.
+Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021), minimise what is kept
+plus the largest segment. A plain step counts as keeping every operator's result, whether backward needs it or not. What
+else an operator makes (BatchNorm's statistics, dropout's masks, pooling's indices) does not count, nor do the inputs
+and the result. An activation that works in place changes no count; a sum in place counts like any other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PaperSegments:
 
     Attributes:
         kept: the graph's values that are kept.
-        plain_bytes: of all results.
-        found: the choice, with its bytes and the bound on what others take.
+        plain_bytes: bytes of all results.
+        found: the choice, with its bytes and a lower bound on those of all choices.
     """
 
     kept: frozenset[int]
@@ -40,8 +40,8 @@ def paper_segments(graph: Graph) -> PaperSegments:
     Args:
         graph: of the model.
     """
-    nodes: list[int] = []  # the value that a result is, in the end, if it is changed in place
-    node_of: dict[int, int] = {}  # of each value
+    nodes: list[int] = []  # by result: the value that it is in the end, if it is changed in place
+    node_of: dict[int, int] = {}  # by value: its result
     sizes: list[int] = []
     edges: set[tuple[int, int]] = set()
     for op in graph.ops:

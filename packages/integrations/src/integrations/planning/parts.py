@@ -1,4 +1,4 @@
-"""``part_of``: what a decision of the rules stores of a tensor that autograd saves."""
+"""``part_of``: what the rules' decision stores of a tensor that autograd saves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from integrations.rules.slopes import codebook_of
 from integrations.step.dispatch.memory import allocated
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """What is stored for one saver of a value.
 
     Attributes:
-        codec: that stores it; ``Raw`` where it is kept as it is; ``None`` where a shape is all that is asked for.
-        nbytes: of all of the value's memory in that form.
-        alone: whether it serves this saver alone, and no other shares it.
+        codec: the codec; ``Raw`` if the tensor is kept as it is, ``None`` if only its shape is stored.
+        nbytes: bytes of all of the value's memory in that form.
+        alone: whether it serves this saver alone, and is not shared.
         passing: whether storing it takes another tensor of that size.
-        normalised: whether it is stored as it is normalised, with its statistics.
+        normalised: whether it is stored normalised, with its statistics.
     """
 
     codec: Codec | None
@@ -38,51 +38,53 @@ class Part(NamedTuple):
 
     @property
     def noise(self) -> float:
-        """Of rounded elements, or of those that would do the harm of a rounded derivative; 0 where nothing is."""
+        """The noise of rounded elements, or the noise that would do the same harm as a rounded derivative; 0 if nothing
+        is rounded."""
         codec = self.codec.inner if isinstance(self.codec, Offload) else self.codec
         if isinstance(codec, Codebook):
             return codec.noise
         return noise_of(codec.bits) if isinstance(codec, GroupAffine) else 0.0
 
 
-def part_of(decision: Decision, saver: Saver, nbytes: int) -> Part:
-    """What is stored of a tensor by a decision; never more than the bytes of its value.
+def part_of(decision: Decision, saver: Saver, nbytes: int) -> StoredPart:
+    """What a decision stores of a tensor, never more than the bytes of its value.
 
     Args:
-        decision: of the tensor's policy.
+        decision: that of the tensor's policy.
         saver: the tensor.
-        nbytes: of the value.
+        nbytes: bytes of the value.
     """
     found = _part(decision, saver)
     size = int(found.nbytes / (min(saver.share, 1.0) or 1.0))
     return found._replace(nbytes=min(allocated(size, saver.saved.device), nbytes))
 
 
-def _part(decision: Decision, saver: Saver) -> Part:
+def _part(decision: Decision, saver: Saver) -> StoredPart:
     saved, codec = saver.saved, decision.codec
     count, whole = saved.shape.numel(), saved.shape.numel() * saved.dtype.itemsize
-    kept = Part(Raw(), whole)
+    kept = StoredPart(Raw(), whole)
     if decision.form is Need.SHAPE and saver.packable:
-        return Part(None, 0, alone=True)
+        return StoredPart(None, 0, alone=True)
     if not saver.packable:
         return kept
     if decision.slope_bits is not None:
         codebook = codebook_of(saver.activation, decision.slope_bits, saved.dtype)
         if codebook is not None:
-            return Part(codebook, codebook.stored_bytes(count), alone=True)
+            return StoredPart(codebook, codebook.stored_bytes(count), alone=True)
     if decision.indices:
         if saver.places:
-            return Part(BitMask(), saver.places, alone=True, passing=True)
-        return Part(BitMask(), int(count * saver.narrow), alone=True) if saver.narrow else kept
+            return StoredPart(BitMask(), saver.places, alone=True, passing=True)
+        return StoredPart(BitMask(), int(count * saver.narrow), alone=True) if saver.narrow else kept
     if decision.form is Need.INSIDE:
-        return Part(BitMask(), -(-count // 8), alone=True, passing=True) if saver.inside else kept
+        return StoredPart(BitMask(), -(-count // 8), alone=True, passing=True) if saver.inside else kept
     if isinstance(codec, GroupAffine):
         size = codec.stored_bytes(count, saved.dtype)
         alone = decision.form is not None
         passing = decision.normalised or alone
-        return Part(codec, size, alone, passing, decision.normalised) if size < whole else kept
+        return StoredPart(codec, size, alone, passing, decision.normalised) if size < whole else kept
     if isinstance(codec, Raw):
         return kept
-    if codec is None and saved.device.type != "cpu":  # a mask of unknown values: to look at it would wait
+    # The two values of such a mask are unknown, and looking at it would wait for the device.
+    if codec is None and saved.device.type != "cpu":
         return kept
-    return Part(BitMask() if codec is None else codec, -(-count // 8), alone=True)
+    return StoredPart(BitMask() if codec is None else codec, -(-count // 8), alone=True)

@@ -23,34 +23,37 @@ class Plan(Solution):
 
     Attributes:
         model: the class of the model.
-        graph: its training step: of the forward as it is; of a plan for a level, of the forward at that.
-        choice: what is kept, how, and what is made again.
+        graph: the training step of the plain forward, or, for a plan for a level, of the forward at that level.
+        choice: what is kept, how, and what is recomputed.
         front: all choices, by rising peak and falling seconds; the last adds the least time.
         peak_bound: no choice has a lower peak.
         exact: whether all choices were tried, so that none is missing from the front.
-        bounds: what it was asked to keep to. An error of 0 makes gradients as they are; ``None`` is that of a plan for
-            a level. A plan that was asked for neither memory nor time has the least peak of its front.
-        objective: by which the choice was made, where nothing was asked for.
-        capture_seconds, search_seconds: that planning took.
-        loss: from the model's output to what is differentiated, for plans that are made for other inputs. It is not
-            saved, so that those of a plan that was loaded start from what they would without one, with a warning.
+        bounds: what it was asked to keep to. An error of 0 leaves gradients exact; it is ``None`` in a plan for a
+            level. A plan that was asked for neither memory nor time has the least peak of its front.
+        objective: the objective of the choice, if nothing was asked for.
+        capture_seconds, search_seconds: the time that planning took.
+        loss: a function from the model's output to what is differentiated, for plans for other inputs. It is not
+            saved: a loaded plan makes plans for other inputs as if none was given, with a warning.
         menus: the stores that the graph's values may wait in; ``None``: none.
-        rounded: the training step where what backward reads is rounded, if there are choices of that, too.
+        rounded: the training step in which what backward reads may be rounded, if there are choices for it.
         rounded_menus: the stores of its values.
-        level: the level as which everything is stored that the choice has no store for; ``None``: it is kept as it is.
-        also: the plans of the same call for other inputs, none of which are within these or one another.
-        measured: the relative error of the gradient that was measured under this choice; ``None``: it was not, and
-            ``choice.error`` is what there is.
-        unmeasured: why not, if somebody tried.
-        others: the plans of the same graphs for another bound on the error or state of the gradients that were made.
+        level: the level that stores what the choice has no store for; ``None``: that is kept as it is.
+        also: plans of the same call for other inputs. No plan's inputs are within those of another.
+        measured: the relative error of the gradient measured under this choice; ``None`` if it was not measured, and
+            ``choice.error`` predicts it.
+        unmeasured: why measuring it failed, if it was tried.
+        others: the plans that were made of the same graphs, for another bound on the error or state of the gradients.
     """
 
     @property
     def accumulating(self) -> Self:
-        """The plan for steps that find gradients there, to which they add theirs, as all but the first do that
-        accumulate gradients. It was asked for the same; where that cannot be had, for nothing, and has the least peak.
-        The activation peak is then all that the step takes beyond what was there. The search is made when this is first
-        asked for, which planning does where rounding is allowed."""
+        """The plan for steps that find gradients and add theirs to them, as all but the first do that accumulate
+        gradients.
+
+        It was asked for the same; if that cannot be met, it has the least peak. Its activation peak is all that the
+        step takes beyond what was allocated before. The search runs when this is first asked for; planning does so if
+        rounding is allowed.
+        """
         if not self.graph.standing:
             return self
         return accumulating(self)
@@ -61,8 +64,8 @@ class Plan(Solution):
 
         Args:
             memory: as ``budget`` of ``integrations.checkpoint.plan``; a fraction is one of the peak of a step that
-                neither makes again nor compresses.
-            time: of a step, in those of the plain one: 1.1 allows a tenth more, by the models of times.
+                neither recomputes nor compresses.
+            time: of a step over that of the plain one: 1.1 allows a tenth more, by the models of times.
             error: bound on the relative error of the gradient. ``None``: that of this plan.
 
         The plans of other inputs that it comes with, ``also``, keep to the same. Another error is another search, and
@@ -84,7 +87,7 @@ class Plan(Solution):
         """The plan that ``to_json`` wrote.
 
         Raises:
-            ValueError: it is no such text, or of another version, or its numbers contradict each other.
+            ValueError: the text is not a plan, or of another version, or its numbers contradict each other.
         """
         return of_json(cls, text)
 
@@ -131,11 +134,11 @@ class Plan(Solution):
         write_page(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled with a model: all but a function of the user's, and what can be found again."""
+        """What is pickled with a model: everything except the user's function and what can be searched again."""
         return {**self.__dict__, "loss": None, "others": only_noted(self)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The plan itself: nobody changes it, and copies of a model share it."""
+        """The plan itself: it never changes, and copies of a model share it."""
         return self
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""``PlannedSegment``: what is repeated together, for people who read a plan."""
+"""``PlannedSegment``: operators that are repeated together, for people who read a plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class PlannedSegment:
 
     Attributes:
         first, last: paths of the modules in whose forward the first and the last of them run.
-        operators: how many.
-        nbytes: of what they make for backward, and autograd would have kept.
-        seconds: that they take, by the model of their times.
-        inner: whether checkpoints are nested here: they make what a larger segment, which is repeated before if it
-            makes what these read, does not hold.
+        operators: how many there are.
+        nbytes: bytes of their results that backward reads and autograd would have kept.
+        seconds: the time that they take, as modelled.
+        inner: whether the segment is nested: it makes what a larger segment does not hold. The larger one is repeated
+            first if it makes what these operators read.
     """
 
     first: str

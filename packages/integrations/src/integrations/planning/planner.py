@@ -1,4 +1,4 @@
-"""``plan``: from a model and its inputs to what is best kept."""
+"""``plan``: from a model and its inputs to what is best kept for backward."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan(
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
-    """Finds out what of a model's forward to keep for backward, and what backward had better compute again.
+    """Finds out what of a model's forward to keep for backward, and what backward had better recompute.
 
     ::
 
@@ -50,8 +50,8 @@ def plan(
     Args:
         model: in the mode in which it is trained, and not wrapped: plan for the module that DistributedDataParallel is
             given.
-        inputs: of its forward, as in training and as hooks of the model itself leave them: a tuple, a mapping by name,
-            or the only one.
+        inputs: the forward's, as in training and as the model's own hooks leave them: a tuple, a mapping by name, or
+            the only one.
         budget: of activation peak (bytes during the step beyond those before it, without the parameters' gradients). An
             int, bytes; a string such as ``"4GiB"``; a float in (0, 1], a fraction of the plain step's. The plan repeats
             the least within it. ``None``: the least peak that there is.
@@ -60,15 +60,15 @@ def plan(
             "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021); without a budget.
         real: capture on real tensors, in the time and memory of a plain step, for a forward that takes another way
             where its inputs have no elements.
-        measure: call each operator that differs on this machine, for its time and for the memory that its kernel has
+        measure: run each distinct operator on this machine, for its time and for the memory that its kernel takes
             beside its arguments and results: copies in another layout, partial sums. The planned peak is then the
             measured one within 5 %, where activations take more than a few MiB. Takes some steps' time; and as times
             are never quite the same, ranks get the plan from one of them. Otherwise times are modelled, and kernels
             take nothing.
-        loss: from what the model returns to what the step differentiates: one of its tensors, several, or a loss that
-            is computed of them, whose memory is then in the plan, too: ``lambda out: cross_entropy(out, y)``. ``None``:
-            the ``loss`` that the output has, as those of transformers do; or the only scalar in it, if it is alone or
-            follows from all others; or else all of it. ``print(plan)`` says which.
+        loss: a function from what the model returns to what the step differentiates: one of its tensors, several, or a
+            loss that is computed of them, whose memory is then in the plan, too: ``lambda out: cross_entropy(out, y)``.
+            ``None``: the ``loss`` that the output has, as those of transformers do; or the only scalar in it, if it is
+            alone or follows from all others; or else all of it. ``print(plan)`` says which.
         holds_outputs: whether the step holds the whole output while backward runs: so ``out = model(x)`` does, and
             ``model(x).loss.backward()`` does not. ``None``: it does unless the output has its loss.
 
@@ -96,16 +96,16 @@ def plan(
 
 
 def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:
-    """The plan for a graph that has been captured, of keeping and making again alone."""
+    """The plan for a captured graph that only keeps and recomputes."""
     return solved(Plan, name, Captures(graph), UNBOUNDED, objective, capture_seconds)
 
 
 def plannable(model: nn.Module) -> nn.Module:
-    """The module to plan for: the one inside, if it is compiled.
+    """The module to plan for: the inner one of a compiled module.
 
     Raises:
-        TypeError: it is none.
-        ValueError: it wraps the module that is to be planned for, or is not in training mode.
+        TypeError: it is no module.
+        ValueError: it wraps the module to plan for, such as DistributedDataParallel, or is not in training mode.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

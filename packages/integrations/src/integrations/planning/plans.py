@@ -1,4 +1,4 @@
-"""``Plans``: the plans of a model that is in use: for other shapes, and for a forward that was not as captured."""
+"""``Plans``: the plans of a model in use: for inputs of other shapes, and for a forward that was not as captured."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from integrations.step.graphs.signature import Signature
 Shapes = Literal["replan", "refuse"]
 
 _MOST_CAPTURES = 2
-"""After as many that turned out wrong: the model may have changed, and the last one is on real tensors."""
+"""How many captures may turn out wrong before the last one for the same inputs, which uses real tensors. A model that
+differs again may have changed."""
 
 _MOST_PLANS = 8
-"""A model whose inputs are never alike is not planned for without end."""
+"""At most so many plans are made for a model whose inputs keep changing."""
 
 
 class Followed(NamedTuple):
     """What a forward follows.
 
     Attributes:
-        plan: for these inputs, or larger ones.
-        schedule: what it means for each operator; where gradients are there already, that of ``plan.accumulating``.
-        inputs: of the forward.
+        plan: the plan for these inputs, or for larger ones.
+        schedule: what it means for each operator. If there are gradients already, it is that of ``plan.accumulating``.
+        inputs: the forward's.
     """
 
     plan: Plan
@@ -48,8 +49,8 @@ class _Mismatches:
     """Forwards with certain inputs that were not as captured.
 
     Attributes:
-        captures: how many have turned out wrong, one of larger inputs whose plan these followed among them.
-        due: whether there was none since.
+        captures: how many captures were wrong, including one of larger inputs whose plan these followed.
+        due: whether no new capture was made since the last of these forwards.
     """
 
     captures: int = 0
@@ -57,15 +58,16 @@ class _Mismatches:
 
 
 class Plans:
-    """A model's plans, by what their inputs look like. Threads that ask at once are answered one after the other.
+    """A model's plans, by what their inputs look like. Threads that ask at the same time are answered one after the
+    other.
 
     Args:
-        plan: the first. Others are made for its budget and objective, and with measured times if it has them.
+        plan: the first plan. Others are made for its budget and objective, and with measured times if it has them.
         shapes: whether inputs of other shapes are planned for, or refused.
 
     Attributes:
-        last: the one that was followed last.
-        followed: the same; where gradients were there already, its ``accumulating``.
+        last: the plan that was followed last.
+        followed: the same, or its ``accumulating`` if there were gradients already.
     """
 
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
@@ -74,16 +76,17 @@ class Plans:
         self._plans = {one.graph.inputs: one for one in (plan, *plan.also)}
         self._mismatches: dict[Signature, _Mismatches] = {}
         self._attempts = Attempts()
-        self._excess: set[tuple[Signature, str]] = set()  # inputs and states that were told of as over the budget
+        # Inputs and states for which a plan over the budget was warned of.
+        self._excess: set[tuple[Signature, str]] = set()
         self._told_of_loss = False
-        self._told = False  # of inputs that have no plan of their own, and get none
+        self._told = False  # whether it was warned that some inputs get no plan of their own
         self._lock = OwnLock()
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed | None:
-        """What a forward with these inputs follows; ``None`` where no plan can be made of it, and it runs plainly.
+        """What a forward with these inputs follows. ``None`` if no plan can be made for it, and it runs plainly.
 
         Raises:
-            ValueError: they are of other shapes, and these are refused.
+            ValueError: the inputs have other shapes than planned for, and these are refused.
         """
         inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
         self._attempts.start()
@@ -97,7 +100,8 @@ class Plans:
                 )
             if (plan is None or (mismatch.due and mismatch.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
                 real = mismatch.captures == _MOST_CAPTURES
-                # Of cut parameters there are no real tensors to capture with; other ranks have no part in a capture.
+                # Sharded parameters have no real tensors to capture with, and other ranks do not take part in a
+                # capture.
                 if not (real and (whole_parameters(model) or distributed())):
                     made = self._attempts.plan(model, inputs, lambda: self._made(model, args, kwargs, real))
                     if made is None and plan is None:
@@ -113,11 +117,11 @@ class Plans:
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
 
     def note_returned(self) -> None:
-        """The forward that ``plan_for`` was asked for in this thread has returned."""
+        """Notes that the forward has returned for which this thread last called ``plan_for``."""
         self._attempts.returned()
 
     def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
-        """Warns of a plan that takes more than was asked for, once for inputs and state."""
+        """Warns of a plan that takes more than was asked for, once for each inputs and state."""
         if (about := (plan.graph.inputs, state)) not in self._excess:
             self._excess.add(about)
             asked = self._first.bounds
@@ -129,7 +133,8 @@ class Plans:
             )
 
     def _tell_of_loss(self, made: Plan) -> None:
-        """Warns once of a plan that is made by another rule than the first, whose function was not saved with it."""
+        """Warns once of a plan that starts from another loss than the first one, whose function was not saved with
+        it."""
         if self._first.graph.differentiated == OF_LOSS and self._first.loss is None and not self._told_of_loss:
             self._told_of_loss = True
             warn(
@@ -139,8 +144,8 @@ class Plans:
             )
 
     def note_mismatch(self, followed: Followed, where: str) -> None:
-        """A forward was not the one that its plan is for, which says nothing about the plan's own inputs if it has
-        others."""
+        """Notes a forward that its plan is not for. That tells nothing of the plan if the plan was made for other
+        inputs."""
         plan, inputs = followed.plan, followed.inputs
         with self._lock:
             again = self._note(plan, inputs)
@@ -149,19 +154,19 @@ class Plans:
             warn(f"{plan.model}'s forward is not the one that was captured: {where}. {_what_follows(plan)}{after}")
 
     def _note(self, plan: Plan, inputs: Signature) -> bool | None:
-        """Whether there will be another capture; ``None`` if nothing is to be said."""
+        """Whether there will be another capture; ``None`` if there is nothing to warn of."""
         if inputs not in self._mismatches and not self._is_counted(inputs):
             told, self._told = self._told, True
             return None if told else False
         mismatch = self._mismatches.setdefault(inputs, _Mismatches())
-        if mismatch.due or self._plan_of(inputs) is not plan:  # it is known, or another thread has had one made
+        if mismatch.due or self._plan_of(inputs) is not plan:  # this is known, or another thread has had a plan made
             return None
         mismatch.captures += 1
         mismatch.due = True
         return mismatch.captures <= _MOST_CAPTURES
 
     def _is_counted(self, inputs: Signature) -> bool:
-        """Whether forwards with these inputs may have a capture of their own."""
+        """Whether forwards with these inputs may still have a capture of their own."""
         others = sum(known not in self._plans for known in self._mismatches)
         return inputs in self._plans or (self._has_room(inputs) and others < _MOST_PLANS)
 
@@ -169,7 +174,7 @@ class Plans:
         return inputs in self._plans or len(self._plans) < _MOST_PLANS
 
     def _plan_of(self, inputs: Signature) -> Plan | None:
-        """The plan for such inputs; of those that are no larger, the one of the least."""
+        """The plan for such inputs. If only plans for larger inputs fit, the one for the smallest of them."""
         if inputs in self._plans:
             return self._plans[inputs]
         fitting = [plan for known, plan in self._plans.items() if inputs.within(known)]
@@ -201,7 +206,7 @@ class Plans:
 
 
 def _elements(model: nn.Module) -> tuple[int, int]:
-    """How many elements of parameters are trained, and how many of these have gradients that the step adds to."""
+    """How many elements of parameters are trained, and how many of these have gradients already."""
     trained = standing = 0
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -212,9 +217,9 @@ def _elements(model: nn.Module) -> tuple[int, int]:
 
 
 def _what_follows(plan: Plan) -> str:
-    """What becomes of the rest of a forward that is another than its plan's."""
+    """What becomes of the rest of a forward that is not its plan's, in words."""
     if plan.compressed:
-        return "What follows is stored as the level says, and nothing of it is made again: less memory is saved"
+        return "What follows is stored as the level says, and nothing of it is recomputed: less memory is saved"
     if plan.followed.rounded and plan.error >= EIGHT_BITS:
-        return "What follows is stored in 8 bits, and nothing of it is made again: less memory is saved"
+        return "What follows is stored in 8 bits, and nothing of it is recomputed: less memory is saved"
     return "What follows is kept: gradients are right and memory is not saved"

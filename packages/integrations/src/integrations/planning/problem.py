@@ -14,7 +14,7 @@ def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
 
     Args:
         graph: of the model.
-        menus: the stores that its values may wait in; ``None``: they are kept as they are or made again.
+        menus: the stores that its values may wait in; ``None``: they are kept as they are or recomputed.
     """
     step = TrainingStep(
         nbytes=[value.nbytes for value in graph.values],

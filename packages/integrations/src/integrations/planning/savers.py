@@ -1,4 +1,4 @@
-"""``Seen``: what a capture's forward saves for backward, by which calls, and what of it a repetition could read."""
+"""``Seen``: what a captured forward saves for backward, by which calls, and what of it a repetition could read."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class Saver:
     """A tensor of a value's memory that autograd saves.
 
     Attributes:
-        value: of the graph, as which the memory was saved.
+        value: the value that the memory held when it was saved.
         saved: its description.
-        share: of the memory that it covers.
+        share: the share of the memory that it covers.
         packable: whether codecs can read it.
-        inside: whether the arguments of its call allow one bit for each element where backward asks for an interval.
-        places: bytes of the places in windows that its call has as indices; 0: there are none.
-        activation: the codec of one bit for its derivative, if its call is an activation that has one.
-        narrow: bytes for each of its indices in the range that the call tells; 0: there is none.
+        inside: whether the arguments of its call allow one bit an element where backward only asks whether an element
+            is within an interval.
+        places: bytes of its call's indices, stored as places within windows; 0 if it has none.
+        activation: the codec with one bit an element for its derivative, if its call is an activation that has one.
+        narrow: bytes for each of its indices, within the range that the call tells; 0 if it tells none.
     """
 
     value: int
@@ -53,20 +54,20 @@ class Saver:
 
 
 class Seen:
-    """Looks at what a forward saves.
+    """Watches what a forward saves.
 
     Args:
-        recomputes: whether attention keeps query, key and value alone, and is computed again from them.
-        named: whether savers that are alike are told apart, each by its name from step to step.
+        recomputes: whether attention keeps query, key and value alone, and is recomputed from them.
+        named: whether savers that are alike are told apart, each by a name that stays from step to step.
 
     Attributes:
         savers: in the order of the forward.
-        saves: the same, as they are named from step to step.
-        outlines: of each value, the tensor as which it was made.
-        read: values that an operator reads with a gradient, so that a repetition of it may find them rounded.
+        saves: the savers under their names.
+        outlines: by value: the tensor as which it was made.
+        read: values that an operator reads with a gradient, so that its repetition may read them rounded.
         masked: values that may have masked elements.
-        replaced: whether attention was computed so.
-        remade: values that it made, and makes again in backward as an operator of the forward does.
+        replaced: whether attention was replaced by one that is recomputed.
+        remade: results of that attention, which its backward makes anyway.
     """
 
     def __init__(self, recomputes: bool, named: bool = False) -> None:
@@ -85,14 +86,14 @@ class Seen:
 
     @contextmanager
     def hooks(self, recorder: Recorder) -> Iterator[Callable[[Tensor], Any]]:
-        """A block in which a forward runs as under a session; the pack hook for it."""
+        """A block in which a forward runs as under a session. It gives the pack hook for the forward."""
         tracker = CallTracker()
         self._clear()
 
         def pack(tensor: Tensor) -> Any:
             with DisableTorchFunction():
                 identity = self.saves.note(recorder, tracker, tensor)
-                with recorder.pausing():  # what it asks of a tensor is no operator of the forward
+                with recorder.pausing():  # operators that read the tensor here are not the forward's
                     self._note(recorder, tracker.call, tensor, identity.occurrence if self._named else 0)
                 return recorder.pack(tensor)
 

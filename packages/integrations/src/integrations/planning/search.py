@@ -21,11 +21,11 @@ from integrations.rules.stores import Store
 from integrations.step.graphs.graph import Graph
 
 _MOST_AT_LEVEL = 48
-"""Plans of each search that are simulated as a level stores them."""
+"""How many plans of each search are simulated with the stores of a level."""
 
 
 class Captures(NamedTuple):
-    """A model's training step, as it is planned for; each as in ``Plan``."""
+    """A model's training step as it is planned for; each field is as in ``Plan``."""
 
     graph: Graph
     menus: Menus | None = None
@@ -48,12 +48,12 @@ def solved(
     merged: so nothing is worse than without rounding.
 
     Args:
-        kind: of plan.
-        name: of the model's class.
+        kind: the class of the plan.
+        name: the name of the model's class.
         captures: what is planned for.
-        bounds: of which that on the error counts: 0 leaves the forward as it is, and what rounds nothing.
-        objective: by which the plan's own choice is made.
-        capture_seconds: that the captures took.
+        bounds: only the bound on the error counts: 0 leaves the forward as it is, and the stores that round nothing.
+        objective: what the plan's own choice minimises.
+        capture_seconds: the time that the captures took.
     """
     started = perf_counter()
     graph, menus, rounded, rounded_menus, level = captures
@@ -62,7 +62,7 @@ def solved(
         found += _fronts(rounded, rounded_menus, bounds.error**2, _more(rounded, graph))
     merged = _merged(choice for one in found for choice in one.front)
     front = merged
-    if level is None:  # a bound of one graph is none of all
+    if level is None:  # a bound that holds for one graph need not hold for the other
         front = tuple(replace(one, seconds_bound=min(each.bound_at(one.peak) for each in found)) for one in merged)
     choice = front[0]
     if objective == "paper":
@@ -88,7 +88,7 @@ def solved(
 
 
 def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) -> Found:
-    """The front of a plan's model with other menus, from the same captures; the least peak is chosen."""
+    """The front of a plan's model with other menus, from the same captures. The plan has the least peak."""
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
     bounds = replace(plan.bounds, memory=None, time=None)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
@@ -96,7 +96,8 @@ def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) 
 
 
 def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
-    """The choice of the least error in a peak and so many seconds, of those that round; ``None``: none is found."""
+    """The choice of the least error, among those that round, within a peak and so many seconds; ``None`` if none is
+    found."""
     graph = plan.rounded
     if graph is None or plan.rounded_menus is None:
         return None
@@ -110,20 +111,20 @@ def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
 
 
 def _more(rounded: Graph, graph: Graph) -> float:
-    """Seconds that a step takes longer in which attention is computed again by backward."""
+    """How many seconds longer a step takes in which backward recomputes attention."""
     return max(0.0, rounded.seconds - graph.seconds)
 
 
 class _Front(NamedTuple):
-    """What a search found of one graph."""
+    """What a search found for one graph."""
 
     front: tuple[Choice, ...]
     peak_bound: int
     exact: bool
 
     def bound_at(self, peak: int) -> float:
-        """Seconds that all choices with such a peak take, at least; infinite where there is none. More room never takes
-        more, so the next choice that is known has no more, or the last one of all."""
+        """A lower bound on the seconds of all choices with such a peak; infinite if there is none. More memory never
+        takes more time, so the bound of the next known peak holds, or the one of the last."""
         if peak < self.peak_bound:
             return math.inf
         return next(
@@ -132,28 +133,28 @@ class _Front(NamedTuple):
 
 
 def _fronts(graph: Graph, menus: Menus | None, variance: float = 0.0, more: float = 0.0) -> list[_Front]:
-    """The choices of a graph, and those that make nothing again: no tape has to follow their forwards.
+    """The choices of a graph, and those that recompute nothing, whose forwards need no tape.
 
     Args:
-        graph: that is planned for.
-        menus: of its values.
-        variance: that a choice may have.
-        more: seconds that its step takes longer than that of the forward as it is.
+        graph: the graph to plan for.
+        menus: the stores of its values.
+        variance: the most that a choice may have.
+        more: how many seconds its step takes longer than that of the plain forward.
     """
     return [_front(one, menus, variance, beside) for one, beside in _followed(graph, menus, more)]
 
 
 def _followed(graph: Graph, menus: Menus | None, more: float) -> list[tuple[Graph, float]]:
-    """A graph and, where a tape takes time, the one in which nothing is made again, with what is beside their own
-    seconds. The tape's are counted to all that the first leads to, be anything made again or not: the second leads to
-    the rest."""
+    """The graph and, if a tape takes time, the graph without recomputation, each with the seconds to add. The tape's
+    seconds are added to all choices of the first graph, even those that recompute nothing; the second graph finds those
+    without them."""
     if menus is None or not menus.following:
         return [(graph, more)]
     return [(graph, more + menus.following), (graph.keeping_all, more)]
 
 
 def _front(graph: Graph, menus: Menus | None, variance: float, more: float) -> _Front:
-    """The choices of a graph, of which each takes so many seconds more."""
+    """The choices of a graph, each with so many seconds added."""
     plans = checkpoint_plans(training_step(graph, menus), variance=variance)
     front = tuple(_choice(graph, menus, plan, more) for plan in plans.front)
     return _Front(front, plans.peak_bound - graph.gradients, plans.exact)
@@ -177,10 +178,10 @@ def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float
 
 
 def _front_at_level(graph: Graph, menus: Menus) -> _Front:
-    """The choices of a graph whose values wait as a level stores them, be they kept or made again.
+    """The choices of a graph whose values wait as a level stores them, whether they are kept or recomputed.
 
-    The search may leave a value as it is, and a level may not. So what it finds, with stores and without, is simulated
-    once more as the level has it. Checkpoints that are nested are left out: nobody stores what an inner one makes.
+    The search may leave a value as it is, and a level may not. So what it finds, with and without stores, is simulated
+    once more with the level's. Nested checkpoints are left out: what an inner segment makes is never stored.
     """
     step = training_step(graph, menus)
     found = [checkpoint_plans(training_step(graph)), checkpoint_plans(step)]
@@ -199,7 +200,7 @@ def _front_at_level(graph: Graph, menus: Menus) -> _Front:
 def _forms_at_level(
     graph: Graph, menus: Menus, kept: Sequence[bool], segments: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Of each value the form that a level has for it, which depends on who reads it; -1 where it is left as it is."""
+    """By value: the form that a level has for it, which depends on its readers; -1 if it is left as it is."""
     read = {value for segment in segments for number in segment for value in graph.ops[number].reads}
     forms = []
     for value, row in enumerate(menus.options):
@@ -207,21 +208,22 @@ def _forms_at_level(
             (option.held, form)
             for form, option in enumerate(row)
             if (option.serves or not kept[value] or value not in read)
-            and not (option.store is not None and option.store.host and not kept[value])  # which is read at once
+            # A recomputed value is read at once, and is not moved to the host.
+            and not (option.store is not None and option.store.host and not kept[value])
         ]
         forms.append(min(fitting, default=(0, -1))[1])
     return tuple(forms)
 
 
 def _some(plans: CheckpointPlans) -> list[CheckpointPlan]:
-    """Plans of a front, evenly, and both ends."""
+    """Plans spread evenly over a front, with both ends."""
     front = [plan for plan in plans.front if plan.held is None]
     places = {round(place * (len(front) - 1) / (_MOST_AT_LEVEL - 1)) for place in range(_MOST_AT_LEVEL)}
     return [front[place] for place in sorted(places)]
 
 
 def _merged(choices: Iterable[Choice]) -> tuple[Choice, ...]:
-    """Those that none beats in both peak and seconds."""
+    """The choices that no other beats in both peak and seconds."""
     front: list[Choice] = []
     for choice in sorted(choices, key=lambda one: (one.peak, one.seconds, one.variance)):
         if not front or choice.seconds < front[-1].seconds:

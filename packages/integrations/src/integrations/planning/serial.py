@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.choice import Choice
 from integrations.planning.menus import Menus
 from integrations.planning.noted import note_accumulating, noted
@@ -17,17 +17,17 @@ from integrations.step.graphs.entries import complete, entry_of, fields_of, load
 from integrations.step.graphs.graph import Graph
 
 FORMAT = 3
-"""In format 2 nothing was said of stores; what a level stored was in sizes of a search that is gone."""
+"""Format 2 did not have stores, and its levels stored sizes of a search that is gone."""
 _WRITER = "Plan.to_json"
 _PLAIN = (
     *("model", "peak_bound", "exact", "memory", "objective", "time", "error", "stores", "measured", "unmeasured"),
     *("capture_seconds", "search_seconds"),
 )
-"""Fields that are JSON as they are."""
+"""Fields whose values are JSON already."""
 
 
 class OfOldLevel(ValueError):
-    """A plan for a level, in a format that did not say how values are stored: it has to be made again.
+    """A plan for a level, in a format that did not say how values are stored: it has to be made anew.
 
     Attributes:
         budget: of the activation peak, as it was asked for.
@@ -62,7 +62,7 @@ def _content(plan: Solution) -> dict[str, Any]:
 
 
 def _found_content(plan: Solution) -> dict[str, Any]:
-    """What a search has found, and what it was asked for."""
+    """What a search found, and what it was asked for."""
     return {
         **{name: getattr(plan, name) for name in _PLAIN},
         "choice": plan.choice.content(),
@@ -74,7 +74,7 @@ def of_json(kind: type[Found], text: str) -> Found:
     """The plan that ``to_json`` wrote.
 
     Raises:
-        ValueError: it is no such text, or of another version, or its numbers contradict each other.
+        ValueError: the text is not a plan, or of another version, or its numbers contradict each other.
     """
     return _of_content(kind, loaded(text, _WRITER))
 
@@ -103,7 +103,7 @@ def _of_content(kind: type[Found], given: Any) -> Found:
 
 
 def _found(kind: type[Solution], content: dict[str, Any], at_level: bool) -> dict[str, Any]:
-    """The fields of a plan that ``_found_content`` wrote, which are taken out of the content."""
+    """Removes the fields of a plan that ``_found_content`` wrote from the content, and returns them."""
     return {
         "bounds": _bounds(content, at_level),
         "choice": Choice.from_content(content.pop("choice")),
@@ -113,7 +113,7 @@ def _found(kind: type[Solution], content: dict[str, Any], at_level: bool) -> dic
 
 
 def _accumulating(plan: Found, content: dict[str, Any]) -> Found:
-    """The plan for gradients that are there already, of the same values."""
+    """The plan for gradients that exist already, with the same values."""
     rounded = None if plan.rounded is None else plan.rounded.accumulating
     found = _found(type(plan), content, plan.compressed)
     other = replace(plan, graph=plan.graph.accumulating, rounded=rounded, also=(), **found)
@@ -122,13 +122,13 @@ def _accumulating(plan: Found, content: dict[str, Any]) -> Found:
 
 
 def _bounds(content: dict[str, Any], at_level: bool) -> Bounds:
-    """Those among the fields of a plan, which they are taken out of."""
+    """Removes the bounds from the fields of a plan, and returns them."""
     memory, time, error, stores = (content.pop(name) for name in ("memory", "time", "error", "stores"))
     return Bounds(memory, time, None if at_level else error, stores)
 
 
 def _require_whole(plan: Solution) -> None:
-    """Refuses a plan whose parts do not go together, ahead of a model that would follow it.
+    """Checks that the parts of a plan go together, before a model follows it.
 
     Raises:
         KeyError, TypeError, ValueError: they do not; the message says which.
@@ -142,7 +142,7 @@ def _require_whole(plan: Solution) -> None:
         raise ValueError("rounded must be of the model that graph is of")
     for graph, menus in ((plan.graph, plan.menus), (plan.rounded, plan.rounded_menus)):
         if graph is not None:
-            training_step(graph, menus)  # which looks at all numbers
+            training_step(graph, menus)  # this checks all numbers
     for one in (choice, *front):
         if one.rounded != plan.graph_of(one).rounded:
             raise ValueError("rounded must be a graph where a choice is of that")
@@ -179,6 +179,6 @@ def _of_this_format(content: Any) -> dict[str, Any]:
         "time": None,
         "error": 0.0,
         "level": None,
-        "stores": list(AGAIN),
+        "stores": list(ONLY_RECOMPUTE),
         **dict.fromkeys(("menus", "rounded", "rounded_menus")),
     }

@@ -1,4 +1,4 @@
-"""``Solution``: what a plan says of every value, and what that takes; what is known without another search."""
+"""``Solution``: what a plan says of every value and what that takes: all that is known without another search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
 from actcore import simulate
-from integrations.planning.bounds import AGAIN, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations.planning.budget import Budget
 from integrations.planning.choice import Choice
 from integrations.planning.menus import Menus
@@ -23,14 +23,13 @@ from integrations.step.graphs.schedule import Schedule
 
 Objective = Literal["peak", "paper"]
 
-UNBOUNDED = Bounds(error=0.0, stores=AGAIN)
-"""Of a plan that only says what is made again, and of that what has the least peak."""
+UNBOUNDED = Bounds(error=0.0, stores=ONLY_RECOMPUTE)
+"""The bounds of a plan that only says what is recomputed, at the least peak."""
 
 
 @dataclass(frozen=True)
 class Solution(ABC):
-    """A choice of how values wait for backward, among those that none other beats. Its fields are the attributes of
-    ``Plan``, which says what they are."""
+    """A choice of how values wait for backward, among those that no other beats. ``Plan`` describes its fields."""
 
     model: str
     graph: Graph
@@ -54,8 +53,8 @@ class Solution(ABC):
 
     @property
     def memory(self) -> Budget | None:
-        """The activation peak that was asked for: the most that forward and backward have allocated at once beyond what
-        is still allocated after them."""
+        """The activation peak that was asked for: the most that forward and backward may have allocated at once beyond
+        what is still allocated after them."""
         return self.bounds.memory
 
     @property
@@ -65,12 +64,12 @@ class Solution(ABC):
 
     @property
     def time(self) -> float | None:
-        """The most time that was asked for, in plain steps."""
+        """The bound on the time, as a multiple of the plain step's."""
         return self.bounds.time
 
     @property
     def error(self) -> float:
-        """The most relative error of the gradient that was asked for; 0 at a level, too."""
+        """The bound on the gradient's relative error; 0 at a level, too."""
         return self.bounds.error or 0.0
 
     @property
@@ -80,26 +79,26 @@ class Solution(ABC):
 
     @property
     def compressed(self) -> bool:
-        """Whether it is for a model at a level, as all its peaks are then."""
+        """Whether it is for a model at a level, whose peaks count what the level stores."""
         return self.level is not None
 
     @property
     def followed(self) -> Graph:
-        """The graph that the choice is of."""
+        """The graph to which the choice belongs."""
         return self.graph_of(self.choice)
 
     def graph_of(self, choice: Choice) -> Graph:
-        """The graph that a choice of the front is of."""
+        """The graph to which a choice of the front belongs."""
         return self.rounded if choice.rounded and self.rounded is not None else self.graph
 
     def menus_of(self, choice: Choice) -> Menus:
-        """The stores of its values."""
+        """The menus of the choice's graph."""
         found = self.rounded_menus if choice.rounded and self.rounded is not None else self.menus
         return Menus.none(len(self.graph_of(choice).values)) if found is None else found
 
     def store_of(self, value: int) -> Store | None:
-        """The store in which what the memory of a value of ``followed`` holds in the end waits for backward, be it
-        kept or made again; ``None`` where it waits as it is, or as the level says."""
+        """The store in which what the memory of a value of ``followed`` holds in the end waits, whether kept or
+        recomputed; ``None`` if it waits as it is, or as the level says."""
         return self.schedule.store_of(value)
 
     @property
@@ -114,32 +113,34 @@ class Solution(ABC):
 
     @property
     def plain_peak(self) -> int:
-        """Those of the step that keeps everything as it is; of a plan for a level, as that stores it."""
+        """Bytes of the activation peak of the step that keeps everything; for a plan for a level, as the level stores
+        it."""
         return self.front[-1].peak if self.menus is None or self.compressed else self.uncompressed_peak
 
     @property
     def cut(self) -> float:
-        """What is saved of the plain step's activation peak, as a fraction of it."""
+        """The part of the plain step's activation peak that is saved."""
         return 1 - self.peak / self.plain_peak if self.plain_peak else 0.0
 
     @property
     def seconds(self) -> float:
-        """Of the operators that backward repeats, and of storing and restoring, by the models of their times."""
+        """Modelled seconds of the operators that backward repeats, and of storing and restoring."""
         return self.choice.seconds
 
     @property
     def plain_seconds(self) -> float:
-        """Of forward and backward, by that model."""
+        """Modelled seconds of forward and backward without a plan."""
         return self.graph.seconds
 
     @property
     def overhead(self) -> float:
-        """The time that is added, as a fraction of the plain step's, by that model."""
+        """The modelled time that is added, as a part of the plain step's."""
         return self.seconds / self.plain_seconds if self.plain_seconds else 0.0
 
     @property
     def flat(self) -> Self:
-        """The plan itself; where its checkpoints are nested, the one of the front whose are not, with the next peak."""
+        """The plan itself; if its checkpoints are nested, the plan of the same front with the next peak whose
+        checkpoints are not."""
         if self.choice.held is None:
             return self
         flat = [choice for choice in self.front if choice.held is None and choice.peak >= self.peak]
@@ -152,18 +153,18 @@ class Solution(ABC):
 
     @cached_property
     def schedule_of_any_sizes(self) -> Schedule:
-        """The same, for operators of any shapes."""
+        """The schedule for operators of any shapes."""
         return self.schedule.of_any_sizes()
 
     @cached_property
     def segments(self) -> tuple[PlannedSegment, ...]:
-        """What is repeated, in the order of the forward. An inner segment is repeated from what others hold, too."""
+        """The segments, in the order of the forward. An inner segment also reads what others hold."""
         return planned_segments(self.followed, self.schedule)
 
     @property
     @abstractmethod
     def accumulating(self) -> Self:
-        """The plan for steps that find gradients there, to which they add theirs."""
+        """The plan for steps that find gradients and add theirs to them."""
 
     @abstractmethod
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Self:
@@ -175,8 +176,8 @@ class Solution(ABC):
         return self.memory is not None or self.time is not None
 
     def choosing(self, choice: Choice, bounds: Bounds) -> Self:
-        """The plan of another choice of these graphs, made for these bounds, with this front and the same plans for
-        other states of the gradients."""
+        """The plan with another choice, made for these bounds, with the same front and the same plans for other states
+        of the gradients."""
         measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
         return self._sharing(choice=choice, bounds=bounds, measured=measured[0], unmeasured=measured[1])
 
@@ -185,14 +186,14 @@ class Solution(ABC):
         return self._sharing(also=tuple(also))
 
     def _sharing(self, **changes: Any) -> Self:
-        """The plan with other fields, of the same graphs, so that what else was planned of these goes with it."""
+        """The fields to pass on to a plan of the same graphs, so that it shares what else was planned of them."""
         found = replace(self, **changes)
         found.__dict__["others"] = self.others
         return found
 
     @cached_property
     def uncompressed_peak(self) -> int:
-        """Bytes of the activation peak of the model by itself."""
+        """Bytes of the activation peak of the model without compression."""
         return simulate(training_step(self.graph), [True] * len(self.graph.values)).peak - self.graph.gradients
 
 

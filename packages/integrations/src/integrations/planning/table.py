@@ -16,8 +16,8 @@ from integrations.report.words import format_bytes
 
 
 def table_of(plan: Solution) -> str:
-    """What happens to each module's values, below what that saves and takes: lines that a terminal may wrap, and a
-    table that fits it, in which repeated modules are joined."""
+    """What happens to each module's values, below what the plan saves and takes: lines that a terminal may wrap, and a
+    table of its width in which repeated modules are joined."""
     if not plan.segments and not plan.choice.stores:
         return f"{_title(plan)}\n{caption_of(plan)}"
     table = Table()
@@ -29,7 +29,7 @@ def table_of(plan: Solution) -> str:
         table.add_column(heading, justify="right", no_wrap=True)
     for line, _ in grouped(lines_of(plan)):
         table.add_row(
-            Text(line.module or "(model)"),  # a name may have brackets, which are markup in a string
+            Text(line.module or "(model)"),  # a name may have brackets, which a string takes for markup
             span(line),
             Text(listed(line.operators)),
             line.how,
@@ -44,7 +44,7 @@ def table_of(plan: Solution) -> str:
 
 
 def listed(operators: Sequence[str], most: int = 2) -> str:
-    """The names of operators, in short."""
+    """The names of the first operators."""
     names = [name.removeprefix("aten.").split(".")[0].strip("_") for name in operators]
     names = list(dict.fromkeys(names))
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -55,7 +55,7 @@ def _title(plan: Solution) -> str:
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
     if not plan.segments and not plan.choice.stores:
-        return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is made again."
+        return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is recomputed."
     error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
     return (
         f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
@@ -64,16 +64,16 @@ def _title(plan: Solution) -> str:
 
 
 def error_of(plan: Solution) -> str:
-    """The relative error of the gradient, and where that is known from."""
+    """The relative error of the gradient, and whether it is measured or predicted."""
     known = plan.measured
     return f"{plan.choice.error:.2g} as predicted" if known is None else f"{known:.2g} as measured"
 
 
 def caption_of(plan: Solution) -> str:
-    """What else there is to say of a plan, in lines."""
+    """The remaining lines of a plan's text."""
     front = plan.front
     if len(front) == 1:
-        lines = ["Nothing is worth making again: there is no other plan."]
+        lines = ["Nothing is worth recomputing: there is no other plan."]
     else:
         reach = f"{format_bytes(front[0].peak)} to {format_bytes(front[-1].peak)}"
         lines = [
@@ -82,7 +82,7 @@ def caption_of(plan: Solution) -> str:
     if plan.segments:
         count = len(plan.segments)
         lines.append(
-            f"Backward makes again what {count} segment{'' if count == 1 else 's'} of the forward made, "
+            f"Backward recomputes what {count} segment{'' if count == 1 else 's'} of the forward made, "
             f"{format_bytes(sum(segment.nbytes for segment in plan.segments))}: plan.segments."
         )
     more = plan.followed.seconds - plan.graph.seconds

@@ -1,23 +1,25 @@
-"""Why there is no plan within what was asked for, and what would lower the least that there is."""
+"""Why there is no plan within the bounds, and what would lower the least that there is."""
 
 from __future__ import annotations
 
 import math
 
-from integrations.planning.bounds import AGAIN, WAYS, Bounds
+from integrations.planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
 from integrations.planning.solution import Solution
 from integrations.report.words import format_bytes
 
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
-    """Why no plan has such a peak."""
+    """Why no plan has such a peak, in words."""
     budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
     share = ""
-    if 0 < least <= plain:  # a fraction that is rounded up, so that it can be met
+    if 0 < least <= plain:  # a fraction is rounded up, so that it can be met
         share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
     found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
     if plan.compressed:
-        name, least_of_all = ("checkpoint", ", with checkpoint='optimal',") if plan.stores == AGAIN else ("memory", "")
+        name, least_of_all = (
+            ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
+        )
         return (
             f"{name} must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
             f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
@@ -26,7 +28,7 @@ def out_of_memory(plan: Solution, asked: Bounds) -> str:
     other = plan.accumulating
     adding = ""
     most = other.front[0].peak
-    if other is not plan and not isinstance(budget, float) and most > least:  # a fraction is of each state's own
+    if other is not plan and not isinstance(budget, float) and most > least:  # a fraction is of each state's own peak
         adding = f", and {most} bytes ({format_bytes(most)}) in steps that add to gradients that are there already"
     proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
     if plan.menus is None:
@@ -46,7 +48,7 @@ def out_of_memory(plan: Solution, asked: Bounds) -> str:
 
 
 def out_of_time(plan: Solution, asked: Bounds) -> str:
-    """Why no plan that is within the memory is as fast."""
+    """Why no plan within the memory is as fast, in words."""
     fastest = plan.choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
     ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met
     within = "of all plans" if asked.memory is None else f"of all plans within memory={asked.memory!r}"
@@ -55,7 +57,7 @@ def out_of_time(plan: Solution, asked: Bounds) -> str:
 
 
 def _allow(plan: Solution, *first: str) -> str:
-    """What would lower the least that there is."""
+    """What would lower the least that there is, in words."""
     found = list(first)
     if not plan.compressed and plan.menus is not None:
         if _rounds_as_allowed(plan):
@@ -66,6 +68,6 @@ def _allow(plan: Solution, *first: str) -> str:
 
 
 def _rounds_as_allowed(plan: Solution) -> bool:
-    """Whether the bound on the error is what keeps the plan of the least memory from less: one that uses half of the
-    variance at most had the choice."""
+    """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least
+    half of the allowed variance."""
     return plan.front[0].variance >= plan.error**2 / 2

@@ -1,4 +1,4 @@
-"""``Report``: where the bytes of one forward's saved tensors went. As a table, JSON, a chart, and a page."""
+"""``Report``: where the bytes of one forward's saved tensors went, as a table, JSON, a chart, and a page."""
 
 from integrations.report.report import Report
 from integrations.report.row import Row

@@ -1,4 +1,4 @@
-"""``Content``: what a report tells, of which tables, charts, JSON and pages are made."""
+"""``Content``: the content of a report, from which tables, charts, JSON and pages are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from integrations.storing.records import RECOMPUTED
 
 @dataclass(frozen=True)
 class Content:
-    """What a compressed forward saved. Its fields are the attributes of ``Report``, which says what they are."""
+    """What a compressed forward saved. ``Report`` describes its fields."""
 
     level: str
     rows: Sequence[Row]
@@ -29,7 +29,7 @@ class Content:
 
     @property
     def original_bytes(self) -> int:
-        """Bytes that autograd alone would keep alive: not parameters, buffers or the caller's inputs."""
+        """Bytes that autograd alone would keep alive, without parameters, buffers and the caller's inputs."""
         return sum(row.original_bytes for row in self.rows)
 
     @property
@@ -39,28 +39,28 @@ class Content:
 
     @property
     def host_bytes(self) -> int:
-        """Those of ``stored_bytes`` that were taken to host memory: no device holds them."""
+        """The part of ``stored_bytes`` that was moved to host memory."""
         return sum(row.stored_bytes for row in self.rows if row.host)
 
     @property
     def recomputed_bytes(self) -> int:
-        """Those of ``original_bytes`` of which nothing is stored, because backward makes the tensors again."""
+        """The part of ``original_bytes`` of which nothing is stored, because backward recomputes the tensors."""
         return sum(row.original_bytes for row in self.rows if row.codec == RECOMPUTED)
 
     @property
     def ratio(self) -> float:
-        """``original_bytes / stored_bytes``; 1 where nothing was saved."""
+        """``original_bytes / stored_bytes``; 1 if nothing was saved."""
         return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
 
     @property
     def title(self) -> str:
-        """The level, and what it saves, in a line."""
+        """The level and what it saves, in one line."""
         before, after = format_bytes(self.original_bytes), format_bytes(self.stored_bytes)
         return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
 
     @property
     def caption(self) -> str:
-        """What else there is to say, in lines."""
+        """Further lines of text."""
         if self.off and not self.exchanged:
             return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:

@@ -1,4 +1,5 @@
-"""A report's timeline as it is drawn: moments at which nothing changes left out, forward cut into bands by module."""
+"""A report's timeline as it is drawn: without moments at which nothing changes, the forward cut into bands by
+module."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ class Curve:
     Attributes:
         original: what autograd alone would keep.
         stored: what is kept instead.
-        device: that, without what was taken to host memory.
-        bands: of forward.
-        turn: the last moment of forward.
+        device: the part of ``stored`` that is not in host memory.
+        bands: the forward's.
+        turn: the last moment of the forward.
     """
 
     original: list[int]
@@ -39,7 +40,7 @@ class Curve:
 
 
 def curve_of(rows: Sequence[Row], bands: int, gradient_bytes: int = 0) -> Curve | None:
-    """The curve, with about that many bands; ``None`` where nothing was saved. See ``timeline_of``."""
+    """The curve, with about this number of bands; ``None`` if nothing was saved. See ``timeline_of``."""
     counted = [row for row in rows if not row.owner and (row.original_bytes or row.stored_bytes)]
     if not counted:
         return None

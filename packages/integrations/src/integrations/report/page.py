@@ -1,4 +1,4 @@
-"""A report as one page of HTML. It fetches nothing, and forbids itself to."""
+"""A report as one page of HTML. It fetches nothing, and its policy forbids it to."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def filled(
     headings: Iterable[str],
     rows: Iterable[str],
 ) -> str:
-    """A page of this look.
+    """A page in this layout.
 
     Args:
         title, heading, subheading, lines: text; the last may have several lines.
         figures, charts, headings, rows: HTML.
         listing: what the table lists.
-        filtered: by what its rows are found.
+        filtered: what its rows are filtered by.
     """
     template = Template(files("integrations.report").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(

@@ -11,7 +11,7 @@ from integrations.report.curve import Curve, curve_of
 from integrations.report.tree import Part, cut, tree_of
 from integrations.report.words import format_bytes, unit_of
 
-PARTS = 16  # of the model, at most
+PARTS = 16  # the most parts of the model
 EXPLANATION = (
     "Left: what is kept for backward after each tensor that forward saves and backward lets go; not what operators "
     "hold for a moment, and no gradients."

@@ -29,12 +29,12 @@ class Report(Content):
         offload: whether the level takes what is stored to host memory.
         plan: where the bits of an adaptive level come from, in words; empty at other levels.
         monitor: what the monitor found, in words; empty without one.
-        recomputed: by which plan backward makes tensors again, in words; empty without one.
+        recomputed: by which plan backward recomputes tensors, in words; empty without one.
         model: the model's class, for titles.
         note: how the report came about, where no step of a training made it; empty otherwise.
-        exchanged: what layers were exchanged for others that keep less, in words; empty without.
-        loss: whose loss was counted, in words; empty where none is known.
-        gradient_bytes: of the gradient that its backward makes of what the model returns; 0 where none is known.
+        exchanged: which layers were exchanged for others that keep less, in words; empty if none.
+        loss: whose loss was counted, in words; empty if none is known.
+        gradient_bytes: bytes of the gradient of what the model returns, which the loss's backward makes; 0 if unknown.
     """
 
     def table(self, depth: int | None = None) -> Table:
@@ -56,9 +56,9 @@ class Report(Content):
         return module_table(self, depth)
 
     def timeline(self) -> tuple[Moment, ...]:
-        """What is stored at each moment of a step: it grows as forward saves tensors, and shrinks as backward, which
-        takes them in reverse, lets them go. Saved tensors alone: not what operators hold for a moment, and no
-        gradients but ``gradient_bytes``, which stand beside all that is saved."""
+        """What is stored at each moment of a step. It grows while forward saves tensors, and shrinks while backward
+        frees them in reverse order. It has only saved tensors and ``gradient_bytes``, and not what operators hold for a
+        moment, nor other gradients."""
         return timeline_of(self.rows, self.gradient_bytes)
 
     def to_json(self) -> str:
@@ -103,6 +103,6 @@ class Report(Content):
 
     def __str__(self) -> str:
         text = StringIO()
-        # As wide as the terminal, and wide enough for its columns where there is none, as in a log file.
+        # As wide as the terminal; without one, as in a log file, wide enough for its columns.
         Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
         return text.getvalue().rstrip()

@@ -16,18 +16,18 @@ class Row:
     Attributes:
         module: path of the module that saved it; empty for the model itself.
         operator: the call that saved it.
-        role: what it was to the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``, or a dropout's
-            ``"mask"``; ``"compiled"`` where a region of ``torch.compile`` saved it, and the operators are those
-            that use it in backward.
+        role: its role in the call: ``"input"``, ``"other"``, ``"result"`` or ``"internal"``, or a dropout's ``"mask"``;
+            ``"compiled"`` where a region of ``torch.compile`` saved it, and the operators are those that use it in
+            backward.
         shape, dtype: of the tensor.
         codec: how it is stored; ``"kept"`` as it is, ``"copied"`` exactly, so that a larger storage can go, or
             ``"recomputed"``: nothing is stored.
         original_bytes: what plain autograd keeps alive for it: its whole storage, in the first row that saves it.
         stored_bytes: what is kept instead; 0 where it shares what an earlier row counts.
         why: the reason for the codec.
-        owner: who keeps the tensor alive anyway (a parameter, a buffer, an input); its bytes count nothing.
+        owner: who keeps the tensor alive anyway (a parameter, a buffer, an input), so that its bytes do not count.
         host: whether what is kept was taken to host memory.
-        seconds: what storing it and making it again took, in the step that was measured; ``None`` where none was.
+        seconds: the time that storing and restoring it took; ``None`` if it was not measured.
     """
 
     module: str

@@ -13,7 +13,8 @@ from integrations.report.row import Row
 
 FORMAT = "integrations report"
 VERSION = 1
-_SUMS = ("original_bytes", "stored_bytes", "host_bytes", "ratio")  # for other programs; read back from the rows
+# For other programs; they are computed from the rows when read back.
+_SUMS = ("original_bytes", "stored_bytes", "host_bytes", "ratio")
 _HEAD = ("format", "version")
 
 
@@ -27,7 +28,7 @@ def to_json(report: Content) -> str:
 
 
 def fields_of(text: str) -> dict[str, Any]:
-    """What ``Report`` is made of. See ``Report.from_json``."""
+    """The arguments of ``Report``. See ``Report.from_json``."""
     try:
         told = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""The charts of a page, in SVG and HTML, so that a page needs no library to be made and none to be read."""
+"""The charts of a page, in SVG and HTML, so that no library is needed to make or to read it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from integrations.report.tree import cut, tree_of
 from integrations.report.words import format_bytes, unit_of
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 660, 330, 46, 24
-_PARTS = 16  # of the model, at most
+_PARTS = 16  # the most parts of the model
 
 
 def step(rows: Sequence[Row], gradient_bytes: int = 0) -> str:
-    """Memory over one step; empty where nothing was saved. See ``timeline_of``."""
+    """Memory over one step; empty if nothing was saved. See ``timeline_of``."""
     curve = curve_of(rows, _PARTS, gradient_bytes)
     if curve is None:
         return ""
@@ -36,7 +36,7 @@ def step(rows: Sequence[Row], gradient_bytes: int = 0) -> str:
 
     floor = y(0)
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory over one step">']
-    labels = []  # above all that is drawn
+    labels = []  # drawn last, above everything else
     for number, band in enumerate(curve.bands):
         start, width = x(band.start), x(band.end) - x(band.start)
         if number % 2 == 0:
@@ -95,7 +95,7 @@ def _keys(apart: bool) -> str:
 
 
 def front(points: Sequence[tuple[int, float]], chosen: tuple[int, float]) -> str:
-    """Memory against time, of plans that none beats in both.
+    """Memory against time, for plans that no other beats in both.
 
     Args:
         points: bytes, and the added time in per cent.

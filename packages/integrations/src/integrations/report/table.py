@@ -66,7 +66,7 @@ def _table(report: Content, headings: tuple[str, ...]) -> Table:
 
 
 def _numbers(table: Table, report: Content) -> bool:
-    """The columns of numbers; whether there is one of times."""
+    """Adds the columns of numbers. Returns whether there is one of times."""
     timed = any(row.seconds is not None for row in report.rows)
     for heading in ("before", "after", "share", *(("time",) if timed else ())):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -74,7 +74,7 @@ def _numbers(table: Table, report: Content) -> bool:
 
 
 def _add_part(table: Table, part: Part, level: int, whole: int, timed: bool) -> None:
-    label = Text("  " * level + part.name)  # a name may have brackets, which are markup in a string
+    label = Text("  " * level + part.name)  # a name may have brackets, which a string takes for markup
     alone = part.rows if len(part.rows) == 1 and not part.parts else []
     if alone:
         table.add_row(label, *_cells(alone[0], whole, timed))

@@ -1,8 +1,8 @@
-"""What is stored at each moment of one training step, by the report's rows.
+"""What is stored at each moment of one training step, from the report's rows.
 
-Autograd runs the nodes of a graph in the reverse order of their making, the last first: of all that are left, the
-newest waits for none of the others. It lets go of what a node saved when that node has run. So the order of saving,
-backwards, is the order of release; on one device, and without a checkpoint's segments, which save anew in backward.
+Autograd runs the nodes of a graph in the reverse order of their creation: of all nodes that are left, the newest waits
+for none of the others. It frees what a node saved once that node has run. So the reverse order of saving is the order
+of release. That holds on one device, without the segments of checkpoints, which save anew in backward.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Moment:
     """The state after one event.
 
     Attributes:
-        module: whose tensor was saved, or let go; empty for the model itself, and before the first event.
+        module: whose tensor was saved or freed; empty for the model itself, and before the first event.
         original_bytes: what autograd alone would keep.
-        device_bytes: what is kept instead, without what was taken to host memory.
-        host_bytes: that.
+        device_bytes: what is kept instead, without what is in host memory.
+        host_bytes: what is kept in host memory.
     """
 
     module: str
@@ -32,13 +32,13 @@ class Moment:
 
 
 def timeline_of(rows: Sequence[Row], gradient_bytes: int = 0) -> tuple[Moment, ...]:
-    """The moments: the beginning, then one for each tensor that is saved in forward, then one for each that backward
-    lets go. Tensors that somebody else keeps alive are no events.
+    """The moments: the beginning, one for each tensor that forward saves, and one for each that backward frees. Tensors
+    that something else keeps alive are no events.
 
     Args:
-        rows: of a forward.
-        gradient_bytes: of the gradient that the loss's backward makes, where that is known: it comes before all is let
-            go, and goes with the first tensor that a part of the model has saved.
+        rows: the forward's.
+        gradient_bytes: bytes of the gradient that the loss's backward makes, if known. It is made before all else is
+            freed, and freed with the first tensor that a part of the model has saved.
     """
     saved = [row for row in rows if not row.owner]
     moments = [Moment("", 0, 0, 0)]

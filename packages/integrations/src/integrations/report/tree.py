@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from integrations.report.row import Row
 
 MODEL = "(model)"
-"""What the model itself is called, whose path is empty."""
+"""The name of the model itself, whose path is empty."""
 
 
 @dataclass
 class Part:
-    """A module and what is in it; a chain of modules of which each has but the next is one part.
+    """A module and what is in it. A chain of modules with one child each is one part.
 
     Attributes:
-        path: of the module.
-        name: the end of the path, by which it differs from that of the part around it.
-        rows: what the module itself saved, and nobody else keeps alive.
+        path: the module's path.
+        name: the end of the path, without the path of the part around it.
+        rows: what the module itself saved, and nothing else keeps alive.
         parts: the modules in it, in the order in which they first saved something.
     """
 
@@ -46,12 +46,12 @@ class Part:
 
     @property
     def seconds(self) -> float | None:
-        """What compression took; ``None`` where it was not measured."""
+        """The time that compression took; ``None`` if it was not measured."""
         times = [row.seconds for row in self.all_rows() if row.seconds is not None]
         return sum(times) if times else None
 
     def operators(self, most: int = 3) -> str:
-        """The operators that save most of it, the first of them first."""
+        """The operators that save most of it, in descending order."""
         counts: Counter[str] = Counter()
         for row in self.all_rows():
             counts[row.operator or "unknown"] += row.original_bytes
@@ -60,7 +60,7 @@ class Part:
 
 
 def tree_of(rows: Sequence[Row]) -> Part:
-    """The model, with what autograd alone keeps for it."""
+    """The model's tree, with what autograd alone keeps for it."""
     root = Part("", MODEL)
     known = {"": root}
     for row in rows:
@@ -72,9 +72,9 @@ def tree_of(rows: Sequence[Row]) -> Part:
 
 
 def cut(root: Part, most: int) -> list[Part]:
-    """At most ``most`` parts that are all of the model, in its order, of one depth if that is fair: a part that is more
-    than half of it is opened alone, and where it has too many parts, they come in stretches of equal numbers. What an
-    opened module saved itself is a part of its own."""
+    """At most ``most`` parts that together are the model, in its order, and of one depth if possible. A part that is
+    more than half of the model is opened alone. If it has too many parts, they are grouped into runs of equal length.
+    What an opened module saved itself is a part of its own."""
     found = [root]
     while True:
         deeper = [inner for part in found for inner in (_opened(part) if part.parts else [part])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from integrations.storing.records import RECOMPUTED
 
 LOSS = "(loss)"
-"""In the place of a module's path: what a loss saves that is computed of the model's output."""
+"""In the place of a module's path: what a loss saves that is computed from the model's output."""
 
 
 NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
@@ -14,7 +14,7 @@ IT_TAKES = (
     "it takes a call of the model itself, model(...), in train() mode, with gradients on; what other methods or "
     "submodules compute is seen in a block: with integrations.compress(model)"
 )
-"""What a forward has to be to be compressed."""
+"""What a forward needs to be compressed, in words."""
 
 
 def format_bytes(count: float) -> str:
@@ -43,7 +43,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def short_codec(codec: str) -> str:
-    """A codec without what goes without saying."""
+    """A codec's name without the defaults."""
     return codec.replace(", rounding='stochastic'", "").replace("()", "")
 
 
@@ -53,14 +53,14 @@ def format_shape(shape: tuple[int, ...]) -> str:
 
 
 def format_stored(codec: str, count: int) -> str:
-    """What is kept for a row; ``-`` where nothing is, because backward makes it again."""
+    """What is kept for a row; ``-`` if nothing is, because backward recomputes it."""
     if codec == RECOMPUTED:
         return "-"
     return format_bytes(count) if count else "shared"
 
 
 def format_share(part: int, whole: int) -> str:
-    """A part in per cent of the whole; what is there but rounds to none is told apart from nothing."""
+    """A part in per cent of the whole. What rounds to 0 is told apart from nothing."""
     if not part or not whole:
         return ""
     return f"{100 * part / whole:.1f}%" if part / whole >= 0.0005 else "<0.1%"

@@ -1,4 +1,5 @@
-"""From an operator and a role to what backward needs, and to the codecs that have it; for eager and compiled code.
+"""From an operator and a role to what backward needs of a tensor, and to the codecs that store that; for eager and
+compiled code.
 
 ``add_rule`` gives an operator of one's own a rule: ``docs/extend.md``.
 """

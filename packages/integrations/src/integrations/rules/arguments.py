@@ -1,4 +1,5 @@
-"""What a call's arguments say of what it saves: if a rule holds, where a gradient passes, which indices there are."""
+"""What the arguments of a call say of the tensors that it saves: whether a rule holds, where a gradient passes, the
+range of indices."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class _Assumption:
-    """What a rule takes an argument to be: from ``least`` to ``most``."""
+    """The values of an argument for which a rule holds: from ``least`` to ``most``."""
 
     position: int
     name: str
@@ -42,16 +43,16 @@ class _Assumption:
     most: float
 
     def departure(self, given: Arguments) -> str:
-        """The argument as it was given, in words, where it is not so; else empty."""
+        """The argument as it was given, in words, if the rule does not hold for it; else empty."""
         value = given.get(self.position, self.name, self.default)
         if isinstance(value, int | float) and self.least <= value <= self.most:
             return ""
         return f"{self.name}={'a tensor' if isinstance(value, Tensor) else value}"
 
 
-# elu's slope jumps at 0 unless alpha is 1; those of softplus and celu change the faster the larger beta and the smaller
-# alpha are, and softplus's jumps at its threshold, by sigmoid(-threshold). The slope of a power is a lower power, which
-# is steep at 0 below the square; that of a fourth power is off by three times as much, relatively, as what is saved.
+# elu's slope jumps at 0 unless alpha is 1. The slopes of softplus and celu change faster with a larger beta and a
+# smaller alpha, and softplus's jumps at its threshold by sigmoid(-threshold). The slope of a power is a lower power:
+# below the square it is steep at 0, and of the fourth power it is off, relatively, by three times as much as the input.
 ASSUMED = MappingProxyType(
     {
         "elu": (_Assumption(1, "alpha", 1, 1, 1),),
@@ -63,9 +64,9 @@ ASSUMED = MappingProxyType(
 
 
 def variant(operator: str, given: Arguments) -> str:
-    """The operator's name; with that of an argument after it where the argument makes the operator's rule not hold.
+    """The operator's name. If an argument makes the operator's rule not hold, the argument's name follows.
 
-    Without the argument's value, which may be another in each step: the name is part of a tensor's identity.
+    The argument's value is left out, since it may change from step to step: the name is part of a tensor's identity.
     """
     for assumption in ASSUMED.get(operator, ()):
         if assumption.departure(given):
@@ -74,7 +75,7 @@ def variant(operator: str, given: Arguments) -> str:
 
 
 def departures(operator: str, given: Arguments) -> str:
-    """The arguments that make an operator's rule not hold, with their values; empty where it holds."""
+    """The arguments that make an operator's rule not hold, with their values; empty if it holds."""
     found = (assumption.departure(given) for assumption in ASSUMED.get(operator, ()))
     return ", ".join(filter(None, found))
 
@@ -84,10 +85,12 @@ def departures(operator: str, given: Arguments) -> str:
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a gradient passes: between ``low`` and ``high``, or outside of them.
+    """Where a gradient passes: between ``low`` and ``high``, or outside of them. A NaN passes: its gradient is not
+    finite in any case.
 
-    ``closed``: whether the interval has its bounds, as torch's backward has it, so that the mask is that of the very
-    comparison that it makes. A NaN passes: its gradient is not finite in any case.
+    Attributes:
+        closed: whether the bounds belong to the interval. It is so exactly where torch's backward has it so, since the
+            mask has to be that of torch's own comparison.
     """
 
     low: float
@@ -104,8 +107,8 @@ class Interval:
         return beyond if self.outside else beyond.logical_not_()
 
     def values(self, dtype: torch.dtype) -> tuple[float, float] | None:
-        """Two finite values exact in ``dtype``, at which the gradient is blocked and passes; ``None`` if there are
-        none, or if backward and this might compare with differently rounded bounds."""
+        """Two finite values that are exact in ``dtype``, the first where the gradient is blocked, the second where it
+        passes. ``None`` if there are none, or if backward might round the bounds differently in its comparison."""
         if dtype.itemsize < 4 and any(math.isfinite(bound) and _cast(bound, dtype) != bound for bound in self._bounds):
             return None
         finite = [bound for bound in self._bounds if math.isfinite(bound)]
@@ -131,8 +134,9 @@ def _cast(value: float, dtype: torch.dtype) -> float:
 
 @cache
 def _clamp_passes_at_bounds() -> bool:
-    """Whether clamp's gradient passes at its bounds, which versions of torch answer differently."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)  # instead of a session's
+    """Whether clamp's gradient passes at its bounds. Versions of torch differ."""
+    # No session's hooks are to see this.
+    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
     with DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad(), hooks:
         x = torch.zeros(1, requires_grad=True)
         [gradient] = torch.autograd.grad(x.clamp(max=0.0).sum(), x)
@@ -150,7 +154,7 @@ def _shrink(given: Arguments) -> Interval | None:
 
 
 def _interval(low: Any, high: Any, **fields: bool) -> Interval | None:
-    """``None`` where a bound is a tensor."""
+    """The interval; ``None`` if a bound is a tensor."""
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return None
     return Interval(float(low), float(high), **fields)
@@ -173,8 +177,8 @@ _INTERVALS: Mapping[str, Callable[[Arguments], Interval | None]] = MappingProxyT
 
 
 def two_valued(operator: str, given: Arguments, tensor: Tensor) -> tuple[Tensor, BitMask] | None:
-    """A tensor of two values in place of one that backward only compares with bounds, and the codec for it; ``None``
-    where the arguments are no plain bounds, or no two values of the dtype tell the sides apart."""
+    """A tensor of two values that replaces one which backward only compares with bounds, and the codec for it. ``None``
+    if the arguments are no plain bounds, or no two values of the dtype tell the sides apart."""
     interval = _INTERVALS[operator](given)
     values = None if interval is None else interval.values(tensor.dtype)
     if interval is None or values is None:
@@ -193,7 +197,7 @@ def _size(given: Arguments) -> int | None:
 
 
 def _largest(given: Arguments) -> int | None:
-    """The size of the largest dimension of the first argument: above every index into one of its dimensions."""
+    """The size of the largest dimension of the first argument, which exceeds every index into one of its dimensions."""
     source = given.get(0, "input", given.kwargs.get("self"))
     return max(source.shape, default=1) if isinstance(source, Tensor) else None
 
@@ -215,7 +219,7 @@ def _plane(dims: int) -> Callable[[Arguments], int | None]:
 _ALONG_DIM = ("index_select", "index_add", "index_copy", "gather", "scatter", "scatter_add")
 _SELECTING = ("topk", "sort", "max", "min", "median", "mode", "kthvalue", "cummax", "cummin")
 
-# operator -> (how many indices there are, whether negative ones count from the end)
+# operator -> (a bound above all of its indices, whether negative indices count from the end)
 _RANGES: Mapping[str, tuple[Callable[[Arguments], int | None], bool]] = MappingProxyType(
     {
         **dict.fromkeys(_ALONG_DIM, (_size, False)),

@@ -1,7 +1,7 @@
-"""Attention of a compiled region whose query, key and value wait in fewer bits: backward computes it again from these.
+"""Attention of a compiled region whose query, key and value wait in fewer bits: backward recomputes it from these.
 
-torch's backward of attention takes its result and the logarithms of the softmax's sums. With a query and key that were
-rounded the sums would be of other numbers, by which the softmax is not normalised (see ``attention``).
+Torch's backward of attention reads the result and the logarithms of the softmax's sums. These sums do not belong to a
+rounded query and key, and would not normalise their softmax (see ``attention``).
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch.fx import Graph, Node
 from integrations._torch import scaled_dot_product_flash_attention_for_cpu
 from integrations.rules.aten_nodes import name_of
 
-AGAIN = "attention is computed again in backward"
+RECOMPUTED_ATTENTION = "attention is recomputed in backward"
 QUERY_KEY_VALUE = (1, 2, 3)
-"""Their places among a backward operator's arguments."""
+"""The places of query, key and value among a backward operator's arguments."""
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
-# The backward operators, and what computes the result and the sums that they take.
+# The backward operators, and the operator that computes the result and the sums that each of them reads.
 _KERNELS = MappingProxyType({f"{_NAME}_backward": scaled_dot_product_flash_attention_for_cpu})
-_THREE, _MADE = slice(1, 4), slice(4, 6)  # and those of the result and the sums
+_THREE, _MADE = slice(1, 4), slice(4, 6)  # the places of query, key and value, and those of the result and the sums
 
 
-def remake_attention(backward: Graph, rounds: Callable[[Node], bool]) -> frozenset[str]:
-    """Has each attention of a backward graph take a result and sums that are computed there.
+def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> frozenset[str]:
+    """Has each attention of a backward graph recompute its result and sums there.
 
     Args:
         backward: the graph.
-        rounds: whether one of its inputs waits in fewer bits. Attention whose query, key and value are computed from
-            none that does is left as it is.
+        rounds: whether an input of the graph waits in fewer bits. Attention whose query, key and value depend on no
+            such input is left as it is.
 
     Returns:
-        Names of the inputs that nothing takes any more.
+        Names of the inputs that no node reads any more.
     """
     dropped: set[str] = set()
     for node in list(backward.nodes):
         forward = _KERNELS.get(name_of(node.target)) if node.op == "call_function" else None
-        if forward is None or is_remade(node) or not any(map(rounds, _inputs_of(node.args[_THREE]))):
+        if forward is None or is_recomputed(node) or not any(map(rounds, _inputs_of(node.args[_THREE]))):
             continue
         made: tuple[Node, ...] = node.args[_MADE]
         with backward.inserting_before(node):
@@ -54,7 +54,7 @@ def remake_attention(backward: Graph, rounds: Callable[[Node], bool]) -> frozens
 
 
 def _inputs_of(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The inputs of the graph that nodes are computed from."""
+    """The inputs of the graph on which nodes depend."""
     todo = list(nodes)
     seen = set(todo)
     while todo:
@@ -66,8 +66,9 @@ def _inputs_of(nodes: Iterable[Node]) -> Iterator[Node]:
         todo.extend(new)
 
 
-def is_remade(node: Node) -> bool:
-    """Whether a node is an attention's backward whose result and sums are those of the same query, key and value."""
+def is_recomputed(node: Node) -> bool:
+    """Whether a node is an attention's backward whose result and sums are computed from the same query, key and
+    value."""
     forward = _KERNELS.get(name_of(node.target))
     if forward is None:
         return False
@@ -78,5 +79,5 @@ def is_remade(node: Node) -> bool:
 
 
 def is_attention(name: str) -> bool:
-    """Whether an operator is one that ``remake_attention`` computes again."""
+    """Whether ``recompute_attention`` recomputes an operator."""
     return name == _NAME

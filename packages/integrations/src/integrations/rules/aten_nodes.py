@@ -14,7 +14,7 @@ def operator_of(node: Node) -> str:
 
 
 def name_of(target: Any) -> str:
-    """The operator's name, without its overload; of libraries other than torch's, with theirs."""
+    """The operator's name without its overload; with its library's name if that is not torch's."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         return str(getattr(target, "__name__", target))
@@ -23,35 +23,36 @@ def name_of(target: Any) -> str:
 
 
 def origin_of(node: Node) -> str:
-    """The operator of which the node is a part, where a backend decomposed it."""
+    """The operator that a backend decomposed into nodes of which this is one."""
     original = node.meta.get("original_aten")
     return name_of(original) if original is not None else name_of(node.target)
 
 
 def hint(size: Any) -> int:
-    """A size; one that varies as it was when the region was compiled. ``int(size)`` would make it one that does not."""
+    """A size. A varying one is as it was when the region was compiled; ``int(size)`` would fix it."""
     found = size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
     return found if isinstance(found, int) else 0
 
 
 def number(value: Any) -> int | float | None:
-    """An argument that is a number; else ``None``."""
+    """The argument if it is a number; else ``None``."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def shape_of(node: Node) -> tuple[Any, ...]:
-    """The sizes of its result; none where that is no tensor."""
+    """The sizes of the node's result; empty if that is no tensor."""
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def covers(node: Node, user: Node) -> bool:
-    """Whether no element of the node is used for several of the result, as a statistic is."""
+    """Whether each element of the node is used for one element of the result, unlike those of a statistic."""
     return shape_of(node) == shape_of(user)
 
 
 def has_same_numbers(node: Node) -> bool:
-    """Whether a view, copy or cast still has its argument's numbers: not so as integers, or read as another dtype."""
+    """Whether a view, copy or cast has the same numbers as its argument. A cast to integers or a view as another dtype
+    does not."""
     if any(isinstance(argument, torch.dtype) for argument in node.args) and name_of(node.target) == "view":
         return False
     value = node.meta.get("val")
@@ -60,7 +61,7 @@ def has_same_numbers(node: Node) -> bool:
 
 
 def is_bool(node: Node) -> bool:
-    """A mask, or the number that a mask was cast to."""
+    """Whether a node is a mask, or the number that a mask was cast to."""
     value = node.meta.get("val")
     if name_of(node.target) in ("convert_element_type", "_to_copy") and isinstance(node.args[0], Node):
         return is_bool(node.args[0])

@@ -1,13 +1,13 @@
 """What a compiled region's backward does with a tensor that its forward saves, read off the backward graph.
 
-A compiled region has no torch calls to look at: its forward and its backward are two graphs of aten operators, and the
+A compiled region has no torch calls to look at: its forward and backward are two graphs of aten operators, and the
 partitioner chose what goes from one to the other. A use here is an operator of ``rules`` and the tensor's role in it,
-so that the same table decides as for other models. Only what is recognised has one: anything else is kept exactly.
+so that the same table decides as for eager code. A tensor with a use that is not recognised is kept exactly.
 
-Backward may compute parts of the forward again from what is saved. What a recomputed value is used for decides then,
-too, at the bits of a product at least; where it decides between two sides, as a ReLU's mask does, rounding may move an
-element to the other side, so it is kept exactly. Of what a plan has repeated from rounded values on purpose, more
-operators are known: products, convolutions and the normalisations of rows.
+Backward may recompute parts of the forward from what is saved. Then what a recomputed value is used for decides, with
+the bits of a product at least. Where it decides between two sides, as a ReLU's mask does, rounding may move an element
+to the other side, so the tensor is kept exactly. Where a plan has parts repeated from rounded values on purpose, more
+operators are recognised: products, convolutions and the normalisations of rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from torch.fx import Graph, Node
 
-from integrations.rules.aten_attention import QUERY_KEY_VALUE, is_attention, is_remade
+from integrations.rules.aten_attention import QUERY_KEY_VALUE, is_attention, is_recomputed
 from integrations.rules.aten_nodes import covers, has_same_numbers, hint, is_bool, name_of, number, origin_of, shape_of
 from integrations.rules.standardizing import CHANNELS
 
@@ -29,8 +29,8 @@ class Use:
     """One use of a saved tensor.
 
     Attributes:
-        operator, role: as ``rules.RULES`` has them; an operator without a rule is kept exactly.
-        name: of the aten operator in the backward graph.
+        operator, role: as in ``rules.RULES``; what an operator without a rule saves is kept exactly.
+        name: the aten operator in the backward graph.
         statistics: what a normalisation takes its statistics over, as ``norms.Statistics`` has it: the sizes of its
             input, then the number of groups; empty for any other operator.
     """
@@ -41,12 +41,12 @@ class Use:
     statistics: tuple[int, ...] = ()
 
 
-class _Value(Enum):
-    """What a node of the backward graph is to the saved tensor."""
+class _Dependence(Enum):
+    """How a node of the backward graph depends on the saved tensor."""
 
     ITSELF = "the tensor, or a view, copy or cast of it"
     POSITIVE = "its positive part, which is positive where it is"
-    RECOMPUTED = "a value computed again from it"
+    RECOMPUTED = "a value recomputed from it"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -57,7 +57,7 @@ _SAME = _names(
     "view _unsafe_view reshape permute transpose t squeeze unsqueeze expand slice select alias detach "
     "clone contiguous _to_copy convert_element_type unbind split split_with_sizes getitem lift_fresh_copy"
 )
-# Positions of the operands of which the result is a linear function, the other operand being a gradient.
+# Positions of the operands in which the result is linear, the other operand being a gradient.
 _PRODUCTS = MappingProxyType(
     {
         "mm": (0, 1),
@@ -69,8 +69,8 @@ _PRODUCTS = MappingProxyType(
         "convolution_backward": (1,),
     }
 )
-# Positions of value and result, in which backward is linear. It is not in query and key, whose exact softmax's sum it
-# has, if that is not computed again (``compiled_attention``).
+# Positions of value and result, in which backward is linear. It is not linear in query and key, since it divides by the
+# sum of their exact softmax, unless attention is recomputed (``regions``).
 _ATTENTIONS = MappingProxyType(
     {
         "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
@@ -83,7 +83,7 @@ _ATTENTIONS = MappingProxyType(
         "_efficient_attention_backward": (3, 5),
     }
 )
-# Backward operators: the position of the tensor, and the operator of the forward and the role that it has in a rule.
+# By backward operator: the position of the tensor, and the forward operator and role that its rule has.
 _BACKWARDS = MappingProxyType(
     {
         "native_batch_norm_backward": (1, "batch_norm", "input"),
@@ -107,10 +107,10 @@ _BACKWARDS = MappingProxyType(
         "_adaptive_avg_pool3d_backward": (1, "adaptive_avg_pool3d", "input"),
     }
 )
-# Those of one saved operand, which a backend may have decomposed into arithmetic: whatever step of it takes the tensor,
-# the derivative as a whole is what the rule speaks of.
+# Operators with one saved operand, which a backend may decompose into arithmetic. Whichever step reads the tensor, the
+# rule speaks of the derivative as a whole.
 _DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data")
-# Computed again, they move by a bounded multiple of what the tensor does.
+# If recomputed, their results move by a bounded multiple of what the tensor does.
 _SMOOTH = _names("gelu silu mish sigmoid tanh erf")
 _BATCH_NORMS = _names(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
@@ -119,7 +119,7 @@ _BATCH_NORMS = _names(
 _ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
 _ROW_STATISTICS = frozenset((3, 4))  # positions in the backward operators of row norms
 _SUMS = _names("add sub neg")
-# Positions of the operands in which a repetition is linear.
+# Positions of the operands in which a repeated operator is linear.
 _REPEATED = MappingProxyType(
     {
         "mm": (0, 1),
@@ -136,8 +136,8 @@ _REPEATED = MappingProxyType(
 _TOO_MANY = 256  # steps that are followed
 
 
-class Backward:
-    """The uses of what the forward graph of a region hands to its backward graph."""
+class BackwardUses:
+    """The uses of the tensors that a region's forward graph hands to its backward graph."""
 
     def __init__(self, forward: Graph, backward: Graph) -> None:
         made = {node.name for node in forward.nodes}
@@ -146,24 +146,24 @@ class Backward:
         self._gradients = _reached([node for node in inputs if "tangents" in node.name and node.name not in made])
 
     def uses_of(self, saved: Node, planned: bool = False) -> frozenset[Use]:
-        """The uses of a node of the forward graph, which has the same name in the backward graph.
+        """The uses of a node of the forward graph. It has the same name in the backward graph.
 
         Args:
             saved: the node.
-            planned: whether a plan weighed what is made again from it, and stores it in bits.
+            planned: whether a plan stores it in bits, and has weighed what is recomputed from it.
         """
         start = self._inputs.get(saved.name)
         if start is None:
             return frozenset((_unknown("a backward that does not name it"),))
         found: set[Use] = set()
-        todo, seen = [(start, _Value.ITSELF)], {(start, _Value.ITSELF)}
+        todo, seen = [(start, _Dependence.ITSELF)], {(start, _Dependence.ITSELF)}
         while todo:
             node, value = todo.pop()
             for user in node.users:
                 steps = list(_follow(start, node, value, user, self._gradients, planned))
                 found.update(step for step in steps if isinstance(step, Use))
                 for step in steps:
-                    if isinstance(step, _Value) and (user, step) not in seen:
+                    if isinstance(step, _Dependence) and (user, step) not in seen:
                         seen.add((user, step))
                         todo.append((user, step))
             if len(seen) > _TOO_MANY:
@@ -173,7 +173,7 @@ class Backward:
 
 
 def _reached(nodes: list[Node]) -> set[Node]:
-    """What depends on any of the nodes."""
+    """The nodes that depend on any of these nodes."""
     found = set(nodes)
     todo = list(nodes)
     while todo:
@@ -185,9 +185,9 @@ def _reached(nodes: list[Node]) -> set[Node]:
 
 
 def _follow(
-    start: Node, node: Node, value: _Value, user: Node, gradients: set[Node], planned: bool
-) -> Iterator[Use | _Value]:
-    """What ``user`` makes of ``node``: uses, and what its own result is to the saved tensor."""
+    start: Node, node: Node, value: _Dependence, user: Node, gradients: set[Node], planned: bool
+) -> Iterator[Use | _Dependence]:
+    """The uses in ``user`` of what ``node`` holds, or how the result of ``user`` depends on the saved tensor."""
     name, origin = name_of(user.target), origin_of(user)
     positions = tuple(index for index, argument in enumerate(user.args) if argument is node)
     if user.op != "call_function" or not positions or node in user.kwargs.values():
@@ -199,62 +199,65 @@ def _follow(
     elif origin in _DECOMPOSED:
         _, operator, role = _BACKWARDS[origin]
         yield Use(operator, role, origin)
-        if value is not _Value.ITSELF:
+        if value is not _Dependence.ITSELF:
             yield _product(origin)
-    elif name in ("le", "gt") and positions == (0,) and number(user.args[1]) == 0 and value is not _Value.RECOMPUTED:
+    elif (
+        name in ("le", "gt") and positions == (0,) and number(user.args[1]) == 0 and value is not _Dependence.RECOMPUTED
+    ):
         yield Use("relu", "result", name)
     elif name == "relu":
-        yield _Value.RECOMPUTED if value is _Value.RECOMPUTED else _Value.POSITIVE
+        yield _Dependence.RECOMPUTED if value is _Dependence.RECOMPUTED else _Dependence.POSITIVE
     elif name == "pow" and positions == (0,) and number(user.args[1]) == 1:
         yield value
     elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
-        yield _unknown(f"{name} of what is computed again")
+        yield _unknown(f"{name} of what is recomputed")
     elif (is_attention(name) and set(positions) <= {0, 1, 2}) or (
         planned and len(positions) == 1 and positions[0] in _REPEATED.get(name, ())
     ):
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif not covers(node, user):
         yield _unknown(name)
     elif origin in _SMOOTH:
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     else:
         yield from _in_arithmetic(start, node, user, name, origin)
 
 
 def _in_gradient(
-    node: Node, value: _Value, user: Node, name: str, positions: tuple[int, ...], planned: bool
-) -> Iterator[Use | _Value]:
-    """A use together with the gradient."""
-    if is_remade(user):
+    node: Node, value: _Dependence, user: Node, name: str, positions: tuple[int, ...], planned: bool
+) -> Iterator[Use | _Dependence]:
+    """The uses in an operator that also reads a gradient."""
+    if is_recomputed(user):
         yield from _in_attention(value, name, positions)
     elif set(positions) <= set(_PRODUCTS.get(name, ())):
-        yield Use("linear", "input", name) if value is _Value.ITSELF else _product(name)
+        yield Use("linear", "input", name) if value is _Dependence.ITSELF else _product(name)
     elif _is_factor(node, user, name, set(positions)) or (
-        planned and name in _ROW_NORMS and value is _Value.RECOMPUTED and set(positions) <= _ROW_STATISTICS
+        planned and name in _ROW_NORMS and value is _Dependence.RECOMPUTED and set(positions) <= _ROW_STATISTICS
     ):
         yield _product(name)
     elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user, planned):
         _, operator, role = _BACKWARDS[name]
         yield Use(operator, role, name, _statistics(name, node, user))
-        if value is not _Value.ITSELF:
+        if value is not _Dependence.ITSELF:
             yield _product(name)
     else:
         yield _unknown(name)
 
 
-def _in_attention(value: _Value, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
-    """A use in an attention whose result and sums, which come next among its arguments, are computed again."""
+def _in_attention(value: _Dependence, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
+    """The uses in an attention whose result and sums, its next arguments, are recomputed."""
     for position in positions:
         if position in QUERY_KEY_VALUE:
             yield Use("scaled_dot_product_attention", "recomputed", name)
-            if value is not _Value.ITSELF:
+            if value is not _Dependence.ITSELF:
                 yield _product(name)
-        elif value is not _Value.RECOMPUTED:
+        elif value is not _Dependence.RECOMPUTED:
             yield _unknown(name)
 
 
 def _statistics(name: str, node: Node, user: Node) -> tuple[int, ...]:
-    """Those that the backward operator of a normalisation knows; none for one by running statistics."""
+    """The sizes and groups of a normalisation's statistics, as its backward operator knows them; empty for one by
+    running statistics."""
     if name == "native_group_norm_backward":
         return (*map(hint, shape_of(node)), hint(user.args[8]))
     if name == "cudnn_batch_norm_backward" or (name == "native_batch_norm_backward" and user.args[7] is True):
@@ -263,38 +266,38 @@ def _statistics(name: str, node: Node, user: Node) -> tuple[int, ...]:
 
 
 def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
-    """Whether the node is one factor of a product, and the gradient is in the other."""
+    """Whether the node is one factor of a product whose other factor depends on the gradient."""
     if name in _ATTENTIONS:
         return positions <= set(_ATTENTIONS[name])
     return name in ("mul", "fma") and positions <= {0, 1} and covers(node, user)
 
 
-def _holds(name: str, value: _Value, user: Node, planned: bool) -> bool:
+def _holds(name: str, value: _Dependence, user: Node, planned: bool) -> bool:
     """Whether a backward operator's rule holds for its arguments."""
     if name == "threshold_backward":
-        return number(user.args[2]) == 0 and value is not _Value.RECOMPUTED
+        return number(user.args[2]) == 0 and value is not _Dependence.RECOMPUTED
     if name == "leaky_relu_backward":
-        return value is not _Value.RECOMPUTED
+        return value is not _Dependence.RECOMPUTED
     again = planned and name in _ROW_NORMS
-    return value is _Value.ITSELF or again or not name.endswith("_norm_backward")
+    return value is _Dependence.ITSELF or again or not name.endswith("_norm_backward")
 
 
-def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Value]:
-    """A step of a forward that backward computes again."""
+def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Dependence]:
+    """The uses in a step of the forward that backward recomputes."""
     others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
     numbers = [argument for argument in user.args if number(argument) is not None]
     # Without a number it is a square, which moves by more than a bounded multiple of what the tensor does.
     scaled = bool(numbers) and (name == "mul" or (name == "div" and user.args[0] is node))
     if name in _SUMS or scaled:
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif name == "mul" and origin in _BATCH_NORMS:
         yield Use("batch_norm", "input", origin, (*map(hint, shape_of(user)), CHANNELS))
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif name == "mul" and origin in _ROW_NORMS and shape_of(start)[-1:] == shape_of(user)[-1:]:
         yield Use("layer_norm", "input", origin)
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     elif name == "mul" and others and all(is_bool(other) for other in others):  # dropout
-        yield _Value.RECOMPUTED
+        yield _Dependence.RECOMPUTED
     else:
         yield _unknown(name)
 

@@ -33,7 +33,7 @@ class Level:
         pointwise_bits: bits per element for the inputs of smooth nonlinearities (GELU, SiLU) and the results of
             bounded ones (sigmoid, tanh, softmax), at least ``bits``.
         attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
-            backward computes it again, at least ``bits``.
+            backward recomputes it, at least ``bits``.
         checkpoint_bits: bits per element for the inputs of ``torch.utils.checkpoint`` that a gradient goes through, at
             least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
         recompute: whether what cheap operators make of tensors that are stored anyway is recomputed from these in
@@ -96,16 +96,16 @@ class Level:
 
     @property
     def off(self) -> bool:
-        """Whether nothing is stored in another way than autograd stores it."""
+        """Whether tensors are stored as autograd stores them."""
         return self.bits is None and not self.offload
 
     @property
     def rounds_checkpoints(self) -> bool:
-        """Whether what backward computes something again from is stored in fewer bits."""
+        """Whether a checkpoint's inputs, from which backward recomputes its segment, are stored in fewer bits."""
         return self.bits is not None and self.checkpoint_bits is not None
 
     def title(self, name: str) -> str:
-        """How a report names this level, which was made of the one called ``name``."""
+        """The name of this level in a report. ``name`` is the level that it was made of."""
         preset = LEVELS[name]
         changed = [field.name for field in fields(self) if getattr(self, field.name) != getattr(preset, field.name)]
         return f"{name} with {', '.join(f'{name}={getattr(self, name)}' for name in changed)}" if changed else name
@@ -129,7 +129,7 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
 """The levels by name. L0 is off; L1, L1.1 and L1.2 use 4, 8 and 2 bits, the same for the whole model. lean stores
 little more than each block's inputs, and recomputes from these what cheap operators make. L2, L2.1 and L2.2
 give each tensor bits of its own, 4, 3 and 2 on average. L3 is L2 with the stored form on the host; L4bit-swap is L1
-with it there, and swap takes tensors there as they are."""
+with its stored form on the host, and swap moves tensors there as they are."""
 
 
 _OTHERS = (
@@ -142,7 +142,7 @@ _OTHERS = (
     "layers",
     "checkpoint",
     "strict",
-)  # which are no fields of a level
+)  # not fields of a level
 
 
 def resolve_level(name: str, options: Mapping[str, Any]) -> Level:

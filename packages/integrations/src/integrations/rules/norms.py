@@ -1,14 +1,14 @@
-"""How the input of a normalisation is stored, by what shares one of its statistics.
+"""How the input of a normalisation is stored, by the elements that share one of its statistics.
 
-With the normalised input n, whose rounding has a standard deviation of h, backward takes from a gradient its part along
-1 and its part along n. Of a gradient like noise over N elements, N - 2 parts in N are left, and the rounding of n adds
+Let n be the normalised input, and h the standard deviation of its rounding. Backward removes from a gradient its part
+along 1 and its part along n. Of a gradient like noise over N elements, N - 2 parts in N are left, and rounding n adds
 two parts in N times h**2: relative to what is left, the error is ``h * sqrt(2 / (N - 2))``. Two things follow.
 
-A statistic over two elements leaves nothing but what epsilon does, and any rounding is more than that.
+A statistic over two elements leaves only what epsilon does, and any rounding is more than that.
 
-And h is the step over the deviation of the elements that share the *statistic*, where the step is by the range of those
-that share a *group*. A channel of a hundredth of its neighbours' deviation has a hundred times their error. So either
-no group has elements of two statistics, or each statistic's elements are stored as they are normalised.
+And h is the rounding step over the deviation of the elements that share the *statistic*, while the step depends on the
+range of the elements that share a *group*. A channel with a hundredth of its neighbours' deviation has a hundred times
+their error. So either no group has elements of two statistics, or each statistic's elements are stored normalised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from integrations.rules.arguments import Arguments
 from integrations.rules.standardizing import CHANNELS, compressed, decompressed, least_deviation
 
 FEW = 8
-"""Elements of a statistic up to which they are kept: in 16 bits, to store them normalised takes no fewer bytes."""
+"""Inputs whose statistics are over so few elements are kept: in 16 bits, storing them normalised takes no fewer
+bytes."""
 
 
 @dataclass(frozen=True, order=True)
@@ -36,8 +37,8 @@ class Statistics:
     """What a normalisation takes its statistics over.
 
     Attributes:
-        shape: of its input, as the operator sees it: ``(samples, channels, ...)``.
-        groups: of channels that a sample has a statistic each for, or ``CHANNELS``.
+        shape: its input's, as the operator sees it: ``(samples, channels, ...)``.
+        groups: the number of groups of channels, each of which has a statistic in each sample; or ``CHANNELS``.
     """
 
     shape: tuple[int, ...]
@@ -45,25 +46,25 @@ class Statistics:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many statistics there are."""
         samples, channels = self.shape[:2]
         return channels if self.groups == CHANNELS else samples * self.groups
 
     @property
     def elements(self) -> int:
-        """Over how many elements one of them is."""
+        """Over how many elements each statistic is."""
         return math.prod(self.shape) // max(1, self.count)
 
     def codec(self, codec: GroupAffine, shape: Sequence[int], strides: Sequence[int]) -> GroupAffine | None:
-        """The codec for the input, of these sizes, that ``codec`` would be for where nothing is normalised; ``None``
-        keeps it."""
+        """The codec for an input of this shape and these strides, made from ``codec``, which would store it if nothing
+        were normalised. ``None`` keeps it."""
         if self.elements <= FEW:
             return None
         run = self._run if _contiguous(shape, strides) else 1
         size = next((size for size in range(codec.group_size, codec.group_size // 2 - 1, -32) if run % size == 0), 0)
         if size:
             return GroupAffine(codec.bits, size, codec.rounding)
-        if tuple(shape) != self.shape:  # a view: which elements share a statistic is not known
+        if tuple(shape) != self.shape:  # a view: it is not known which elements share a statistic
             return codec
         return Standardized(codec.bits, codec.group_size, codec.rounding, self.groups, self.count)
 
@@ -74,28 +75,30 @@ class Statistics:
 
     @property
     def _run(self) -> int:
-        """Elements of one statistic that lie end to end in a contiguous input."""
+        """The elements of one statistic that lie end to end in a contiguous input."""
         return math.prod(self.shape[2:]) if self.groups == CHANNELS else self.elements
 
 
-# Where torch's and torch.nn.functional's forms have the flag that statistics are those of the input, and its default.
+# The position and name of the flag that says whether the statistics are those of the input, and its default.
 _FROM_INPUT = {"batch_norm": (5, "training", False), "instance_norm": (5, "use_input_stats", True)}
 _GROUPS = (1, "num_groups")  # of a group norm
 
 
 def given_to(operator: str, given: Arguments) -> tuple[int, str, Any] | None:
-    """The argument that a call's statistics follow from, besides the input's shape: its position, its name, and its
-    value, which is ``None`` where the call leaves it out. ``None`` for an operator without such statistics."""
+    """The argument on which a call's statistics depend, besides the input's shape: its position, name and value. The
+    value is ``None`` if the call leaves it out. ``None`` for an operator without such statistics."""
     position, name = _GROUPS if operator == "group_norm" else _FROM_INPUT.get(operator, (0, ""))[:2]
     return (position, name, given.get(position, name)) if name else None
 
 
 def statistics_of(operator: str, given: Arguments, shape: Sequence[int]) -> Statistics | None:
-    """The statistics that a call takes of its input; ``None`` where it takes none, or of rows.
+    """The statistics that a call takes of its input; ``None`` if it takes none, or those of rows.
 
     Args:
         operator: its name.
-        shape: of the input as it is saved; that of an instance norm may be one sample with the channels of all.
+        given: its arguments.
+        shape: the shape of the input as it is saved. An instance norm's may be one sample with the channels of all
+            samples.
     """
     if len(shape) < 2 or 0 in shape:
         return None
@@ -108,7 +111,7 @@ def statistics_of(operator: str, given: Arguments, shape: Sequence[int]) -> Stat
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Takes a tensor's elements to less their mean and over their deviation, and back.
+    """Normalises a tensor's elements by their mean and deviation, and restores them.
 
     Attributes:
         groups: as in ``Statistics``.
@@ -119,7 +122,7 @@ class Normalizer:
     count: int
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether a tensor has as many statistics, and no element of it stands for several."""
+        """Whether a tensor has this number of statistics, and each element has memory of its own."""
         expanded = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         if tensor.dim() < 2 or expanded:
             return False
@@ -127,13 +130,14 @@ class Normalizer:
         return (channels if self.groups == CHANNELS else samples * self.groups) == self.count
 
     def normalized(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor's elements, dense in memory, and the mean and the deviation that they have lost:
-        ``Float[2, count]``. The operators are the same for all tensors of a shape, fake ones included."""
+        """A tensor's normalised elements, dense in memory, and their means and deviations: ``Float[2, count]``. The
+        same operators run for all tensors of a shape, fake ones included."""
         tensor = tensor.detach()
         given = tensor if is_dense(Layout.of(tensor)) else tensor.contiguous()
         whole, over = self._cells(given)
         mean = whole.mean(over, keepdim=True, dtype=_wide(tensor.dtype))
-        if torch.compiler.is_compiling():  # which takes no out= with gaps, as groups of channels last have
+        # Compiled code takes no out= with gaps, as groups of channels last would have.
+        if torch.compiler.is_compiling():
             normal = given.clone()
             cells = self._cells(normal)[0].sub_(mean)
         else:
@@ -144,7 +148,7 @@ class Normalizer:
         return normal, torch.stack([mean.view(-1), scale.view(-1)])
 
     def restored(self, normal: Tensor, statistics: Tensor) -> Tensor:
-        """The inverse of ``normalized``, which changes what it is given."""
+        """The inverse of ``normalized``. It changes ``normal``."""
         cells, over = self._cells(normal)
         shape = [1 if dim in over else size for dim, size in enumerate(cells.shape)]
         mean, scale = statistics.view(2, *shape)
@@ -152,12 +156,13 @@ class Normalizer:
         return normal
 
     def scales(self, statistics: Tensor, like: Tensor) -> Tensor:
-        """The deviation by which each element of a tensor was divided: ``Float[like.shape]``, in its strides."""
+        """The deviation by which each element of a tensor was divided: ``Float[like.shape]``, in the tensor's
+        strides."""
         return self.restored(torch.ones_like(like), torch.stack([torch.zeros_like(statistics[0]), statistics[1]]))
 
     def compress(self, tensor: Tensor, plain: Codec, seed: Any, stream: Any) -> Compressed | None:
-        """What ``plain`` stores of the normalised elements, with the statistics as the last part; ``None`` for a tensor
-        that is not taken, or too small to gain."""
+        """What ``plain`` stores of the normalised elements, with the statistics as the last part. ``None`` for a tensor
+        that does not fit, or is too small to gain."""
         if not self.takes(tensor):
             return None
         normal, statistics = self.normalized(tensor)
@@ -167,7 +172,7 @@ class Normalizer:
         return Compressed(stored.codec, (*stored.payload, statistics), Layout.of(tensor), tensor.dtype)
 
     def decompress(self, compressed: Compressed, plain: Codec) -> Tensor:
-        """The tensor of which ``compress`` made the stored form."""
+        """The tensor that ``compress`` stored."""
         *parts, statistics = compressed.payload
         layout = compressed.layout
         dense = layout if is_dense(layout) else Layout.of(torch.empty(layout.shape, device="meta"))
@@ -176,7 +181,7 @@ class Normalizer:
         return values if dense is layout else layout.restore(values.view(-1))
 
     def _cells(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
-        """A view, and its dimensions that a statistic is taken over."""
+        """A view of the tensor, and the view's dimensions over which a statistic is taken."""
         if self.groups == CHANNELS:
             return tensor, [dim for dim in range(tensor.dim()) if dim != 1]
         view = tensor.unflatten(1, (self.groups, -1))
@@ -185,7 +190,8 @@ class Normalizer:
 
 @dataclass(frozen=True)
 class Standardized(GroupAffine):
-    """``GroupAffine`` of elements as a ``Normalizer`` makes them, whose two numbers a statistic are stored besides.
+    """``GroupAffine`` on elements that a ``Normalizer`` has normalised. Two numbers for each statistic are stored
+    besides.
 
     Attributes:
         groups, count: the normalizer's.
@@ -206,8 +212,8 @@ class Standardized(GroupAffine):
         return super().stored_bytes(numel, dtype) + 2 * self.count * _wide(dtype).itemsize
 
     def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
-        """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``; of another tensor, such as an
-        expanded one, the plain stored form."""
+        """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``. A tensor that does not fit,
+        such as an expanded one, is stored plainly."""
         if self.normalizer.takes(tensor):
             stored = compressed(self, self.groups, self.count, tensor, seed, stream)
             if stored is not None:
@@ -216,7 +222,7 @@ class Standardized(GroupAffine):
         return self._plain.compress(tensor, seed=seed, stream=stream) if stored is None else replace(stored, codec=self)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, with the rounding error of its elements as they are normalised."""
+        """The tensor, with the rounding error of its normalised elements."""
         found = decompressed(self, self.groups, compressed) if trusted(self, compressed) else None
         return self.normalizer.decompress(compressed, self._plain) if found is None else found
 
@@ -227,7 +233,7 @@ class Standardized(GroupAffine):
 
 @dataclass(frozen=True)
 class OfChannels:
-    """Another codec's stored form of a batch norm's input, as its channels are normalised.
+    """Stores a batch norm's input through another codec, with each channel normalised.
 
     Args:
         inner: stores the normalised elements.
@@ -239,7 +245,7 @@ class OfChannels:
         return f"{self.inner}, standardised"
 
     def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
-        """The inner payload and ``Float[2, channels]``; of a tensor too small to gain, the inner stored form."""
+        """The inner payload and ``Float[2, channels]``; for a tensor too small to gain, the inner stored form."""
         channels = tensor.shape[1] if tensor.dim() > 1 else 0
         stored = Normalizer(CHANNELS, channels).compress(tensor, self.inner, seed, stream)
         if stored is None:
@@ -247,14 +253,15 @@ class OfChannels:
         return replace(stored, codec=OfChannels(stored.codec))
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, with the inner codec's error of its elements as they are normalised."""
+        """The tensor, with the inner codec's error in its normalised elements."""
         return Normalizer(CHANNELS, compressed.layout.shape[1]).decompress(compressed, self.inner)
 
 
 def _norm(cells: Tensor, over: list[int], dtype: torch.dtype) -> Tensor:
-    """``torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)``, whose kernel on the CPU takes ten times
-    what squares and their sum do. They are made of an eighth at a time: all at once would take as much again."""
-    if cells.device.type != "cpu" or torch.compiler.is_compiling():  # which would take the number of parts for fixed
+    """``torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)``. On the CPU torch's kernel takes ten
+    times as long as squaring and summing, which this does, an eighth at a time: all at once would take as much memory
+    again."""
+    if cells.device.type != "cpu" or torch.compiler.is_compiling():  # compiled code would fix the number of parts
         norm: Tensor = torch.linalg.vector_norm(cells, 2, over, keepdim=True, dtype=dtype)
         return norm
     longest = max(over, key=lambda dim: cells.shape[dim])
@@ -268,5 +275,5 @@ def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics."""
+    """The dtype in which statistics are taken."""
     return torch.promote_types(dtype, torch.float32)

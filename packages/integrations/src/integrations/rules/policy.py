@@ -14,9 +14,9 @@ from integrations.rules.rules import CHECKPOINT, RULES, Need, Rule
 from integrations.rules.slopes import has_slope
 from integrations.rules.stores import Store
 
-# They normalise the last dimensions; the others take statistics over many rows.
+# These normalise the last dimensions; other norms take statistics over many rows.
 _ROW_NORMS = ("layer_norm", "rms_norm")
-# The option of a level that says how many bits a need takes.
+# By need: the option of a level that says how many bits it takes.
 _BITS = {
     Need.LINEAR: "bits",
     Need.PRODUCT: "product_bits",
@@ -28,11 +28,11 @@ _BITS = {
     Need.RECOMPUTED: "checkpoint_bits",
 }
 _NARROW = 32  # features up to which what a linear layer reads is a small part of what is stored
-# Of those that saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
+# These saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
 _JUMPING = ("hardswish",)
 UNKNOWN = "the operator that saves it is unknown"
-# Torch's own operators without a rule that are linear, or whose slope changes without a jump: to make again what they
-# save leaves a gradient as unbiased as if a level rounded it (measured with GRUs, sines and Fourier transforms).
+# Torch's operators without a rule that are linear, or whose slope changes without a jump. A gradient through what they
+# recompute is as unbiased as if a level had rounded what they save (measured with GRUs, sines and Fourier transforms).
 _SMOOTH = names(
     """lstm gru rnn_tanh lstm_cell gru_cell rnn_tanh_cell sin cos sinh cosh atan asinh erfc logaddexp logcumsumexp
     mse_loss fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
@@ -47,15 +47,16 @@ class Decision:
     Attributes:
         codec: ``None`` for a mask whose two values are only known from its data.
         why: the reason.
-        form: a need for which the arguments of the call may allow a form of its own; ``codec`` is then that of the
-            values in it, or what is left where they do not.
-        indices: whether these are integers, whose range the arguments of the call may tell.
-        from_forward: whether the forward's own tensor is stored even where a plan has it made again from rounded ones:
-            backward decides by it, by its signs above all, or asks for nothing but its shape, or nobody knows what it
-            asks.
-        normalised: whether the arguments of the call tell what is normalised together, to which the codec is fitted.
-        slope_bits: of the derivative, to store that in the place of an activation's tensor if the arguments of the call
-            allow it (``rules/slopes.py``); all else here is what holds where they do not.
+        form: a need for which the arguments of the call may allow a form of its own. ``codec`` is then for the values
+            in that form, or for the tensor if the arguments do not allow it.
+        indices: whether the tensor holds indices whose range the arguments of the call may tell.
+        from_forward: whether the forward's own tensor is stored even if a plan recomputes it from rounded ones. It is
+            if backward decides by the tensor, above all by its signs, or needs only its shape, or if it is not known
+            what backward needs.
+        normalised: whether the arguments of the call tell which elements are normalised together, to which the codec is
+            fitted.
+        slope_bits: bits in which the derivative is stored in the place of an activation's tensor if the arguments of
+            the call allow it (``rules/slopes.py``). The other fields hold if they do not.
     """
 
     codec: Codec | None
@@ -73,7 +74,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    """What a session asks for codecs."""
+    """A function that chooses codecs for a session."""
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
@@ -101,7 +102,7 @@ class FixedBits:
             return Decision(BitMask(), Need.MASK.value)
         indices = saved.dtype in INTEGERS
         rule = RULES.get(saved.operator)
-        if saved.operator and rule is None:  # a workspace of bytes, too, such as an LSTM's own
+        if saved.operator and rule is None:  # includes workspaces of bytes, such as an LSTM's own
             return Decision(Raw(), no_rule(saved.operator), indices=indices)
         if saved.dtype not in FLOATS:
             return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=indices)
@@ -121,7 +122,8 @@ class FixedBits:
                 group_size = _row_group(saved, group_size)
                 if not group_size:
                     return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
-            if saved.operator == "grouped_mm":  # rows beyond its last group hold anything, NaN too, and are not read
+            # Rows beyond its last group are not read, and may hold anything, even NaN.
+            if saved.operator == "grouped_mm":
                 group_size = _row_group(saved, group_size)
                 if not group_size:
                     return Decision(Raw(), "rows that may be undefined, and share groups: kept exactly")
@@ -146,11 +148,11 @@ class FixedBits:
 
 @dataclass(frozen=True)
 class ExactForms:
-    """The policy of what is not to be rounded: what backward needs less of than the elements, such as signs, masks,
-    shapes and indices, is stored in as few bits as that takes, and all else is kept as it is.
+    """The policy that rounds nothing: a tensor of which backward needs less than the elements, such as signs, masks,
+    shapes and indices, is stored in as few bits as that takes. All others are kept as they are.
 
     Attributes:
-        level: says what is small, and what is kept; of its bits nothing.
+        level: says which tensors are small, and which are kept; its bits do not count.
     """
 
     level: Level
@@ -167,9 +169,9 @@ class ExactForms:
 
 @dataclass(frozen=True)
 class Shared(FixedBits):
-    """The same level's policy where all savers of a value read one stored form: none has clamped values of its own, but
-    for those whose slope jumps where they are clamped. Nor does one have smaller groups than another, so that nothing
-    is stored a second time for the better: those of all suit rows that a normalisation may take."""
+    """A level's policy in which all savers of a value share one stored form. None has clamped values of its own, except
+    operators whose slope jumps where they are clamped. None has smaller groups than another, so that nothing is stored
+    a second time for better groups: all have groups that suit rows which a normalisation may read."""
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
@@ -186,12 +188,12 @@ class Shared(FixedBits):
 
 @dataclass(frozen=True)
 class Slopes:
-    """A policy that stores what an activation saves by its derivative, and all else as another one says.
+    """A policy that stores the derivative of an activation, and everything else as another policy says.
 
     Attributes:
-        policy: the other.
-        bits: of the derivative, 1 to 8.
-        level: says what is too small, and which modules are kept exactly.
+        policy: the other policy.
+        bits: bits of the derivative, 1 to 8.
+        level: says which tensors are too small, and which modules are kept exactly.
     """
 
     policy: Policy
@@ -199,7 +201,8 @@ class Slopes:
     level: Level
 
     def decide(self, saved: SavedTensor) -> Decision:
-        """The other's decision, which holds where the call's arguments allow no codebook."""
+        """The other policy's decision, with the bits of the derivative. It holds where the call's arguments allow no
+        codebook."""
         decision = self.policy.decide(saved)
         too_small = saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes
         if too_small or saved.module in self.level.keep or not has_slope(saved):
@@ -209,19 +212,19 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Through:
-    """A policy that stores through one codec what another one rounds, and all else as that says.
+    """A policy that stores through one codec what another policy rounds, and everything else as the other says.
 
     Attributes:
-        policy: the other.
-        codec: any of actcore's, or one of the user's. A ``GroupAffine`` says how to round; its bits and groups are in
-            the other's level, so that what is normalised together still shares no group with others.
+        policy: the other policy.
+        codec: any codec of actcore's or the user's. A ``GroupAffine`` says how to round; its bits and groups are in the
+            other policy's level, so that what is normalised together still shares no group with other elements.
     """
 
     policy: Policy
     codec: Codec
 
     def decide(self, saved: SavedTensor) -> Decision:
-        """The other's decision, with this codec if it rounds."""
+        """The other policy's decision, with this codec if it rounds."""
         decision = self.policy.decide(saved)
         if not isinstance(decision.codec, GroupAffine):
             return decision
@@ -258,16 +261,15 @@ def fixed_bits(level: Level) -> FixedBits:
 
 
 def policy_of(store: Store, base: Level) -> Policy:
-    """The policy by which all savers of a value store it in such a store; ``base`` says the rest, as in
-    ``Store.level``."""
+    """The policy by which all savers of a value put it in a store. ``base`` says the rest, as in ``Store.level``."""
     level = store.level(base)
     policy = ExactForms(level) if store.bits is None else Shared(level)
     return policy if store.slope_bits is None else Slopes(policy, store.slope_bits, level)
 
 
 def _decides(saved: SavedTensor) -> bool:
-    """Whether backward asks of a tensor on which side of a jump its elements are, or may: nobody knows what it asks
-    where there is no rule. Whole numbers and truth values are never made again from rounded values."""
+    """Whether backward may need to know on which side of a jump a tensor's elements are. Without a rule it is not
+    known, and counts as so. Integers and truth values are never recomputed from rounded values."""
     rule = RULES.get(saved.operator)
     if rule is None:
         return saved.operator not in _SMOOTH and saved.dtype is not torch.bool and saved.dtype not in INTEGERS
@@ -275,7 +277,7 @@ def _decides(saved: SavedTensor) -> bool:
 
 
 def no_rule(operator: str) -> str:
-    """The reason why what such an operator saves is kept."""
+    """The reason for keeping what an operator without a rule saves."""
     return f"no rule for {operator}: kept exactly"
 
 
@@ -294,11 +296,12 @@ def _row_group(saved: SavedTensor, limit: int) -> int:
 
 
 def _shared_group(saved: SavedTensor, limit: int) -> int:
-    """A group that suits whoever reads the tensor: of one row where rows are what a normalisation may take, as those of
-    sequences are; images have rows, too, which are short and belong together."""
+    """A group size that suits all readers of a tensor: of one row if a normalisation may read the rows, as those of
+    sequences. Images have rows, too, which are short and belong together."""
     rows = _row_group(saved, limit)
     if 0 < 4 * rows <= limit:
-        # Groups of 32 elements, as rows of 1376 have, take seven times as long, and half as many bytes more at 4 bits.
+        # Groups of 32 elements, which rows of 1376 would have, take seven times as long, and half as many bytes more at
+        # 4 bits.
         rows = next((size for size in range(limit, 8 * limit + 1, 32) if saved.shape[-1] % size == 0), rows)
     return rows if rows and (len(saved.shape) <= 3 or 2 * rows >= limit) else limit
 

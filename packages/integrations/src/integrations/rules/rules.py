@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 CHECKPOINT = "checkpoint"
-"""In the place of an operator: what ``torch.utils.checkpoint``, or a plan, computes something again from."""
+"""In the place of an operator: what ``torch.utils.checkpoint``, or a plan, recomputes something from."""
 
 
 class Need(Enum):
@@ -26,8 +26,8 @@ class Need(Enum):
     MOMENT = "its squares are taken, as normalisations do: its error tilts every gradient below"
     SATURATING = "the derivative changes slowly, and no more beyond a range: bits within it bound the error"
     BOUNDED = "a result of bounded range, in which the derivative is a product: bits bound the error"
-    ATTENTION = "query, key or value: backward computes attention again from the stored ones"
-    RECOMPUTED = "input of a checkpoint: backward computes the segment again from the stored one"
+    ATTENTION = "query, key or value: backward recomputes attention from the stored ones"
+    RECOMPUTED = "input of a checkpoint: backward recomputes the segment from the stored one"
     SIGN = "backward asks only whether it is positive: one exact bit"
     INSIDE = "backward asks only whether it is inside an interval: one exact bit"
     MASK = "two values: one exact bit"
@@ -37,17 +37,17 @@ class Need(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What backward needs of the tensors that one operator saves, by what each is to the operator.
+    """What backward needs of the tensors that one operator saves, by each tensor's role.
 
     Attributes:
         input: the first tensor argument.
         other: any other argument.
         result: a tensor that the call computed and gradients flow through; a clone of the input of an operator that
             works in place is one.
-        internal: one that the call made for itself, such as a mask or statistics.
-        recomputed: an argument from which backward computes the call again.
+        internal: a tensor that the call made for itself, such as a mask or statistics.
+        recomputed: an argument from which backward recomputes the call.
         why: the reason why what is kept exactly is.
-        jumps: whether backward asks on which side of a jump they are, of those that are kept exactly.
+        jumps: whether backward needs to know on which side of a jump the elements of the exactly kept tensors are.
     """
 
     input: Need = Need.EXACT
@@ -64,18 +64,18 @@ class Rule:
         return need
 
     def decides(self, role: str) -> bool:
-        """Whether backward asks of such a tensor on which side of a jump its elements are, or only for its shape."""
+        """Whether backward needs to know on which side of a jump a tensor's elements are, or only its shape."""
         return self.jumps or self.need(role) in (Need.SIGN, Need.INSIDE, Need.SHAPE)
 
 
-# Linear in each operand, whatever copies or reshapes it makes on the way.
+# Linear in each operand, whatever copies or reshapes the operator makes on the way.
 _LINEAR = Rule(Need.LINEAR, Need.LINEAR, Need.LINEAR, Need.LINEAR)
 _PRODUCT = Rule(Need.PRODUCT, Need.PRODUCT)
-# dy = y dx: a product with the result, not with something that amplifies it. In place, the result is the input, too.
+# dy = y dx: a product with the result, and not with something that amplifies its error. In place, the result is the
+# input, too.
 _OWN_SLOPE = Rule(input=Need.PRODUCT, result=Need.PRODUCT)
-# Of a variance 2 (x - mean) / (n - 1). Not so for std and norms, which divide by what may be small: a row of small
-# numbers that shares a group with large ones would be rounded as coarsely, and the quotient would make that error
-# large.
+# Of a variance 2 (x - mean) / (n - 1). The derivatives of std and norms divide by what may be small: a row of small
+# numbers in a group with large ones would be rounded as coarsely as those, and the quotient would make that error large.
 _MOMENT = Rule(Need.MOMENT, Need.MOMENT)
 _NORM = Rule(input=Need.NORM, why="statistics or scale of a normalisation: small, and every gradient uses them")
 # Where torch composes it of other operators, it saves its input once more, as that is cast, and as it is normalised.
@@ -184,7 +184,7 @@ def operator_name(function: object) -> str:
 
 
 def _library(function: object) -> str:
-    """Whose function it is: a custom operator's namespace, a Python package; empty for torch's own."""
+    """The library of a function: a custom operator's namespace or a Python package; empty for torch."""
     module = str(getattr(function, "__module__", None) or "torch").split(".")
     library = module[2] if module[:2] == ["torch", "_ops"] and len(module) > 2 else module[0]
     return "" if library in ("torch", "aten", "builtins") else library

@@ -1,4 +1,4 @@
-"""What an activation saves, as the few bits that tell its derivative: for which calls."""
+"""Stores what an activation saves as the few bits that tell its derivative: for which calls that is possible."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from integrations.rules.arguments import Arguments
 
 
 def codebook_of(activation: Codebook | None, bits: int, dtype: torch.dtype) -> Codebook | None:
-    """The codec in so many bits for an activation; ``None`` where one of its levels is no slope in that dtype.
+    """The codec of ``bits`` bits for an activation; ``None`` if one of its levels is not an attained slope in that
+    dtype.
 
     Args:
-        activation: of the call, by ``activation_of``.
-        bits: of the derivative.
-        dtype: of the saved tensor.
+        activation: the call's, from ``activation_of``.
+        bits: bits of the derivative.
+        dtype: dtype of the saved tensor.
     """
     if activation is None or dtype not in FLOATS:
         return None
@@ -30,10 +31,10 @@ def codebook_of(activation: Codebook | None, bits: int, dtype: torch.dtype) -> C
 
 
 def activation_of(name: str, given: Arguments, in_place: bool) -> Codebook | None:
-    """The codec of one bit for what a call saves; ``None`` where it is no activation that saves one tensor.
+    """The codec of one bit for what a call saves; ``None`` if the call is no activation that saves one tensor.
 
     Args:
-        name: of the called function, as ``operator_name`` has it.
+        name: the called function, as in ``operator_name``.
         given: its arguments.
         in_place: whether its name says that it overwrites its input; an argument may say so, too.
     """
@@ -46,7 +47,7 @@ def activation_of(name: str, given: Arguments, in_place: bool) -> Codebook | Non
     parameters = [given.get(position, name, default) for position, (name, default) in enumerate(defaults.items(), 1)]
     flags = [*given.args[after + len(defaults) :], given.kwargs.get("inplace", False)]
     if not all(isinstance(flag, bool) for flag in flags):
-        return None  # torch.nn.functional's functions take there whether to work in place, and aten's elu takes scales
+        return None  # there torch.nn.functional's functions take whether to work in place, and aten's elu takes scales
     if not all(type(number) in (int, float) and math.isfinite(number) for number in parameters):
         return None
     what = saves_one(function, in_place or any(flags))
@@ -54,7 +55,7 @@ def activation_of(name: str, given: Arguments, in_place: bool) -> Codebook | Non
 
 
 def has_slope(saved: SavedTensor) -> bool:
-    """Whether it is what a call of a smooth function saves, if torch's function of that name saves one tensor."""
+    """Whether a tensor is saved by a smooth function that saves only one tensor."""
     function = saved.operator.split(" ", 1)[0]  # "elu with another alpha"
     if function not in SMOOTH or saved.dtype not in FLOATS or saved.role not in ("input", "result", "internal"):
         return False

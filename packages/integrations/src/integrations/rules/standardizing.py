@@ -1,5 +1,5 @@
-"""The stored form of a batch or group norm's input by one operator of the CPU, which makes no tensor of normalised
-elements: ``compressed`` and ``decompressed`` do what ``norms.Normalizer`` does in several passes."""
+"""Stores a batch or group norm's input through one operator on the CPU, which makes no tensor of normalised elements:
+``compressed`` and ``decompressed`` do what ``norms.Normalizer`` does in several passes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from actcore.ops import below_autograd
 from integrations.common.plain import has_elements
 
 CHANNELS = 0
-"""In the place of a number of groups: a statistic is over a channel of all samples."""
+"""In the place of a number of groups: each channel of all samples has one statistic."""
 
 COMPRESS = torch.ops.actcore.group_affine_standardized_compress.default
 DECOMPRESS = torch.ops.actcore.group_affine_standardized_decompress.default
-_MOST = 4096  # elements of a group that these two take
+_MOST = 4096  # the largest group, in elements, that these two operators take
 
 
 def compressed(
     codec: GroupAffine, groups: int, count: int, tensor: Tensor, seed: Any, stream: Any
 ) -> Compressed | None:
-    """A tensor's stored form: codes, bounds and ``Float[2, count]``; ``None`` where there is no such operator.
+    """A tensor's stored form: codes, bounds and ``Float[2, count]``; ``None`` if there is no such operator for it.
 
     Args:
-        codec: what it is by; with its bits, groups of elements and rounding.
-        groups: of channels that a sample has a statistic each for, or ``CHANNELS``.
-        count: statistics.
+        codec: gives the bits, elements of a group and rounding.
+        groups: the number of groups of channels, each of which has a statistic in each sample; or ``CHANNELS``.
+        count: how many statistics there are.
         tensor: with channels first or last in memory.
         seed, stream: of the noise.
     """
@@ -53,7 +53,7 @@ def compressed(
 
 
 def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor | None:
-    """The tensor, with the rounding error of its elements as they are normalised; ``None`` as there."""
+    """The tensor, with the rounding error of its normalised elements; ``None`` as for ``compressed``."""
     codes, bounds, statistics = stored.payload
     if codes.device.type != "cpu" or torch.compiler.is_compiling():
         return None
@@ -68,21 +68,21 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
 
 
 def least_deviation(dtype: torch.dtype) -> float:
-    """By which elements are divided at least, as those of a constant channel are, whose deviation is none. Its square
-    is a number still: differences that the variance has lost do not become large ones."""
+    """The least divisor, for the elements of a constant channel, whose deviation is 0. Its square does not underflow,
+    so that differences that the variance has lost do not become large."""
     return math.sqrt(torch.finfo(dtype).tiny)
 
 
 def order_for(codec: GroupAffine, groups: int, layout: Layout, dtype: torch.dtype) -> tuple[int, int] | None:
-    """The same of a tensor that is to be stored; ``None``, too, for one that would not become smaller."""
+    """``order_of`` for a tensor to be stored; also ``None`` for one that would not become smaller."""
     return order_of(layout, groups, codec.group_size) if _gains(codec, math.prod(layout.shape), dtype) else None
 
 
 @lru_cache(maxsize=1024)
 def order_of(layout: Layout, groups: int, group_size: int) -> tuple[int, int] | None:
-    """How many rows of channels, or elements end to end, have the same statistics, and how many channels follow each
-    other where they are last in memory; else 0. ``None`` for a tensor that has gaps, or channels neither first nor
-    last, and for larger groups than the operators take."""
+    """How many rows of channels, or elements end to end, have the same statistics; and how many channels follow each
+    other if they are last in memory, else 0. ``None`` for a tensor with gaps, or with channels neither first nor last,
+    and for larger groups than the operators take."""
     shape, strides = layout
     if len(shape) < 2 or 0 in shape or group_size > _MOST:
         return None

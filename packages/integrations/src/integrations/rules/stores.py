@@ -1,4 +1,4 @@
-"""``Store``: how a value waits for backward that a plan neither keeps as it is nor leaves to be computed again."""
+"""``Store``: how a value waits that a plan neither keeps as it is nor recomputes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Self
 from integrations.rules.levels import Level
 
 NODE_KEY = "actcore_store"
-"""In ``node.meta`` of a graph that torch compiles: the store that a plan has for a node's result; ``None`` where that
-is kept as it is."""
+"""A key of ``node.meta`` in a graph that torch compiles: the store that a plan has for a node's result; ``None`` if the
+result is kept as it is."""
 
 _WORDS = re.compile(r"(?:exact|([1-8]) bits)(?:, ([1-8])-bit derivative)?(, on the host)?")
 
 
 @dataclass(frozen=True, order=True)
 class Store:
-    """What is stored of a value in the place of its elements. ``str(store)`` is its name, ``Store.of`` reads that.
+    """What is stored in the place of a value's elements. ``str(store)`` is its name, and ``Store.of`` reads that.
 
     Operators that save one value may need different things of it, and each gets what it needs: the sign of a ReLU's
-    result is one exact bit whatever ``bits`` says, and the convolution that reads it has its elements in ``bits``.
+    result is one exact bit whatever ``bits`` says, while the convolution that reads it gets elements in ``bits``.
 
     Attributes:
-        bits: per element, of what bears rounding. ``None``: nothing is rounded; what backward needs no more of than a
-            sign, a mask, a shape or an index is stored in as few bits as that takes, and all else as it is.
-        slope_bits: per element, of the derivative of an activation that has read it (FewBit), in the place of its
-            input; ``None``: that is stored in ``bits``.
+        bits: bits an element for what bears rounding. ``None``: nothing is rounded; signs, masks, shapes and indices
+            are stored in as few bits as they take, where backward needs no more, and everything else is kept as it is.
+        slope_bits: bits an element for the derivative of an activation that has read the value (FewBit), in the place
+            of its input; ``None``: the input is stored in ``bits``.
         host: whether the stored form waits in host memory.
     """
 
@@ -36,11 +36,12 @@ class Store:
 
     @property
     def exact(self) -> bool:
-        """Whether backward finds what it would have found without the plan, bit for bit."""
+        """Whether backward gets the same bits as without the plan."""
         return self.bits is None and self.slope_bits is None
 
     def level(self, base: Level) -> Level:
-        """The level that stores everything so; ``base`` says the rest: groups, the smallest size, what is kept."""
+        """The level that stores everything in this way. ``base`` says the rest: groups, the smallest size, what is
+        kept."""
         bits = self.bits
         if bits is None:
             return replace(base, adaptive=False, offload=self.host)

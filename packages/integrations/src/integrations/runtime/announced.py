@@ -1,4 +1,5 @@
-"""What functions of this library announce that they store: a row for each tensor that torch's own would keep."""
+"""What this library's own functions announce that they store: a report row for each tensor that torch's function would
+keep."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from integrations.runtime.session import Session
 
 WHY = "its layer stores it so"
-"""The reason in a row that was announced."""
+"""The reason given in the row of an announced tensor."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Due:
     """A tensor that was announced, and that autograd is about to save.
 
     Attributes:
-        storage: its own. The weak reference keeps the address from being given to another.
-        row: of which it is a part; ``None`` for a tensor that is kept as it is, and has a row of its own.
-        operator, role: of that.
+        storage: the tensor's own. The weak reference keeps the address from being given to another.
+        row: the row that the tensor is a part of; ``None`` for a tensor that is kept as it is and has a row of its own.
+        operator, role: the operator and role of that row.
     """
 
     storage: StorageWeakRef
@@ -44,13 +45,13 @@ class Due:
 
 
 def noted(records: list[Record], record: Record, due: Due | None) -> Record:
-    """Puts the record of a tensor where it belongs: among the others, or to the row of which the tensor is a part."""
+    """Adds a tensor's record to the records, or to the row that the tensor is a part of."""
     if due is not None and due.row is not None:
         if due.row.parts is not None and not record.owner:
             due.row.parts.append(record)
         return record
     if due is not None and not record.saved.shape.numel():
-        return record  # a layer's empty tensor, of which there is nothing to tell
+        return record  # an empty tensor of a layer: there is nothing to tell
     if due is not None and not record.saved.operator:
         saved = replace(record.saved, operator=due.operator, role=due.role)
         record = replace(record, saved=saved, why=WHY if record.why == UNKNOWN else record.why)
@@ -59,7 +60,7 @@ def noted(records: list[Record], record: Record, due: Due | None) -> Record:
 
 
 def settle(due: Due | None) -> None:
-    """The part has been stored."""
+    """Notes that the part has been stored."""
     if due is not None and due.row is not None:
         due.row.settle()
 
@@ -76,39 +77,40 @@ class _Row:
 class Announced:
     """The announcements of one session: what ``actcore.stored`` calls a listener. It holds no tensor.
 
-    ``due_by_address`` has what was announced and is not packed yet, by the address of its storage.
-
     Autograd packs the parts right after they were announced, so each announcement ends the one before.
+
+    Attributes:
+        due_by_address: what was announced and is not packed yet, by the address of its storage.
     """
 
     def __init__(self, session: Session) -> None:
         self._session: Session = weakref.proxy(session)
-        self.due_by_address: dict[int, list[Due]] = {}  # by address
+        self.due_by_address: dict[int, list[Due]] = {}
         self._rows: list[_Row] = []
         self._held = StorageSet()
 
     # ---- what the functions tell ----
 
     def stored(self, announced: Sequence[Stored]) -> None:
-        """Notes what a Function stores, if it is our hooks that autograd gives the parts to."""
+        """Notes what a Function stores, if autograd gives the parts to this session's hooks."""
         if self._session.is_innermost():
             session, module = self._session.owner_of_forward()
             session.announced._take(announced, module)
 
     def placed(self, output: Tensor, into: Tensor) -> None:
-        """The rows are of the input's memory then, as torch's own in-place function has them."""
+        """Moves the rows to the input's memory, where torch's own in-place function has them."""
         if self._session.is_innermost():
             self._session.owner_of_forward()[0].announced._place(output, into)
 
     def held(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int) -> None:
-        """Notes what hooks inside of ours keep."""
+        """Notes what hooks inside of this session's keep."""
         session, module = self._session.owner_of_forward()
         session.announced._hold(tensor, operator, codec, nbytes, module)
 
     # ---- what the session asks ----
 
     def due(self, storage: torch.UntypedStorage) -> Due | None:
-        """What was announced of a tensor that is packed now; once."""
+        """The announcement of a tensor that is packed now. Each is returned once."""
         waiting = self.due_by_address.get(storage._cdata) if self.due_by_address else None
         if waiting is None:
             return None
@@ -139,7 +141,7 @@ class Announced:
                     self.due_by_address.setdefault(storage._cdata, []).append(due)
 
     def _record(self, stored: Stored, module: str) -> tuple[Record, StorageWeakRef | None]:
-        """The record of a source, and that one's storage."""
+        """The record of a source, and the source's storage."""
         source, session = stored.source, self._session
         codec = stored.codec if isinstance(stored.codec, str) else _words(stored.codec, source)
         host = isinstance(stored.codec, Offload) and source.device.type != "cpu"
@@ -175,7 +177,7 @@ class Announced:
         call, role = session.tracker.call, "input"
         if not operator:
             operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
-        if storage is None:  # sparse and the like, as the session itself would have it
+        if storage is None:  # a sparse tensor or the like: as the session itself would record it
             session.records.append(session.record_of_compound(tensor, (module, operator, role), 0))
             return
         record, _ = self._record(Stored(tensor, operator, role, codec or "kept"), module)
@@ -191,7 +193,7 @@ class Announced:
 
 
 def _words(codec: Codec, source: Tensor | Absent) -> str:
-    """The codec of a layer, with the mean of widths that differ from row to row."""
+    """The name of a layer's codec, with the mean width where widths differ from row to row."""
     own = inner(codec)
     words = ", on the host" if own is not codec else ""
     if isinstance(own, OfChannels):

@@ -17,15 +17,17 @@ class Fate(NamedTuple):
     """What a plan says of a tensor that autograd saves.
 
     Attributes:
-        way: how it is stored, at once or when it has been made again.
-        again: makes, of what is to be stored later, what autograd is to hold in its place; ``None`` for a tensor that
-            is stored now.
-        waits: whether it is stored once it has been made again; otherwise it is there until backward has read it.
-        aside: whether what backward decides by, such as signs, is stored now even so.
+        way: how the tensor is stored, at once or once it has been recomputed.
+        placeholder: called when the tensor will be recomputed. Returns the placeholder that autograd keeps instead, or
+            ``None`` if the tensor must be stored now. ``None`` for a tensor that is not recomputed.
+        waits: whether the tensor is stored once it has been recomputed. Otherwise the recomputed tensor itself waits
+            for its readers.
+        aside: whether what backward decides by, such as signs, is stored in the forward even if the tensor is
+            recomputed.
     """
 
     way: Way
-    again: Callable[[Tensor, StoredLater | None], Packed | None] | None = None
+    placeholder: Callable[[Tensor, StoredLater | None], Packed | None] | None = None
     waits: bool = False
     aside: bool = False
 
@@ -33,15 +35,17 @@ class Fate(NamedTuple):
 class Fates(Protocol):
     """What a plan says of the tensors of one forward.
 
-    ``values`` are its numbers of the memories that are there, by the addresses of their storages; ``None`` where only
-    sites know them. ``again`` is that of each ``Fate`` that has one; ``None`` where none has.
+    Attributes:
+        values: the plan's number of the memory at each address of a storage; ``None`` where only sites know the
+            numbers.
+        placeholder: the ``placeholder`` of each ``Fate`` that has one; ``None`` where nothing is recomputed.
     """
 
     @property
     def values(self) -> Mapping[int, int] | None: ...
 
     @property
-    def again(self) -> Callable[[Tensor], Packed | None] | None: ...
+    def placeholder(self) -> Callable[[Tensor], Packed | None] | None: ...
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
-        """What it says of one that is saved now, at a site if it has one."""
+        """What the plan says of a tensor that is saved now. ``site`` is the tensor's, if it has one."""

@@ -1,4 +1,4 @@
-"""``Following``: a forward that follows a plan, inside of a session that stores what the plan does not make again."""
+"""``Following``: a forward that follows a plan, inside of a session that stores what the plan does not recompute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DECIDED = "a mask was made by it, or the like, and goes with no other: kept exa
 
 
 def runs_transformed() -> bool:
-    """Whether functorch or forward-mode differentiation is at work, which no plan can be followed under; says so."""
+    """Whether functorch or forward-mode differentiation is active, under which no plan can be followed. Warns if so."""
     transformed = peek_interpreter_stack() is not None or in_forward_mode()
     if transformed:
         warn(
@@ -48,16 +48,17 @@ def runs_transformed() -> bool:
 
 
 class Following:
-    """A forward that follows a plan, inside of a session that stores what it keeps. A context, once the session is one.
+    """A forward that follows a plan, inside of a session that stores what the plan keeps. ``begin`` and ``end`` are
+    called once the session has been entered and before it is left.
 
     Args:
-        model: of the forward.
-        plans: that the plan is one of.
-        followed: by the forward.
-        level: as which everything waits that the plan has no store for, what it makes again included; ``None``: it
-            waits as it is.
+        model: the model whose forward it is.
+        plans: the plans of which this forward follows one.
+        followed: the plan that the forward follows.
+        level: the level as which a value waits that the plan has no store for, recomputed ones included; ``None``: such
+            a value waits as it is.
         compiled: whether torch compiles the forward, which then follows ``plan`` by itself.
-        keeps: how what is kept waits, where the plan has no store for it and ``level`` is ``None``; ``None``: as it is.
+        keeps: how a kept value waits that the plan has no store for, where ``level`` is ``None``; ``None``: as it is.
     """
 
     def __init__(
@@ -77,27 +78,27 @@ class Following:
 
     @property
     def plan(self) -> Plan:
-        """What the forward follows, as a plan: of the state that its gradients are in."""
+        """The plan that the forward follows, for the state that its gradients are in."""
         plan, schedule, _ = self._followed
         return plan if schedule.graph.standing else plan.accumulating
 
     @property
     def schedule(self) -> Schedule:
-        """What the forward follows, the same object in each."""
+        """The schedule that the forward follows. Every forward gets the same object."""
         return self._followed.schedule
 
     @property
     def plain(self) -> Schedule | None:
-        """What is followed, where everything waits as it does without a plan; else ``None``."""
+        """The schedule if every tensor waits as it does without a plan; otherwise ``None``."""
         schedule = self._followed.schedule
-        # Attention that is computed again is another than torch's, whatever else waits.
+        # Recomputed attention replaces torch's own, so that such a forward differs from a plain one.
         changes = self._level is not None or schedule.recomputed or schedule.stores or schedule.graph.rounded
         return None if changes or self._keeps is not None else schedule
 
     def way(self, base: Level) -> Way | None:
-        """How a session stores what the plan does not speak of, as where the forward is another than was planned for:
-        as its level does, for which this is ``None``; where that is off, in 8 bits if these are within the plan's bound
-        on the error, and otherwise in exact forms."""
+        """How a session stores tensors that the plan does not have, as in a forward other than the planned one: as its
+        level does, for which this returns ``None``. At a level that is off, they are stored in 8 bits if these are
+        within the plan's bound on the error, and otherwise in exact forms."""
         if self._level is not None:
             return None
         plan, schedule, _ = self._followed
@@ -106,7 +107,7 @@ class Following:
         return in_eight_bits(base) if base.off else None
 
     def begin(self, session: Session) -> None:
-        """The session has been entered."""
+        """Begins to follow the plan. The session has been entered."""
         if self._compiled:
             return
         units = units_of(self._model)
@@ -131,8 +132,8 @@ class Following:
 
     @contextmanager
     def _taped(self, session: Session, schedule: Schedule, rounds: bool, cut: bool) -> Iterator[None]:
-        """A block whose operators are followed one by one; but for those of hooks that whole parameters are there by,
-        where the model's are cut."""
+        """A block in which the tape follows every operator. Where the model's parameters are sharded, the operators of
+        the hooks that gather them are left out."""
         others = self._without_store(session)
         tape = self._tape = Tape(schedule, _Read(session, schedule, others.rounded))
         found = _Taped(session, schedule, others, tape, rounds)
@@ -140,7 +141,7 @@ class Following:
         if session.checkpoints is not None:
             session.checkpoints.around = aside
         if self._level is None:
-            session.tracker.remaking = found.remade
+            session.tracker.recomputation = found.recomputation
         with hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
             yield
 
@@ -148,25 +149,25 @@ class Following:
         """How values wait that the plan has no store for."""
         if self._level is not None:
             return _WithoutStore(session.way, session.way, later=True, rounded=True)
-        # Of what is made again, and then waits as it is, signs and the like may have to be stored now.
-        kept_so, again = self._keeps or kept(session.level), exactly(session.level)
-        return _WithoutStore(kept_so, again, later=False, rounded=self._keeps is not None)
+        # A recomputed value waits as it is. Its signs and the like may have to be stored now.
+        kept_so, recomputed = self._keeps or kept(session.level), exactly(session.level)
+        return _WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)
 
     def end(self, session: Session, complete: bool) -> None:
-        """The session is about to be left."""
+        """Ends following the plan. The session is about to be left."""
         if self._compiled:
             return
         self._contexts.close()
-        fates, session.fates, session.tracker.remaking = session.fates, None, None
+        fates, session.fates, session.tracker.recomputation = session.fates, None, None
         if not complete:
             return
         specs, count = session.specs, len(session.records)
         if self._tape is not None:
             self._tape.finish()
             if self._tape.mismatch:
-                specs.note_other()  # whose tensors have other values than the plan's
+                specs.note_other()  # the tensors of this forward have other values than the plan's
                 self._plans.note_mismatch(self._followed, self._tape.mismatch)
-            elif specs.others == self._others:  # of no thread that has left its sites meanwhile
+            elif specs.others == self._others:  # no other thread left its sites meanwhile
                 specs.placed = count if isinstance(fates, _Taped) and fates.placed else None
         elif specs.placed not in (None, count) or (isinstance(fates, _Placed) and fates.is_other):
             specs.note_other()
@@ -176,14 +177,15 @@ class _WithoutStore(NamedTuple):
     """How values wait that a plan has no store for.
 
     Attributes:
-        kept: those that it keeps.
-        again: those that are made again.
-        later: whether the latter are stored once they are; otherwise they are there until backward has read them.
-        rounded: whether the former may be.
+        kept: how a kept value waits.
+        recomputed: how a recomputed value waits.
+        later: whether a recomputed value is stored once it has been recomputed. Otherwise it waits as it is until
+            backward has read it.
+        rounded: whether a kept value may be rounded.
     """
 
     kept: Way
-    again: Way
+    recomputed: Way
     later: bool
     rounded: bool
 
@@ -192,9 +194,9 @@ class _Fates:
     """What a plan says of the tensors that autograd saves in one forward.
 
     Args:
-        session: that stores them.
-        schedule: that is followed.
-        others: how values wait that it has no store for.
+        session: the session that stores them.
+        schedule: what the forward follows.
+        others: how values wait that the schedule has no store for.
     """
 
     def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore) -> None:
@@ -214,28 +216,28 @@ class _Fates:
             fate = self._fates[key] = self._fate(*key)
         return fate
 
-    def _fate(self, store: Store | None, again: bool) -> Fate:
+    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
         if store is not None:
             return Fate(way_of(store, self._session.level))
-        return Fate(self._others.again if again else self._others.kept)
+        return Fate(self._others.recomputed if recomputed else self._others.kept)
 
 
 class _Placed(_Fates):
-    """The same by the sites of tensors, in a forward of which nothing is made again: who knows the values of all that
-    it saves needs no tape. One that turns out to be another goes on as it would without a plan.
+    """The fates by the sites of tensors, for a forward that recomputes nothing. Its sites know the values of all that
+    it saves, so it needs no tape. A forward that turns out to be another goes on as it would without a plan.
 
     Attributes:
-        is_other: whether the forward has saved a tensor that no forward with a tape has.
+        is_other: whether the forward has saved a tensor that no forward with a tape has saved.
     """
 
-    values = again = None
+    values = placeholder = None
 
     def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore) -> None:
         super().__init__(session, schedule, others)
         self.is_other = False
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
-        """What becomes of one."""
+        """What becomes of a tensor."""
         if site is None:
             self.is_other = True
             return self._unplanned
@@ -243,33 +245,33 @@ class _Placed(_Fates):
 
 
 class _Taped(_Fates):
-    """The same by a tape that follows the forward.
+    """The fates by a tape that follows the forward.
 
     Args:
-        session, schedule, others: as for all.
-        tape: that follows the forward.
+        session, schedule, others: as for ``_Fates``.
+        tape: the tape.
         rounds: whether what a repetition reads may be rounded.
 
     Attributes:
-        values: by the addresses of the storages that they are in.
-        again: makes what autograd holds of a tensor that is made again.
+        values: the plan's values, by the addresses of their storages.
+        placeholder: see ``Fate``.
         placed: whether each tensor that was asked for had a site.
     """
 
     def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore, tape: Tape, rounds: bool) -> None:
         super().__init__(session, schedule, others)
         self._tape, self._rounds = tape, rounds
-        self.values, self.again = tape.values, tape.handle
+        self.values, self.placeholder = tape.values, tape.handle
         self.placed = True
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
-        """What becomes of one."""
+        """What becomes of a tensor."""
         self.placed = self.placed and site is not None
         return self._of(self._tape.value_of(tensor))
 
-    def remade(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
-        """How backward makes again what an operator has just made; ``None`` where it does not, where what was read
-        waits for others in another form than it has when it is made again, or where it would stay for this alone."""
+    def recomputation(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
+        """How backward recomputes what an operator has just made. ``None`` if it does not; if what the operator read
+        waits for others in another form than it has when recomputed; or if that would stay alive for this alone."""
         schedule, values = self._schedule, self._schedule.graph.values
         first = self._tape.value_of(made[0])
         if first == UNPLANNED or schedule.store_of(first) is not None or values[first].saved < 0:
@@ -280,22 +282,22 @@ class _Taped(_Fates):
                 return None
             if schedule.is_recomputed(value) and schedule.store_of(value) is not None:
                 return None
-        return self._tape.remade(made)
+        return self._tape.recomputation(made)
 
-    def _fate(self, store: Store | None, again: bool) -> Fate:
-        fate = super()._fate(store, again)
-        if not again:
+    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
+        fate = super()._fate(store, recomputed)
+        if not recomputed:
             return fate
         later = store is not None or self._others.later
-        return fate._replace(again=self.again, waits=later, aside=self._rounds)
+        return fate._replace(placeholder=self.placeholder, waits=later, aside=self._rounds)
 
 
 class _Read(Exactly):
-    """What repetitions of one forward read, which they get in the form in which autograd has it, too.
+    """Keeps what the repetitions of one forward read, in the same form in which autograd keeps it.
 
     Args:
-        session, schedule: as for all.
-        rounded: whether that may be rounded which the plan keeps and has no store for.
+        session, schedule: as for ``_Fates``.
+        rounded: whether a value that the plan keeps without a store may be rounded.
     """
 
     def __init__(self, session: Session, schedule: Schedule, rounded: bool) -> None:
@@ -303,7 +305,7 @@ class _Read(Exactly):
         self._known: dict[tuple[int, Geometry, bool], Packed] = {}
 
     def read(self, tensor: Tensor, value: int) -> Packed:
-        """Its stored form."""
+        """The tensor's stored form."""
         key = value, Geometry.of(tensor), tensor.requires_grad
         found = self._known.get(key)
         if found is None:

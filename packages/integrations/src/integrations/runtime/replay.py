@@ -1,14 +1,14 @@
-"""What a forward decided of each saved tensor, for the next one to do again without deciding anew.
+"""What a forward decided of each saved tensor, for the next forward to do the same without deciding anew.
 
-A forward saves the same tensors in the same order as the one before, in most models. So the ``Site`` of each leads to
-that of the tensor that was saved after it, and of this one the next forward only has to see that it is the same: the
-function that is called and what the tensor is to it, the module that calls it and how many came from there before,
-shape, strides, dtype and device, who keeps the memory alive, and where a tape follows a plan, the value. All that the
-decision follows from is compared, and nothing is taken by its place in the order: that only says with what to compare.
-Where something differs, this tensor goes the full way, which finds or makes its site, and the next is expected to be
-the one that came after that.
+In most models a forward saves the same tensors in the same order as the one before. So the ``Site`` of each tensor
+leads to the site of the tensor that was saved after it, and the next forward only has to check that its tensor is the
+same: the function that is called and the tensor's role in it, the calling module and how many tensors came from there
+before, shape, strides, dtype and device, who keeps the memory alive, and, where a tape follows a plan, the value. All
+that the decision follows from is compared; the place in the order only says which site to compare with. Where something
+differs, this tensor goes the full way, which finds or makes its site, and the next tensor is compared with the site
+after that.
 
-``actcore.replay.Replay`` compares, and does what is one call of a codec or none; the rest is left to the session.
+``actcore.replay.Replay`` compares, and does what takes at most one call of a codec; the rest is left to the session.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from integrations.runtime.specs import Place, SavedTensorSpec
 from integrations.storing.forms import Clamped, Packed, Placeholder
 from integrations.storing.records import RECOMPUTED, Record
 from integrations.storing.regions import Exact, LastRestored, Region, View, lazy_of
-from integrations.storing.storage import Entry
+from integrations.storing.storage import StorageEntry
 from integrations.watching.owners import BEFORE
 
 if TYPE_CHECKING:
     from integrations.runtime.session import Session
 
 FORCED_OFF = os.environ.get("INTEGRATIONS_REPLAY") == "0"
-"""Whether every tensor goes the full way: results are the same, and a test of either is one of both."""
+"""Whether every tensor goes the full way. The results are the same, so that a test of one way tests the other."""
 
 
 class Sites:
     """The sites of one session: those of the forward before, which it follows, and those that it finds.
 
     Args:
-        session: whose tensors they are of.
-        watched: whether each tensor is to go the full way, since somebody looks on.
+        session: the session whose tensors have the sites.
+        watched: whether each tensor has to go the full way, because an observer looks on.
 
     Attributes:
         watched: as given.
-        pack: stores a tensor as the forward before has; ``None`` where it has to go the full way.
+        pack: stores a tensor as the forward before did; ``None`` where it has to go the full way.
     """
 
     def __init__(self, session: Session, watched: bool) -> None:
@@ -75,7 +75,7 @@ class Sites:
         self.pack: Callable[[Tensor], Packed | None] = _nothing if self.watched else self._begin
 
     def end(self) -> None:
-        """The session is left. What it has in C leads back to it."""
+        """Ends with the session, to which the part in C leads back."""
         self.watched, self._replay, self.pack = True, None, _nothing
 
     def site_of(
@@ -87,8 +87,8 @@ class Sites:
         owner: str,
         storage: torch.UntypedStorage,
     ) -> Site | None:
-        """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` where none is asked
-        for."""
+        """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` if the tensor needs
+        none."""
         if self._replay is None:
             return None
         session, site = self._session, spec.site
@@ -109,12 +109,12 @@ class Sites:
     def note(
         self, site: Site, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None, packed: Packed
     ) -> None:
-        """A tensor went the full way: the next one is expected to be the one that came after this."""
+        """Notes a tensor that went the full way: the next tensor is compared with the site after this one."""
         session = self._session
         entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
         if entry is not None and call is not None:
             record, fate = session.records[-1], None if session.fates is None else session.fates.of(tensor, site)
-            if fate is not None and fate.again is not None:
+            if fate is not None and fate.placeholder is not None:
                 if record.codec == RECOMPUTED and not fate.waits:
                     site.learn_recomputed(record)
             elif self._is_repeatable(tensor, site, call, packed):
@@ -124,18 +124,18 @@ class Sites:
             session.specs.first = site
 
     def _is_repeatable(self, tensor: Tensor, site: Site, call: Call, packed: Packed) -> bool:
-        """Whether what was done with a tensor follows from what its site is compared by, and from nothing else: not
-        from other arguments of its call, or from how its elements are read."""
+        """Whether what was done with a tensor follows only from what its site compares, and not from other arguments of
+        its call or from the values of its elements."""
         taken = site.spec.taken
         if taken is None or any(lazy_of(tensor)) or (taken.codec is None and type(packed) is not View):
-            return False  # a mask that is kept has an element that others need not have
+            return False  # the mask is kept because of one of its elements, which another mask need not have
         if taken.indices and taken.slope_bits is None and taken.form is None and site.still is None:
             codec = index_codec(call.name, call.given)
             if codec is not None and type(packed) is not View:
                 return False
             site.still = partial(_has_indices, codec)
         elif taken.asks_call:
-            # These two have their form from the function alone, whose arguments are looked at for others.
+            # The function alone decides on these two forms; for other forms the site looks at its arguments.
             by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
             if not by_function and not (taken.normalised and site.given is not None):
                 return False
@@ -169,14 +169,14 @@ class Sites:
             owner=session.owner,
             capturing=in_cuda_graph,
             put=entries.put,
-            again=None if fates is None else fates.again,
+            again=None if fates is None else fates.placeholder,
             first=session.specs.first,
             step=step_key(session.step, session.rank),
         )
 
 
 def _has_indices(codec: Narrow | None, call: Call) -> bool:
-    """Whether the arguments of a call tell this of the indices that it saves."""
+    """Whether the arguments of a call tell the range of the indices that it saves."""
     return index_codec(call.name, call.given) == codec
 
 
@@ -185,7 +185,7 @@ def _nothing(tensor: Tensor) -> None:
 
 
 def _decoder(operator: OpOverload) -> tuple[Any, Any]:
-    """An operator, and what does the same without torch's dispatcher."""
+    """An operator, and a function that does the same without torch's dispatcher."""
     return (operator, None) if FORCED_OFF else with_kernel(operator)
 
 
@@ -205,7 +205,7 @@ BOUND = {
     "Record": Record,
     "Region": Region,
     "Exact": Exact,
-    "Entry": Entry,
+    "Entry": StorageEntry,
     "LastRestored": LastRestored,
     "Compressed": Compressed,
     "BEFORE": BEFORE,
@@ -223,6 +223,6 @@ BOUND = {
     "widen": _decoder(torch.ops.actcore.narrow_decompress.default),
     "spread": _decoder(torch.ops.actcore.bit_mask_decompress.default),
 }
-"""What of Python the part in C knows, by the names that it has there."""
+"""What the part in C needs of Python, by the names that it has there."""
 
 bind_replay(BOUND)

@@ -42,31 +42,31 @@ from integrations.watching.deciding import DECIDES
 from integrations.watching.owners import Owners
 from integrations.watching.tracker import CallTracker
 
-_innermost = threading.local()  # .session: the one entered last in this thread
+_innermost = threading.local()  # .session: the session entered last in this thread
 
 
 class Session:
     """A context in which every tensor that autograd saves is stored as the level says.
 
     Args:
-        model: whose parameters, buffers and inputs belong to their owners.
-        paths: of the model's modules.
-        specs: decide the codecs.
-        level: what else there is to know.
+        model: the model. Its parameters, buffers and inputs belong to their owners and are left alone.
+        paths: the paths of the model's modules.
+        specs: what decides the codecs.
+        level: the level.
         step: number of this forward, so that its noise is its own.
-        rank: of this process.
+        rank: rank of this process.
         observer: is told what happens.
-        redraw: another number for a tensor, other noise; for measurements.
+        redraw: returns another number for a tensor, for other noise; for measurements.
         look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
 
     Attributes:
         paths, specs, level, step, rank: as given.
-        way: how a tensor is stored of which no plan speaks.
-        fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level has it.
+        way: how a tensor is stored that no plan has.
+        fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level says.
         aside: a block in which the session's own operators on a tensor are not taken for the forward's; ``None`` where
-            nobody would.
+            nothing would take them so.
         occurrences: how many tensors this forward has saved so far, by place.
-        checkpoints: that the forward enters, while the session is entered; else ``None``.
+        checkpoints: the checkpoints that the forward enters; ``None`` unless the session is entered.
         packing: the pack hook, in C, while the session is entered.
     """
 
@@ -89,7 +89,7 @@ class Session:
         self.records: list[Record] = []
         self.specs, self.level = specs, level
         self._observer, self._redraw, self._look = observer, redraw, look
-        self._hook: Callable[[Tensor], Packed] | None = None  # while the session is entered
+        self._hook: Callable[[Tensor], Packed] | None = None  # set while the session is entered
         self.step, self.rank = step, rank
         self.storages = Storages()
         self.way = Way(specs.policy, level)
@@ -104,7 +104,7 @@ class Session:
         self.checkpoints: Checkpoints | None = None
 
     def begin_as(self, specs: Specs, step: int, observer: Observer | None) -> None:
-        """Goes on as another forward of the same level, before anything was saved."""
+        """Continues as another forward of the same level, before anything was saved."""
         self.specs, self.step, self._observer = specs, step, observer
         self.way = Way(specs.policy, self.level)
         watched = self._sites.watched or observer is not None
@@ -163,7 +163,7 @@ class Session:
             self._observer.forward_is_over()
 
     def _let_go(self) -> None:
-        """Of the hook, which leads back to the session."""
+        """Frees the hook, which leads back to the session."""
         self.packing.replay = None
         del self.packing
 
@@ -174,24 +174,24 @@ class Session:
 
     @property
     def hook(self) -> Callable[[Tensor], Packed] | None:
-        """What autograd gives to this session while it is entered."""
+        """The pack hook that autograd calls while this session is entered; ``None`` otherwise."""
         return self._hook
 
     @property
     def replays(self) -> bool:
-        """Whether it does again what the forward before has decided."""
+        """Whether it repeats what the forward before has decided."""
         return not self._sites.watched
 
     def is_innermost(self) -> bool:
-        """Whether autograd gives what it saves now to the hooks of this session's level."""
+        """Whether autograd calls the hooks of this session's level for what it saves now."""
         innermost = top_saved_tensors_default_hooks(False)
         return innermost is not None and innermost[0] is self._hook
 
     # ---- packing ----
 
     def pack(self, tensor: Tensor) -> Packed:
-        """The pack hook. ``packing`` comes here with what it does not do itself."""
-        # Packing may be asked for by code that the tracker does not see; its own calls are nobody's forward.
+        """The pack hook for what ``packing`` cannot do in C."""
+        # Code that the tracker does not see may save tensors, too. Calls made here belong to no forward.
         with DisableTorchFunction():
             if self.aside is None:
                 return self._sites.pack(tensor) or self._pack_fully(tensor)
@@ -199,12 +199,12 @@ class Session:
                 return self._sites.pack(tensor) or self._pack_fully(tensor)
 
     def _pack_other(self, tensor: Tensor) -> Packed:
-        """The same of a tensor of which ``packing`` knows that it is not as it was in the forward before."""
+        """The pack hook for a tensor that ``packing`` has compared and found to differ from the forward before."""
         with DisableTorchFunction():
             return self._pack_fully(tensor)
 
     def _pack_fully(self, tensor: Tensor) -> Packed:
-        """Stores a tensor that is not as it was in the forward before."""
+        """Stores a tensor that differs from the forward before."""
         call = self.tracker.call
         if call is not None and call.module is not None:
             return self._pack_anew(tensor, call.module)
@@ -214,17 +214,17 @@ class Session:
         return session._pack_anew(tensor, module)
 
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None) -> str:
-        """Who keeps the tensor alive besides autograd, in words; empty for nobody."""
+        """What keeps the tensor alive besides autograd, in words; empty for nothing."""
         return self.owners.owner(tensor, storage, self.tracker.foreign, call)
 
     def module_of_call(self) -> str | None:
-        """The path of the module that makes the call; ``None`` where that may be another session's."""
+        """The path of the module that makes the call; ``None`` where the module may be another session's."""
         module = self.paths.running()
         return "" if module is None and self._outer is None else module
 
     def owner_of_forward(self) -> tuple[Session, str]:
-        """The session whose model is running, and the path of its module: this one, or that of a block around this
-        block."""
+        """The session whose model is running, and the path of its module: this session, or the one of a block around
+        this block."""
         session: Session | None = self
         while session is not None:
             module = session.paths.running()
@@ -295,12 +295,12 @@ class Session:
         """Stores a tensor that autograd alone keeps alive.
 
         Args:
-            tensor, storage: it, and its memory.
+            tensor, storage: the tensor and its memory.
             spec: its description.
-            call: that saves it.
-            site: of it, if it has one.
-            due: what was announced of it.
-            obstacle: why it is kept as it is, where it has to be.
+            call: the call that saves it.
+            site: its site, if it has one.
+            due: its announcement, if it has one.
+            obstacle: why it has to be kept as it is; empty where nothing speaks against storing it.
         """
         fate = None if self.fates is None else self.fates.of(tensor, site)
         way = self.way if fate is None else fate.way
@@ -315,13 +315,13 @@ class Session:
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = self._stream(spec, tensor)
-        if fate is not None and fate.again is not None and not isinstance(call, Boundary):
+        if fate is not None and fate.placeholder is not None and not isinstance(call, Boundary):
             handle = None
             if not (fate.aside and decision.from_forward):
                 later = StoredLater(way.level, decision, extent, spec.saved, stream, call) if fate.waits else None
-                handle = fate.again(tensor, later)
+                handle = fate.placeholder(tensor, later)
             if handle is not None:
-                record.codec, record.why = RECOMPUTED, "made again for backward"
+                record.codec, record.why = RECOMPUTED, "recomputed for backward"
                 settle(due)
                 return self._input(tensor, handle, extent, record)
         if self._formulas is not None and fate is None and due is None and call is not None:
@@ -342,7 +342,8 @@ class Session:
         return self._input(tensor, packed, extent, record) if lossy else packed
 
     def _input(self, tensor: Tensor, packed: Packed, extent: Extent, record: Record) -> Packed:
-        """What autograd holds in the place of a tensor: an input of a checkpoint may have to be kept after all."""
+        """What autograd holds in the place of a tensor. An input of a checkpoint may turn out to have to be kept after
+        all."""
         checkpoint = self.checkpoints
         if checkpoint is None or self.tracker.call is not None or not self.level.rounds_checkpoints:
             return packed
@@ -364,7 +365,7 @@ class Session:
         return replayable(self.stream(spec.identity, spec.saved), tensor)
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
-        """The stream for a tensor's noise in this forward, as Python counts."""
+        """The number of the stream for a tensor's noise in this forward, where no CUDA graph is captured."""
         stream: int = stream_of(identity, self.step, self.rank, self._redraw(saved) if self._redraw else 0)
         return stream
 
@@ -373,13 +374,13 @@ class Session:
         codec = None if self._observer is None or codec is None else inner(codec)
         if self._observer is None or not isinstance(codec, GroupAffine):
             return
-        if saved.operator == CHECKPOINT:  # inside of which nobody can measure
+        if saved.operator == CHECKPOINT:  # nothing can be measured inside a checkpoint
             self._observer.stored_beside(packed)
         else:
             self._observer.stored(saved, tensor, codec, packed)
 
     def record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
-        """For a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
+        """The record of a tensor that keeps its elements in other tensors: sparse, nested, a wrapper subclass."""
         saved = _described(tensor, place, occurrence)
         storages = storages_of(tensor)
         holders = [self.owners.holder(storage, self.tracker.foreign) for storage in storages]
@@ -393,7 +394,7 @@ class Session:
 
 def _described(tensor: Tensor, place: Place, occurrence: int) -> SavedTensor:
     module, operator, role = place
-    if tensor.is_nested and tensor.layout is torch.strided:  # has neither shape nor strides to ask for
+    if tensor.is_nested and tensor.layout is torch.strided:  # such a tensor has neither shape nor strides to ask for
         shape = torch.Size((tensor.size(0),))
         return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
     return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)

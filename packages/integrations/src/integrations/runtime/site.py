@@ -1,4 +1,4 @@
-"""``Site``: a saved tensor of a forward, and how it was stored, for the next forward to do the same."""
+"""``Site``: a saved tensor of a forward and how it was stored, so that the next forward can do the same."""
 
 from __future__ import annotations
 
@@ -27,62 +27,66 @@ from integrations.storing.forms import Clamped, Packed, Placeholder
 from integrations.storing.projection import beginnings
 from integrations.storing.records import Record
 from integrations.storing.regions import Exact, Region, View
-from integrations.storing.storage import Entry
+from integrations.storing.storage import StorageEntry
 
 COMPRESS = torch.ops.actcore.group_affine_compress.default
 COMPRESS_CLAMPED = torch.ops.actcore.group_affine_clamped_compress.default
 MASK = torch.ops.actcore.bit_mask_compress.default
 NARROW = torch.ops.actcore.narrow_compress.default
 SIGNS = torch.ops.actcore.positive_mask.default
-"""Operators by which what is stored is encoded."""
+"""The operators that encode what is stored."""
 
 
 def with_kernel(encoder: OpOverload) -> tuple[OpOverload, Callable[..., Any] | None]:
-    """An operator, and what does the same to a CPU's tensor without torch's dispatcher; ``None`` where nothing does."""
+    """An operator, and a function that does the same for a CPU tensor without torch's dispatcher; ``None`` if there is
+    none."""
     schema = getattr(encoder, "_schema", None)
     return encoder, None if schema is None else KERNELS.get(schema.name.removeprefix("actcore::"))
 
 
 KEPT, VALUE, SIGN, HELD, SHAPE, RECOMPUTED_LATER = range(6)
-"""As what a tensor is stored: as it is; encoded, in a region that others may share; by its signs, there, too; encoded
-for one operator alone; not at all; not yet, since a plan makes it again. In the order of ``Form`` in
+"""The form in which a tensor is stored: as it is; encoded, in a region that others may share; its signs, likewise;
+encoded for one operator alone; its shape alone; not yet, because a plan recomputes it. The order is that of ``Form`` in
 ``csrc/bindings/replay_stores.cpp``."""
 
 ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
-"""What was saved of a tensor's memory before it: nothing; all of it, kept, or encoded with the same codec; its signs;
-what is kept. In the order of ``Sharing`` in ``csrc/bindings/replay_stores.cpp``."""
+"""What was saved before of a tensor's memory: nothing; all of it, kept; all of it, encoded with the same codec; its
+signs; a kept part. The order is that of ``Sharing`` in ``csrc/bindings/replay_stores.cpp``."""
 
 
 class Site:
-    """A saved tensor of a forward, and what it has to be for the same to be done with it again. Threads may share it:
-    once it is noted, nothing of it changes but ``next``; and ``function``, to what no call has, where the stored form
-    turned out not to follow from the site.
+    """A saved tensor of a forward, how it was stored, and what a tensor of the next forward must match to be stored
+    likewise.
+
+    Threads may share a site: once it is noted, only two attributes change. ``next`` does, and ``function`` is set to
+    what no call has, where the stored form turned out not to follow from the site.
 
     Attributes:
-        spec: its description, of which these are parts: shape, strides, dtype, device, requires_grad.
-        function: that saves it; ``None`` where nobody saw a call.
+        spec: the tensor's description. Shape, strides, dtype, device and requires_grad are parts of it.
+        function: the function that saves it; ``None`` where no call was seen.
         given: the argument that its stored form follows from, as ``norms.given_to`` has it; ``None`` for none.
-        still: whether what else was decided by the arguments of the call would be decided so by those of another;
-            ``None`` where nothing was.
-        place, module, role, occurrence: where it is saved, and how many were saved there before.
-        following: the number of the next one there.
-        caller: the module, weakly, where it is the innermost whose forward runs; else ``None``.
-        owner: who keeps it alive anyway; empty if only autograd does.
-        value: the plan's number of the memory that it is in; ``None``, or ``UNPLANNED`` of a tape, for none.
+        still: whether the arguments of another call lead to the same decisions as those of the call that was seen;
+            ``None`` where no decision followed from them.
+        place, module, role, occurrence: where it is saved, and how many tensors were saved there before.
+        following: the occurrence of the next tensor there.
+        caller: the module, weakly, if it is the innermost whose forward runs; else ``None``.
+        owner: what keeps it alive anyway; empty if only autograd does.
+        value: the plan's number of its memory; ``None``, or ``UNPLANNED`` with a tape, for memory that the plan does
+            not know.
         next: the site of the tensor that was saved after it; ``None`` for the last.
-        form: as what it is stored, by one call or none: one of ``KEPT`` and so on; ``None`` for what the session has to
-            see to.
+        form: its form, one of ``KEPT`` and so on, if that takes at most one call; ``None`` for what the session has to
+            do.
         sharing: what was saved of its memory before, one of ``ALONE`` and so on.
-        record, region, held: as they were made then, to be copied; of an owned tensor, the record itself.
+        record, region, held: templates to be copied; for an owned tensor, the record itself.
         encoder: the codec's operator.
-        kernel: that does the same to a CPU's tensor without torch's dispatcher; ``None`` for none.
-        arguments: that it is given after the tensor. With noise they begin with bits, elements of a group, whether to
-            round at random, seed and stream.
-        parts: of its results that are the payload.
-        checked: whether the last of its results says that an element is none that the form takes.
-        fields: of the stored form, but for the payload.
+        kernel: a function that does the same for a CPU tensor without torch's dispatcher; ``None`` for none.
+        arguments: what the encoder is given after the tensor. With noise they begin with bits, elements of a group,
+            whether to round at random, seed and stream.
+        parts: which of the encoder's results are the payload.
+        checked: whether the last result says that an element does not fit the form.
+        fields: the fields of the stored form except the payload.
         noise: the part of the stream that is the same in each forward; ``None`` for none.
-        flat: shape and strides as which it is encoded, and where these begin, where it is not contiguous.
+        flat: if the tensor is not contiguous, the shape, strides and offset under which it is encoded.
         whole: where query, key and value of attention begin, if all three are stored as one; else ``None``.
     """
 
@@ -150,21 +154,21 @@ class Site:
         self.noise: int | None = None
 
     def is_of(self, call: Call | None, owner: str, value: int | None) -> bool:
-        """Whether a tensor of the same spec is as this one."""
+        """Whether a tensor with the same spec matches this site."""
         called = self.function is _function_of(call) and self.given == _given(call)
         if not (called and self.owner == owner and self.value == value):
             return False
         return self.still is None or (call is not None and self.still(call))
 
-    def learn(self, tensor: Tensor, call: Call, record: Record, packed: Packed, entry: Entry, seed: int) -> None:
-        """Notes how the tensor was stored, if that is one codec's call or none.
+    def learn(self, tensor: Tensor, call: Call, record: Record, packed: Packed, entry: StorageEntry, seed: int) -> None:
+        """Notes how the tensor was stored, if that took at most one call of a codec.
 
         Args:
-            tensor, call: it, and what saves it.
-            record: of it.
+            tensor, call: the tensor, and the call that saves it.
+            record: its record.
             packed: what autograd holds in its place.
             entry: what is known of its memory now.
-            seed: of the noise.
+            seed: seed of the noise.
         """
         if type(packed) is Exact and packed.region is not None and record.codec == "kept":
             region = packed.region
@@ -181,7 +185,7 @@ class Site:
             self.record, self.held, self.form = copy.copy(record), replace(packed, compressed=None), HELD  # type: ignore[arg-type]
 
     def learn_recomputed(self, record: Record) -> None:
-        """Notes that a plan makes the tensor again when backward reads it."""
+        """Notes that a plan recomputes the tensor when backward reads it."""
         self.record, self.form = copy.copy(record), RECOMPUTED_LATER
 
     def _learn_view(self, tensor: Tensor, call: Call, record: Record, packed: View, seed: int) -> None:
@@ -216,12 +220,12 @@ class Site:
         self.form = form
 
     def _encodes(self, stored: Compressed | None, seed: int, bounds: tuple[float, ...] = ()) -> bool:
-        """Notes the call that has made a stored form, if it is one that is known.
+        """Notes the call that made a stored form, if it is a known one. Returns whether it is.
 
         Args:
             stored: the form.
-            seed: of the noise.
-            bounds: that its elements were clamped to.
+            seed: seed of the noise.
+            bounds: what its elements were clamped to.
         """
         codec, extent = None if stored is None else stored.codec, self.spec.extent
         on_cpu = self.device.type == "cpu"
@@ -234,14 +238,14 @@ class Site:
             self.noise = identity_of(self.spec.identity)
         elif type(codec) is Standardized:
             order = order_for(codec, codec.groups, extent.layout, self.dtype) if on_cpu else None
-            if order is None:  # made by other operators
+            if order is None:  # other operators made it
                 return False
             self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.spec.identity)
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += (codec.count, *order)
         elif type(codec) is BitMask and (codec.values == (0, 1) if self.dtype is torch.bool else on_cpu):
             self.encoder, self.arguments, self.parts = MASK, tuple(map(float, codec.values)), 1
-            self.checked = self.dtype is not torch.bool  # which fits
+            self.checked = self.dtype is not torch.bool  # a bool always fits
         elif type(codec) is Narrow and self.dtype is torch.int64 and on_cpu:
             self.encoder, self.arguments, self.parts, self.checked = NARROW, (codec.low, codec.high), 1, True
         elif type(codec) is Positive:
@@ -261,8 +265,8 @@ def _function_of(call: Call | None) -> Any:
 
 
 def _departs(so: str, call: Call) -> bool:
-    """Whether the arguments of a call depart so from those that its operator's rule is for. The rule follows from that,
-    and what a record says of it."""
+    """Whether a call's arguments depart in this way from those that its operator's rule is for. The rule, and what a
+    record says of it, follow from that."""
     return departures(call.name, call.given) == so
 
 
@@ -272,7 +276,7 @@ def _given(call: Call | None) -> tuple[int, str, Any] | None:
 
 
 def _template(region: Region) -> Region:
-    """A region's like that holds nothing."""
+    """A region like this one that holds nothing."""
     template = copy.copy(region)
     template.value = template.sign = template.kept = template.lent = template.record = template.sign_record = None
     template.last = None  # type: ignore[assignment]

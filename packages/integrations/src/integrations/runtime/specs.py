@@ -1,7 +1,7 @@
 """What is known of a saved tensor before its elements are looked at, kept from one forward to the next.
 
-A forward saves the same tensors as the one before, in most models. So each description is made once, and its policy,
-which is a function of nothing else, asked once.
+In most models a forward saves the same tensors as the one before. So each description is made once, and the policy,
+which depends on nothing else, is asked once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from integrations.storing.records import Record, kept_by
 if TYPE_CHECKING:
     from integrations.runtime.site import Site
 
-_PLANS = 16  # whose tensors are remembered
-_MOST_OTHERS = 2  # forwards that are not the plan's, after which each has a tape
+_PLANS = 16  # plans whose tensors are remembered
+_MOST_OTHERS = 2  # after so many forwards other than the plan's, each forward has a tape
 
 Place = tuple[str, str, str]
 """Module, operator and role."""
@@ -30,10 +30,10 @@ class SavedTensorSpec:
 
     Attributes:
         saved: its description.
-        identity: of its noise.
-        extent: of its memory.
+        identity: what its noise is drawn by.
+        extent: the extent of its memory.
         taken: what was decided last; ``None`` before.
-        site: of the tensor among those of a forward; ``None`` before one has saved it.
+        site: its site in a forward; ``None`` before a forward has saved it.
     """
 
     __slots__ = ("_kept", "_policy", "extent", "identity", "saved", "site", "taken")
@@ -42,26 +42,27 @@ class SavedTensorSpec:
         self.saved = saved
         self.identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         self.extent = extent
-        self._policy: Policy | None = None  # that has decided last
+        self._policy: Policy | None = None  # the policy that decided last
         self.taken: Decision | None = None
         self._kept: Record | None = None
         self.site: Site | None = None
 
     def decision(self, policy: Policy) -> Decision:
-        """How such a policy has it stored if autograd alone keeps it alive. A tensor has the same one from one forward
-        to the next, so it is asked once."""
+        """How the policy stores the tensor if autograd alone keeps it alive. The policy is the same from one forward to
+        the next, so it is asked once."""
         if self.taken is None or self._policy is not policy:
             self._policy, self.taken = policy, policy.decide(self.saved)
         return self.taken
 
     def kept_by(self, owner: str) -> Record:
-        """The record if somebody else keeps it alive anyway, the same one in each forward: nothing of it changes."""
+        """The record of the tensor where something else keeps it alive. Every forward gets the same one, since nothing
+        in it changes."""
         if self._kept is None or self._kept.owner != owner:
             self._kept = kept_by(owner, self.saved)
         return self._kept
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether the tensor is as the description says."""
+        """Whether the tensor matches the description."""
         saved = self.saved
         return (
             tensor.dtype is saved.dtype
@@ -79,9 +80,9 @@ class Specs:
     Attributes:
         policy: decides the codecs.
         first: the site of what the last forward saved first; ``None`` before there was one.
-        placed: how many tensors the last forward with a tape has saved, if the site of each knows which value of the
-            plan it is of; else ``None``.
-        others: how many forwards were another than the plan's.
+        placed: how many tensors the last forward with a tape has saved, if the site of each knows its value in the
+            plan; else ``None``.
+        others: how many forwards were other than the plan's.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -93,18 +94,18 @@ class Specs:
 
     @property
     def need_no_tape(self) -> bool:
-        """Whether sites are enough to follow the plan: not where forwards go to and fro between the plan's and another,
-        which a tape alone tells to be one."""
+        """Whether sites are enough to follow the plan. They are not if forwards alternate between the plan's and
+        another, since only a tape tells the two apart."""
         return self.placed is not None and self.others < _MOST_OTHERS
 
     def note_other(self) -> None:
-        """A forward was another than the plan's: the next one has a tape, which tells where."""
+        """Notes a forward other than the plan's. The next forward has a tape, which tells where it differs."""
         self.placed = None
         self.others += 1
 
     def of(self, tensor: Tensor, place: Place, occurrence: int) -> SavedTensorSpec:
-        """The spec for a strided tensor: the one of the forward before, unless shape, strides, dtype, device or the
-        need of a gradient have changed."""
+        """The spec of a strided tensor: that of the forward before, unless shape, strides, dtype, device or
+        ``requires_grad`` have changed."""
         spec = self._specs.get((place, occurrence))
         if spec is None or not spec.fits(tensor):
             module, operator, role = place
@@ -118,15 +119,17 @@ class PlannedSpecs:
     """The specs of one model, for each of the last plans that its forwards have followed."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[object, Specs]] = {}  # by the plan's id, with the plan, so that it stays its own
+        # By the plan's id; the plan is held, so that the id stays its own.
+        self._found: dict[int, tuple[object, Specs]] = {}
 
     def under(self, policy: Policy, plan: object = None) -> Specs:
-        """Those for forwards that follow a plan, or none: the ones of the forward before, unless its policy was
+        """The specs for forwards that follow a plan, or none: those of the forward before, unless its policy was
         another."""
         found = self._found.pop(id(plan), None)
         if found is None or found[1].policy != policy:
             found = plan, Specs(policy)
-        self._found[id(plan)] = found  # the last one, and the first is the one that was not followed for longest
+        # Moves it to the end, so that the first entry is the plan that was not followed for longest.
+        self._found[id(plan)] = found
         if len(self._found) > _PLANS:
             self._found.pop(next(iter(self._found)), None)
         return found[1]

@@ -1,4 +1,4 @@
-"""``TimedSession``: a session that measures what storing each tensor and making it again takes."""
+"""``TimedSession``: a session that measures what storing and restoring each tensor takes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from integrations.storing.forms import Packed
 
 
 class TimedSession(Session):
-    """For a step that is run for nothing else: on a device, it waits before and after each tensor.
+    """A session for a step that is run only to be measured. On a device, it waits before and after each tensor.
 
     Attributes:
-        seconds: by the place of a record in ``records``; a record that shares another's copy has its own.
+        seconds: by the place of a record in ``records``. A record that shares another's copy has its own.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._sites = Sites(self, True)  # what decides is measured, too
+        self._sites = Sites(self, True)  # the time of deciding is measured, too
         self.seconds: dict[int, float] = {}
 
     def _pack_fully(self, tensor: Tensor) -> Packed:
@@ -32,11 +32,11 @@ class TimedSession(Session):
         return packed if place is None else _Timed(packed, tensor.device, self.seconds, place)
 
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
-        """What a checkpoint holds must be what it is; only its storing is measured."""
+        """Measures only how long storing takes, since a checkpoint has to hold what it is given."""
         return self._timed(tensor, lambda: super(TimedSession, self).pack_held(tensor, obstacle))[1]
 
     def _timed(self, tensor: Tensor, pack: Callable[[], Packed]) -> tuple[int | None, Packed]:
-        """What ``pack`` returns, and the place of the tensor's record if that has its seconds now."""
+        """What ``pack`` returns, and the place of the tensor's record if its seconds are noted now."""
         place = len(self.records)
         start = _now(tensor.device)
         packed = pack()
@@ -48,7 +48,7 @@ class TimedSession(Session):
 
 @dataclass(slots=True, eq=False)
 class _Timed:
-    """What autograd holds in place of a tensor, with a clock."""
+    """What autograd holds in place of a tensor, with a clock around its unpacking."""
 
     packed: Packed
     device: torch.device

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import actcore
 
-# The package, not its names: it imports this module while it is being imported itself.
+# The package, and not its names: this module is imported while the package is.
 import integrations
 from integrations.common.warn import warn
 from integrations.handle.unused import SUBJECT, why_unused
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# GACT's names of a level's fields, where they differ.
+# GACT's names for a level's fields, where they differ.
 _NAMES = {"bit": "bits", "auto_prec": "adaptive", "swap": "offload"} | {
     field.name: field.name for field in fields(Level)
 }
 
 
 class Config:
-    """What Controllers made from now on begin with; those that are there keep what they began with.
+    """The settings of Controllers made from now on. Existing ones keep the settings that they were made with.
 
     A field of ``integrations.Level`` is read and set as an attribute, under its own name or GACT's: ``bit``,
-    ``auto_prec``, ``swap``. Settings of GACT's that would change nothing here do not exist.
+    ``auto_prec``, ``swap``. Settings of GACT's that would have no effect here do not exist.
     """
 
     def __init__(self) -> None:
         vars(self).update(_lock=threading.Lock(), _begin=("L2", {}))
 
     def begin(self) -> tuple[str, dict[str, Any]]:
-        """The level's name and what is changed of it."""
+        """The level's name, and the options that replace its fields."""
         name, options = vars(self)["_begin"]
         return name, dict(options)
 
     def choose(self, level: str) -> None:
-        """The level of that name from now on, and nothing of what was set before but the interval."""
+        """Chooses the level of that name, and forgets what was set before except the interval."""
         with vars(self)["_lock"]:
             _, options = self.begin()
             kept = {name: value for name, value in options.items() if name == "adapt_interval"}
@@ -123,7 +123,7 @@ class Controller:
             optimizer.step()
         controller.uninstall_hook()
 
-    What differs from GACT: a controller concerns its own model only, and what that model's forward saves; the operator
+    Differences from GACT: a controller concerns only its own model, and what that model's forward saves; the operator
     that saves a tensor decides how it is stored; ``iterate`` runs the step for real, and only once. The handle of the
     compression, with its report, is ``integrations.compression(model)`` between the two hooks' calls.
 
@@ -142,14 +142,14 @@ class Controller:
         self.level = resolve_level(self.level_name, self._options)
         self._handle: Compression | None = None
         self._installed_once = False
-        self._told = False  # that nothing is installed
+        self._told = False  # whether it was warned that nothing is installed
         self._pack, self._unpack = actcore.hooks(_AnyOperator(self.level), self.level.seed)
 
     def install_hook(self) -> None:
-        """Compresses the model from now on; again, does nothing.
+        """Compresses the model from now on. A second call does nothing.
 
         Raises:
-            ValueError: the model is compressed by somebody else.
+            ValueError: the model is compressed by something else.
         """
         self._installed_once = True
         if self._installed() is None:
@@ -157,7 +157,7 @@ class Controller:
             self._handle = integrations.compression(self.model)
 
     def uninstall_hook(self) -> None:
-        """Undoes ``install_hook``; does nothing where that is undone. Takes off nobody else's hooks."""
+        """Undoes ``install_hook``, if it is in effect. Leaves other hooks alone."""
         if self._installed() is not None:
             integrations.restore_model(self.model)
         self._handle = None
@@ -205,7 +205,8 @@ class Controller:
         flow is stored in ``norm_bits`` (8), the fewest that suit all but the most delicate operators, and bool masks in
         one. ``install_hook`` stores the same tensors in fewer bits, and those exactly that need it.
         """
-        if tensor.is_floating_point() and not tensor.requires_grad:  # a statistic, or an input that has its owner
+        # A statistic, or an input that belongs to its owner.
+        if tensor.is_floating_point() and not tensor.requires_grad:
             return actcore.Kept.of(tensor)
         return self._pack(tensor)
 
@@ -241,4 +242,4 @@ class _AnyOperator:
         return actcore.Raw()
 
     def decompress(self, compressed: actcore.Compressed) -> Tensor:
-        return compressed.decompress()  # its codec is the one that was chosen
+        return compressed.decompress()  # decoded by the codec that was chosen

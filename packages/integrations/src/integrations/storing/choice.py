@@ -1,4 +1,4 @@
-"""The codec of one tensor, where the policy leaves something to the call's arguments or the tensor itself."""
+"""Chooses the codec of one tensor where the policy depends on the call's arguments or the tensor itself."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ MASKED = "an input of a checkpoint with elements as far from the others as a mas
 
 
 def lazy(tensor: Tensor) -> bool:
-    """Whether the memory does not hold the elements as they are read."""
+    """Whether the elements in memory differ from those that are read, as in a conjugated or negated view."""
     return bool(tensor.is_neg() or tensor._is_zerotensor())
 
 
 def missing_for(tensor: Tensor) -> str:
-    """Why there are no operators for a tensor; empty where there are. A fake one may be on a GPU that is elsewhere, and
-    whoever trains there has them."""
+    """Why there are no operators for a tensor; empty if there are. A fake tensor may be on a GPU of another machine,
+    whose operators are taken to be there."""
     elsewhere = tensor.is_cuda and not has_elements(tensor) and not torch.cuda.is_available()
     return "" if elsewhere else missing_on(tensor.device)
 
 
 def packable(tensor: Tensor) -> bool:
-    """Whether operators can read it where it is."""
+    """Whether operators can read the tensor where it is."""
     return not lazy(tensor) and not missing_for(tensor)
 
 
 def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | None) -> Codec:
-    """The decision's codec; for indices the one that the call's arguments tell, for a mask of unknown values the one
-    that its data show."""
+    """The decision's codec; for indices the codec that follows from the call's arguments, for a mask of unknown values
+    the one that follows from its data."""
     if lazy(tensor):
         record.why = "lazily negated, or zeros without memory: kept exactly"
         return Raw()
@@ -72,7 +72,8 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
 
 
 def _of_norm(tensor: Tensor, codec: GroupAffine, record: Record, call: Call) -> Codec:
-    """The codec for the input of a normalisation that ``codec`` would be for if nothing were normalised."""
+    """The codec for the input of a normalisation, made from ``codec``, which would store it if nothing were
+    normalised."""
     statistics = statistics_of(call.name, call.given, tensor.shape)
     if statistics is None:
         return codec

@@ -1,4 +1,4 @@
-"""``Extent``: what a tensor takes in memory."""
+"""``Extent``: the part of memory that a tensor covers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actcore import Layout
 
 
 class Extent(NamedTuple):
-    """What a tensor takes in memory."""
+    """The part of memory that a tensor covers."""
 
     layout: Layout
     numel: int
@@ -18,7 +18,7 @@ class Extent(NamedTuple):
     dense: bool
     """Whether they fill one stretch of memory."""
     stored: Layout
-    """As which they are stored: end to end where they are dense."""
+    """The layout in which they are stored: end to end if they are dense."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> Extent:

@@ -1,4 +1,4 @@
-"""Stored forms that serve one operator only, and so are not shared with others that save the same storage."""
+"""Stored forms that serve only one operator, and so are not shared with others that save the same storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from integrations.rules.rules import Need
 from integrations.storing.regions import Exact, View, codec_name
 
 SLOPE = "backward asks only for the derivative, of which these bits tell the nearest level"
-"""The reason in a row."""
+"""The reason in a report's row."""
 _NO_CURVATURE = (
     "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would give "
     "another number for it; store its input in bits (slope_bits=None) where gradients are differentiated"
@@ -33,28 +33,28 @@ class Form(Protocol):
 
     @property
     def name(self) -> str:
-        """How a report calls it."""
+        """The name that a report has for the form."""
 
     @property
     def host(self) -> bool:
-        """Whether it was taken to host memory."""
+        """Whether it was moved to host memory."""
 
     def unpack(self) -> Tensor: ...
 
 
-class Remade(Protocol):
-    """What autograd holds in place of a tensor that backward makes again."""
+class RecomputedTensor(Protocol):
+    """What autograd holds in place of a tensor that backward recomputes."""
 
     def unpack(self) -> Tensor: ...
 
 
-Packed: TypeAlias = Kept | Exact | View | Form | Remade
+Packed: TypeAlias = Kept | Exact | View | Form | RecomputedTensor
 """What autograd holds in place of a saved tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A compressed tensor, or what stands for it."""
+    """A compressed tensor, or a stand-in for one."""
 
     compressed: Compressed
 
@@ -76,19 +76,19 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Clamped(Held):
-    """Values between two bounds, at which the values beyond them lie, too."""
+    """Values between two bounds. Values beyond a bound are stored as that bound."""
 
     low: float
     high: float
 
     def source(self, tensor: Tensor) -> Tensor:
-        """What is stored of a tensor, before its rounding."""
+        """The tensor that is rounded and stored."""
         return tensor.detach().clamp(self.low, self.high)
 
 
 @dataclass(frozen=True, eq=False)
 class Sides(Held):
-    """Values between two bounds, exclusively; of those beyond, only on which side they are, exactly. See ``_sides``."""
+    """Values between two bounds, exclusively. Of values beyond, only the side is stored, exactly. See ``_sides``."""
 
     low: float
     high: float
@@ -103,14 +103,14 @@ class Sides(Held):
 
 
 @dataclass(frozen=True, eq=False)
-class Slope(Held):
+class SlopeForm(Held):
     """The codes of a ``Codebook``, for the first derivative alone."""
 
     def unpack(self) -> Tensor:
-        """Elements with the levels for slopes.
+        """Elements whose slopes are the levels.
 
         Raises:
-            RuntimeError: autograd asks with a graph of this backward to come, in which they would mean nothing.
+            RuntimeError: autograd builds a graph of this backward, in which the elements would mean nothing.
         """
         if torch.is_grad_enabled():
             raise RuntimeError(_NO_CURVATURE)
@@ -119,7 +119,7 @@ class Slope(Held):
 
 @dataclass(frozen=True)
 class Placeholder:
-    """A tensor of which only shape, dtype and memory format matter."""
+    """A tensor of which backward only needs shape, dtype and memory format."""
 
     layout: Layout
     dtype: torch.dtype
@@ -132,13 +132,13 @@ class Placeholder:
     def unpack(self) -> Tensor:
         if self.layout.contiguous or not self.layout.dense:
             return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.layout.shape)
-        # Channels last: an operator gives its gradient the memory format that it reads off the strides.
+        # The strides keep channels last: an operator reads off them which memory format its gradient gets.
         return torch.empty_strided(self.layout.shape, self.layout.strides, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
 class WindowIndices:
-    """The indices of a max pooling, as the place of each in its window."""
+    """The indices of a max pooling, each as its place in its window."""
 
     packed: Held
     input_shape: Sequence[int]
@@ -161,8 +161,8 @@ class WindowIndices:
         return indices
 
 
-# Beyond this range the slope is, to 1e-4 or better, what it is at its ends; so what lies beyond may as well lie there,
-# and no outlier makes the steps of its group coarse.
+# Beyond this range the slope is, to 1e-4 or better, what it is at the range's ends. So elements beyond are stored as
+# the ends, and no outlier makes the steps of its group coarse.
 SATURATED = MappingProxyType(
     {
         "gelu": (-5.0, 5.0),
@@ -176,7 +176,7 @@ SATURATED = MappingProxyType(
         "erf": (-3.5, 3.5),
     }
 )
-# The same where the slope jumps at the ends, by 1/2 for hardswish: on which side an element is stays exact.
+# Here the slope jumps at the ends, by 1/2 for hardswish: on which side an element is stays exact.
 _JUMPING = MappingProxyType({"hardswish": (-3.0, 3.0)})
 
 
@@ -191,11 +191,13 @@ def form_of(
     seed: int,
     stream: int | Tensor,
 ) -> Form | None:
-    """The form that suits a need, or ``None`` where the call's arguments do not allow it.
+    """The form that suits a need; ``None`` if the call's arguments do not allow it.
 
     Args:
+        need, operator, given, tensor: what backward needs, the call and its arguments, and the saved tensor.
         codec: of the values, where values are stored.
-        place: takes a codec to where the stored form is to be.
+        place: moves a codec to where the stored form is to be.
+        seed, stream: of the noise.
     """
     if need is Need.SHAPE:
         return Placeholder(Layout.of(tensor), tensor.dtype, tensor.device)
@@ -225,7 +227,7 @@ def _sides(tensor: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, 
         The tensor so changed, and ``low``, ``high`` and ``margin``, with which ``Sides`` reads it.
     """
     levels = (1 << bits) - 1
-    # What the dtype's own rounding of the two ends may take away is added.
+    # This adds what rounding the two ends to the dtype may take away.
     margin = 1.01 * (high - low) / (levels - 2) + 4 * torch.finfo(tensor.dtype).eps * max(abs(low), abs(high))
     moved = tensor.clamp(low, high)  # keeps NaN
     moved = moved.masked_fill_(tensor <= low, low - margin).masked_fill_(tensor >= high, high + margin)
@@ -233,7 +235,7 @@ def _sides(tensor: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, 
 
 
 def window_indices(operator: str, given: Arguments, indices: Tensor, codec: Codec) -> WindowIndices | None:
-    """The packed form of a max pooling's indices, as ``codec`` keeps it; ``None`` where it is not such a pooling, or a
+    """The packed form of a max pooling's indices, as ``codec`` stores it; ``None`` if the call is no such pooling, or a
     window has more than 256 places."""
     dims = {"max_pool2d": 2, "max_pool3d": 3}.get(operator.removesuffix("_with_indices"))
     source = given.get(0, "input")
@@ -241,13 +243,13 @@ def window_indices(operator: str, given: Arguments, indices: Tensor, codec: Code
         return None
     kernel = _sizes(given.get(1, "kernel_size"), dims)
     stride = given.get(2, "stride")
-    strides = _sizes(stride, dims) if stride else kernel  # none, or of no numbers
+    strides = _sizes(stride, dims) if stride else kernel  # it is missing or no number
     padding, dilation = (_sizes(given.get(*place), dims) for place in ((3, "padding", 0), (4, "dilation", 1)))
     if math.prod(kernel) > 256:
         return None
     options = (kernel, strides, padding, dilation, bool(given.get(5, "ceil_mode", False)))
     packed, misfit = torch.ops.actcore.window_index_pack(indices.contiguous(), list(source.shape), *options)
-    # torch made the indices, so they fit; on the CPU, where it costs nothing to look, it is made sure.
+    # torch made the indices, so they fit; this is checked on the CPU, where it costs nothing.
     if misfit.device.type == "cpu" and has_elements(misfit) and misfit.item():
         return None
     return WindowIndices(Held(compress(packed, codec)), list(source.shape), options)

@@ -1,4 +1,4 @@
-"""Query, key and value of attention that one product has made, row after row: stored as one, and restored as one."""
+"""Query, key and value of attention that one product has made, row after row: they are stored and restored as one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from integrations.calls.call import Call
 
 
 def beginnings(tensor: Tensor, call: Call) -> tuple[int, int, int] | None:
-    """Where the three begin in the tensor's memory, which they fill; ``None`` where it is not so.
+    """Where query, key and value begin in the memory that they fill; ``None`` if they do not fill the tensor's memory.
 
     Args:
-        tensor: that attention saves, one of the three.
-        call: of it.
+        tensor: one of the three, which attention saves.
+        call: the attention's call.
     """
     parts = call.arguments[:3]
     storage = tensor.untyped_storage()
@@ -36,8 +36,8 @@ def beginnings(tensor: Tensor, call: Call) -> tuple[int, int, int] | None:
 
 
 def projection(tensor: Tensor, call: Call, codec: GroupAffine) -> tuple[Tensor | None, GroupAffine]:
-    """All of the memory in which query, key and value lie, and the codec, whose groups end with the rows of each.
-    ``None``, and the codec as it is, where they do not lie so."""
+    """All of the memory in which query, key and value lie, and the codec, with groups that end with the rows of each.
+    ``None`` and the unchanged codec if they do not lie so."""
     begins = beginnings(tensor, call)
     if begins is None:
         return None, codec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actcore import SavedTensor
 
 RECOMPUTED = "recomputed"
-"""In the place of a codec: nothing is stored, and backward makes the tensor again."""
+"""In the place of a codec: nothing is stored, and backward recomputes the tensor."""
 
 
 @dataclass(slots=True)
@@ -18,11 +18,11 @@ class Record:
         saved: its description.
         codec: how it is stored, in words.
         why: the reason.
-        owner: who keeps it alive anyway; empty if only autograd does. Bytes count nothing then.
+        owner: who keeps it alive anyway, in which case its bytes do not count; empty if only autograd does.
         original_bytes: what plain autograd would keep for it; 0 where an earlier record counts the same storage.
         stored_bytes: what is kept for it; 0 where it shares what an earlier record counts.
         host: whether that was taken to host memory from another device.
-        parts: of a tensor in whose place a layer stores others, what became of these; ``None`` for any other tensor.
+        parts: the records of what a layer stores in the tensor's place; ``None`` for any other tensor.
     """
 
     saved: SavedTensor
@@ -44,5 +44,5 @@ class Record:
 
 
 def kept_by(owner: str, saved: SavedTensor) -> Record:
-    """The record of a tensor that somebody else keeps alive anyway."""
+    """The record of a tensor that something else keeps alive."""
     return Record(saved, "kept", f"{owner}: alive anyway", owner)

@@ -1,13 +1,13 @@
-"""A stretch of a storage that was saved, and what autograd holds in its place.
+"""A saved stretch of a storage, and what autograd holds in its place.
 
-A ``Region`` holds what its users need and no more: a sign mask, a quantised value, or the memory itself. When a later
-user needs more bits, the value is replaced, and all views share the better one; when one needs the tensor exactly, the
-memory stays and everything else is dropped. Under ``Offload`` the stored form is on the host, an exact one included,
-and serves the same users.
+A ``Region`` holds what its users need and no more: a sign mask, a quantised value, or the memory itself. If a later
+user needs more bits, the value is replaced, and all views share the better one. If one needs the tensor exactly, the
+memory is kept and everything else is dropped. Under ``Offload`` the stored form, even an exact one, is on the host and
+serves the same users.
 
-A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared. What was restored
-last is lent to the next view that asks for the same, as those of query, key and value do, as long as there is one to
-come and no other region is restored: one tensor more than autograd itself holds, at most.
+A region lives as long as autograd holds an ``Exact`` or a ``View`` of it: nothing has to be cleared. The elements that
+were restored last are lent to the next view that asks for the same, as those of query, key and value do, while such a
+view is still to come and no other region is restored. So at most one tensor is alive beyond what autograd itself holds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from integrations.storing.extent import Extent
 from integrations.storing.records import Record
 
 _EXACT = (Raw, BitMask, Narrow)
-_ROOM = 1 << 16  # elements of memory up to which what is rounded comes back with its gaps
+_ROOM = 1 << 16  # up to so many elements of memory, rounded elements are restored with the gaps between them
 
 Stream = int | Tensor
-"""Of a tensor's noise: as Python counts, or on the device."""
+"""The stream of a tensor's noise, as a number that Python counts, or as a tensor on the device."""
 
 
 class LastRestored:
-    """The region that was restored last, among those of one ``Storages``, while views of it are still to come."""
+    """The region of one ``Storages`` that was restored last, while views of it are still to come."""
 
     __slots__ = ("region",)
 
@@ -42,7 +42,7 @@ class LastRestored:
         self.region: weakref.ref[Region] | None = None
 
     def becomes(self, region: Region | None) -> None:
-        """Lets what another region lends go."""
+        """Makes another region the last one, and frees what the one before lends."""
         last = None if self.region is None else self.region()
         if last is not None and last is not region:
             last.lent = None
@@ -53,9 +53,10 @@ class Region:
     """Elements ``start`` to ``start + numel`` of a storage at one version, and what is stored of them.
 
     Attributes:
-        waiting: views of its elements that backward has not read. Who asks for signs alone makes them anew.
-        lent: what was restored, of which stored form and on which stream, where it is the last; and its version, since
-            a backward that changes it in place has it for itself.
+        waiting: views of its elements that backward has not read, not counting those of signs, which are decoded for
+            each.
+        lent: what was restored, from which stored form and on which stream, if the region is the last; and its version,
+            since a backward that changes it in place does not share it.
     """
 
     __slots__ = (
@@ -77,7 +78,7 @@ class Region:
         self.sign_record: Record | None = None
 
     def covers(self, tensor: Tensor, layout: Layout) -> bool:
-        """Whether the tensor, of the same storage, can be rebuilt from this region."""
+        """Whether the tensor, of the same storage, can be restored from this region."""
         return self.shares_elements(tensor) and self.reaches(layout, int(tensor.storage_offset()))
 
     def reaches(self, layout: Layout, offset: int) -> bool:
@@ -90,18 +91,18 @@ class Region:
         return bool(self.start <= offset and last < self.start + self.numel)
 
     def shares_elements(self, tensor: Tensor) -> bool:
-        """Whether a tensor of the same storage means by its elements what this region does: not so for another
-        version, a view as another dtype, or one that is lazily negated or conjugated where this is not."""
+        """Whether a tensor of the same storage reads the same elements as this region. Another version does not, nor a
+        view as another dtype, or one that is lazily negated or conjugated if this one is not."""
         return tensor.dtype == self.dtype and tensor._version == self.version and lazy_of(tensor) == self.lazy
 
     def source(self, tensor: Tensor) -> Tensor:
-        """This region's elements, through any tensor of its storage."""
+        """This region's elements, read through any tensor of its storage."""
         return tensor.detach().as_strided(self.layout.shape, self.layout.strides, self.start)
 
     # ---- what the users need ----
 
     def keep(self, tensor: Tensor) -> None:
-        """Keeps the memory itself and drops what is stored besides."""
+        """Keeps the memory itself, and drops what is stored."""
         self.kept = Kept.of(tensor)
         for record in (self.record, self.sign_record):
             if record is not None:
@@ -113,8 +114,8 @@ class Region:
     def store(
         self, tensor: Tensor, extent: Extent, codec: Codec, record: Record, sign: bool, seed: int, stream: Stream
     ) -> None:
-        """Makes sure that ``codec``, or something more exact, is stored; raises what the codec raises."""
-        # A dense tensor of as many elements is all of the region, whatever its shape, and stored in the same order.
+        """Stores with ``codec``, unless something more exact is stored already. Raises what the codec raises."""
+        # A dense tensor of as many elements covers the region, whatever its shape, and is stored in the same order.
         whole = extent.dense and extent.numel == self.numel
         if self.kept is not None:
             record.codec, record.why = "kept", "its storage is kept exactly for another operator"
@@ -148,10 +149,10 @@ class Region:
                 source = source.detach().clone()  # in the same order: what fills its gaps has a region of its own
             if isinstance(inner(codec), GroupAffine):
                 compressed = codec.compress(source, seed=seed, stream=stream)
-            else:  # which may be one of the user's, made of torch's operators
+            else:  # this may be the user's, made of torch's operators
                 with torch.no_grad():
                     compressed = codec.compress(source.detach(), seed=seed, stream=stream)
-            if type(codec) is GroupAffine and compressed.codec is codec:  # as most are
+            if type(codec) is GroupAffine and compressed.codec is codec:  # most are
                 record.codec, record.stored_bytes = _name(codec), codec.stored_bytes(self.numel, self.dtype)
                 return compressed
             record.codec = codec_name(compressed.codec)
@@ -161,8 +162,8 @@ class Region:
 
     @property
     def _has_gaps(self) -> bool:
-        """Whether the elements lie apart, as those of query, key and value in what one product makes, in so much memory
-        that it matters: restored so, each of the three would take that of all."""
+        """Whether the elements lie so far apart in memory that it matters, as those of query, key and value in one
+        product do: each of the three would be restored with the gaps, in the memory of all."""
         shape, strides = self.layout
         if self.dense or not self.layout.spaced or 0 in strides:
             return False
@@ -170,7 +171,7 @@ class Region:
 
     @property
     def _exact(self) -> bool:
-        """Whether the value stored is the tensor's own, from which signs can be read, too."""
+        """Whether the stored value is exact, so that signs can be read from it, too."""
         return self.value is not None and isinstance(inner(self.value.codec), Raw)
 
     @property
@@ -179,26 +180,26 @@ class Region:
         return sum(stored.nbytes for stored in (self.value, self.sign) if stored is not None)
 
     def elements(self, sign: bool, lends: bool = True) -> Tensor:
-        """The region's elements, as good as they are stored.
+        """The region's elements, restored.
 
         Args:
-            sign: whether they are asked for their signs alone.
-            lends: whether they may be lent to the next view that asks, and stay until then.
+            sign: whether only their signs are needed.
+            lends: whether they may be lent to the next view that asks, and stay alive until then.
         """
         if self.kept is not None:
             return self.source(self.kept.unpack())
         stored = self.sign if sign and self.sign is not None else self.value
         assert stored is not None
         lent = self.lent
-        if lent is None and lends and self.waiting <= 0:  # nobody else is to come
+        if lent is None and lends and self.waiting <= 0:  # no other view is to come
             if self.last.region is not None:
-                self.last.becomes(None)  # before there is another tensor
+                self.last.becomes(None)  # frees it before another tensor is made
             return stored.codec.decompress(stored)
         if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]) or lent[2]._version != lent[3]:
             if not lends:
                 return stored.codec.decompress(stored)
             lent = self.lent = None
-            self.last.becomes(None)  # before there is another tensor
+            self.last.becomes(None)  # frees it before another tensor is made
             elements = stored.codec.decompress(stored)
             lent = (stored, _stream_of(elements), elements, elements._version)
         if lends:
@@ -209,7 +210,7 @@ class Region:
 
 @dataclass(slots=True, eq=False)
 class Exact:
-    """What autograd holds in place of a tensor that is kept; the region tells later users of its storage."""
+    """What autograd holds in place of a kept tensor. The region tells later users of its storage."""
 
     kept: Kept
     region: Region | None = None
@@ -219,7 +220,7 @@ class Exact:
 
 
 class View:
-    """What autograd holds in place of a tensor that is stored: a view of a region."""
+    """What autograd holds in place of a stored tensor: a view of a region."""
 
     __slots__ = ("layout", "offset", "region", "sign", "waits")
 
@@ -231,11 +232,11 @@ class View:
     def unpack(self) -> Tensor:
         self._is_read()
         if self.sign and self.region.last.region is not None:
-            self.region.last.becomes(None)  # before there is another tensor
+            self.region.last.becomes(None)  # frees it before another tensor is made
         return self.view_of(self.region.elements(self.sign, lends=not self.sign))
 
     def beside(self) -> Beside:
-        """The same for a repetition, and no more for who is waited for."""
+        """The same view for a repetition. It does not count as a view that is still to come."""
         self._is_read()
         return Beside(self)
 
@@ -245,7 +246,7 @@ class View:
             self.region.waiting -= 1
 
     def view_of(self, elements: Tensor) -> Tensor:
-        """The tensor, of the region's elements."""
+        """The tensor, as a view of the region's elements."""
         region, layout = self.region, self.layout
         same = elements.stride() == layout.strides and elements.shape == layout.shape and self.offset == region.start
         if same or not region.dense:
@@ -256,9 +257,8 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beside:
-    """What the call of a repetition holds in place of a tensor that is stored. What it restores is there while its
-    operator runs, and no longer: what comes next makes tensors of its own, and backward may read this one much later.
-    """
+    """What the call of a repetition holds in place of a stored tensor. What it restores lives while its operator runs:
+    later operators make tensors of their own, and backward may read this one much later."""
 
     view: View
 
@@ -268,18 +268,18 @@ class Beside:
 
 
 def _stream_of(tensor: Tensor) -> Any:
-    """The stream that a tensor would be used on: one that was restored on another may not be there yet."""
+    """The stream on which a tensor would be used. One that was restored on another stream may not be complete there."""
     real = tensor.is_cuda and torch.cuda.is_initialized()  # a fake one needs no GPU
     return torch.cuda.current_stream(tensor.device) if real else None
 
 
 def lazy_of(tensor: Tensor) -> tuple[bool, bool]:
-    """What torch does to the elements when they are read."""
+    """What torch does to the elements in memory when they are read: conjugate, negate."""
     return tensor.is_neg(), tensor.is_conj()
 
 
 def inner(codec: Codec) -> Codec:
-    """What makes the stored form, wherever that is kept."""
+    """The codec that makes the stored form, wherever that is kept."""
     return codec.inner if isinstance(codec, Offload) else codec
 
 
@@ -289,14 +289,14 @@ def is_sign(codec: Codec) -> bool:
 
 
 def _share(earlier: Record | None, record: Record) -> None:
-    """Says of an earlier record that ``record`` counts what serves it now."""
+    """Notes in an earlier record that ``record`` counts the bytes that serve it now."""
     if earlier is not None:
         earlier.stored_bytes = 0
         earlier.codec, earlier.why = record.codec, "shares a copy with more bits"
 
 
 def codec_name(codec: Codec) -> str:
-    """How a record calls a codec."""
+    """The name that a record has for a codec."""
     if isinstance(codec, Offload):
         return f"{codec_name(codec.inner)}, on the host"
     return _name(codec) if isinstance(codec, Hashable) else str(codec)
@@ -308,8 +308,8 @@ def _name(codec: Hashable) -> str:
 
 
 def fineness(codec: Codec) -> tuple[int, bool, int]:
-    """How much a stored value keeps: bits an element, then whether these are of it as it is normalised, then how few
-    share bounds; what is exact keeps most. A codec of the user's is not compared: what there is serves."""
+    """How much a codec keeps, to compare: bits an element, then whether the elements are stored normalised, then how
+    few share bounds. Exact codecs keep most. A user's codec is not compared: what is stored already serves."""
     codec = inner(codec)
     if not isinstance(codec, GroupAffine):
         return (64 if isinstance(codec, _EXACT) else 0, False, 0)

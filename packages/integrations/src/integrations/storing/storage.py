@@ -13,12 +13,13 @@ from integrations.storing.extent import Extent
 from integrations.storing.records import Record
 from integrations.storing.regions import Exact, LastRestored, Region, Stream, View, is_sign, lazy_of
 
-# A part of a storage that is this many times smaller is worth a copy, even if somebody unknown keeps the storage alive.
+# A part of a storage that is this many times smaller is worth a copy, even if something unknown keeps the storage
+# alive.
 _SMALL = 8
 
 
-class Entry:
-    """What is known of a storage: whether it was counted, and its regions that are alive, which autograd holds."""
+class StorageEntry:
+    """What is known of a storage: whether it was counted, and its living regions, which autograd holds."""
 
     __slots__ = ("counted", "regions")
 
@@ -37,16 +38,16 @@ class Storages:
     """What is stored of each storage.
 
     Attributes:
-        entries: what is known of those that were saved.
+        entries: what is known of the storages that were saved.
         last: the region that was restored last.
     """
 
     def __init__(self) -> None:
-        self.entries: StorageMap[Entry] = StorageMap()
+        self.entries: StorageMap[StorageEntry] = StorageMap()
         self.last = LastRestored()
 
     def original_bytes(self, storage: torch.UntypedStorage) -> int:
-        """The bytes of a storage when it is first asked about, 0 from then on."""
+        """The bytes of a storage for the first call, 0 for later ones."""
         entry = self._of(storage)
         if entry.counted:
             return 0
@@ -54,20 +55,20 @@ class Storages:
         return storage.nbytes()
 
     def count_again(self, storage: torch.UntypedStorage) -> None:
-        """Lets ``original_bytes`` count a storage once more: what was counted is a copy."""
+        """Has ``original_bytes`` count a storage once more: what was counted is a copy."""
         self._of(storage).counted = False
 
     def forget(self, storage: torch.UntypedStorage) -> None:
-        """Shares nothing that was stored so far with what is saved of this storage from now on."""
+        """Has what is saved of this storage from now on share nothing that was stored before."""
         self._of(storage).regions.clear()
 
     def keeps(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is kept whole, as it is."""
+        """Whether a storage is kept whole."""
         return any(region.kept is not None for region in self._of(storage).alive())
 
     def keep(self, tensor: Tensor, extent: Extent, record: Record, overlapping: bool = False) -> View | Exact:
-        """Keeps a tensor as it is. Its whole storage stays, so whatever else is saved of it is kept, too; unless it is
-        a small part of a storage that nothing else keeps, of which it is worth a copy."""
+        """Keeps a tensor as it is. Its whole storage stays alive, so whatever else is saved of it is kept, too. But a
+        small part of a storage that nothing else keeps is copied."""
         storage = tensor.untyped_storage()
         entry = self._of(storage)
         regions = entry.alive() if entry.regions else []
@@ -105,16 +106,17 @@ class Storages:
         """Stores a tensor, or finds it stored.
 
         Args:
-            tensor, extent: it, and what it takes in memory.
-            codec: as what it is stored.
-            record: of it.
+            tensor, extent: the tensor, and the part of memory that it covers.
+            codec: how it is stored.
+            record: its record.
             seed, stream: of its noise.
-            whole: stored in its place, where nothing of its memory is: what others are parts of that will be saved.
+            whole: a larger tensor to store in its place if nothing of its memory is stored yet. Other parts of it are
+                saved later.
         """
         storage = tensor.untyped_storage()
         entry = self._of(storage)
         sign = is_sign(codec)
-        if not entry.regions:  # as is so of most
+        if not entry.regions:  # as is true of most
             source, all_of_it = (tensor, extent) if whole is None else (whole, Extent.of(whole))
             region = Region(source, all_of_it, self.last)
             entry.regions.append(weakref.ref(region))
@@ -137,9 +139,9 @@ class Storages:
             return kept
         return View(region, extent.layout, int(tensor.storage_offset()), sign)
 
-    def _of(self, storage: torch.UntypedStorage) -> Entry:
+    def _of(self, storage: torch.UntypedStorage) -> StorageEntry:
         entry = self.entries.get(storage)
         if entry is None:
-            entry = Entry()
+            entry = StorageEntry()
             self.entries.put(storage, entry)
         return entry

@@ -1,4 +1,4 @@
-"""How one tensor is stored, once its policy has decided: at once, or when backward has made it again."""
+"""How one tensor is stored, once its policy has decided: at once, or when backward has recomputed it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from integrations.rules.policy import Decision
 from integrations.rules.slopes import activation_of, codebook_of
 from integrations.storing.choice import INDICES, codec_for, lazy, packable
 from integrations.storing.extent import Extent
-from integrations.storing.forms import SLOPE, Form, Packed, Slope, form_of, window_indices
+from integrations.storing.forms import SLOPE, Form, Packed, SlopeForm, form_of, window_indices
 from integrations.storing.projection import projection
 from integrations.storing.records import RECOMPUTED, Record
 from integrations.storing.regions import Stream
@@ -31,8 +31,8 @@ class Storing:
     """Stores tensors.
 
     Attributes:
-        level: of them all.
-        storages: what is stored of each memory so far.
+        level: the level of all of them.
+        storages: what is stored of each storage so far.
     """
 
     level: Level
@@ -44,7 +44,7 @@ class Storing:
         """Stores a tensor as it was decided, and writes into its record how.
 
         Returns:
-            what is held in its place, and the codec; ``None`` for a tensor that is kept, or of which a derivative is.
+            what is held in its place, and the codec; ``None`` for a tensor that is kept, or whose derivative is stored.
         """
         try:
             slope = self._slope(tensor, decision, call)
@@ -63,21 +63,22 @@ class Storing:
             if call is not None and call.recomputes and not extent.dense and type(codec) is GroupAffine:
                 whole, codec = projection(tensor, call, codec)
             return self.storages.store(tensor, extent, codec, record, seed=seed, stream=stream, whole=whole), codec
-        except (TypeError, ValueError) as refusal:  # a dtype; a mask that has a third value, an index out of range
+        # An unsupported dtype, a mask with a third value, an index out of range.
+        except (TypeError, ValueError) as refusal:
             if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self.storages.keep(tensor, extent, record), None
 
-    def _slope(self, tensor: Tensor, decision: Decision, call: Call | None) -> Slope | None:
-        """The bits of an activation's derivative, if they are asked for and its arguments allow them."""
+    def _slope(self, tensor: Tensor, decision: Decision, call: Call | None) -> SlopeForm | None:
+        """The bits of an activation's derivative, if they are asked for and the call's arguments allow them."""
         if decision.slope_bits is None or call is None or not packable(tensor):
             return None
         activation = activation_of(call.name, call.given, call.in_place)
         codebook = codebook_of(activation, decision.slope_bits, tensor.dtype)
         if codebook is None:
             return None
-        return Slope(compress(tensor.detach(), self._placed(codebook, tensor)))
+        return SlopeForm(compress(tensor.detach(), self._placed(codebook, tensor)))
 
     def _form(self, tensor: Tensor, decision: Decision, call: Call | None, stream: Stream) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""
@@ -99,7 +100,7 @@ class Storing:
         )
 
     def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
-        """The codec, its stored form on the host where the level says so: of tensors that are on a device, and large
+        """The codec, with its stored form on the host if the level says so, the tensor is on a device, and it is large
         enough to be worth two copies."""
         if not self.level.offload or not _can_leave(tensor):
             return codec
@@ -108,9 +109,10 @@ class Storing:
 
 
 class StoredLater:
-    """How a tensor is stored that backward makes again, from then on until it is read.
+    """How a recomputed tensor is stored from then on until backward reads it.
 
-    As it would be in the forward, with the same noise; but never on the host, since it is about to be read.
+    It is stored as it would be in the forward, with the same noise; but never on the host, since it is about to be
+    read.
     """
 
     __slots__ = ("_call", "_decision", "_extent", "_level", "_saved", "_stream")
@@ -120,11 +122,11 @@ class StoredLater:
     ) -> None:
         self._level, self._decision, self._extent = level, decision, extent
         self._saved, self._stream = saved, stream
-        # What is asked of a call is plain values and shapes; its tensors are not to be kept alive.
+        # Only plain values and shapes of the call are read; its tensors are not to be kept alive.
         self._call = _without_tensors(call) if decision.asks_call and call is not None else None
 
     def store(self, tensor: Tensor, stored: dict[str, Any]) -> Packed:
-        """Stores it."""
+        """Stores the tensor."""
         storages = stored.setdefault(_STORAGES, Storages())
         level = replace(self._level, offload=False) if self._level.offload else self._level
         record = Record(self._saved, RECOMPUTED, self._decision.why)
@@ -142,5 +144,5 @@ def _outline(tensor: Tensor) -> Tensor:
 
 
 def _can_leave(tensor: Tensor) -> bool:
-    """Whether ``Offload`` has a way to the host for it: a fake tensor may be on a GPU that is not there."""
+    """Whether ``Offload`` can copy the tensor to the host. A fake tensor may be on a GPU that is not there."""
     return tensor.device.type == "cuda" and has_elements(tensor)

@@ -1,4 +1,4 @@
-"""Who looks on: an observer of what a session stores, and who is asked when autograd unpacks a tensor."""
+"""An observer of what a session stores, and a function that is called when autograd unpacks a tensor."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ Unpack = Callable[[Packed], Tensor]
 
 
 class Observer(Protocol):
-    """Who is told what a session sees, while it measures."""
+    """Is told what a session sees, while it measures."""
 
     def called(self, tensors: Iterable[Tensor], ours: bool) -> None:
-        """A call is over: its arguments and results, and whether what autograd saved for it came to our hooks."""
+        """A call is over. ``tensors`` are its arguments and results; ``ours`` is whether what autograd saved for it
+        came to our hooks."""
 
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
         """A tensor was quantised, or found stored already."""
 
     def stored_beside(self, packed: Packed) -> None:
-        """A tensor was quantised, or found so, in bits that are not to be chosen."""
+        """A tensor was quantised, or found so, with bits that a plan does not choose."""
 
     def forward_is_over(self) -> None:
-        """The session was left in good order."""
+        """The session was left without an exception."""
 
     def cancel(self) -> None:
         """The session was left by an exception."""
@@ -36,7 +37,7 @@ class Observer(Protocol):
 
 @contextmanager
 def watched_unpacks(unpack: Unpack) -> Iterator[None]:
-    """What is unpacked in this thread goes through ``unpack`` for the length of the block."""
+    """A block in which everything that is unpacked in this thread goes through ``unpack``."""
     outer = native.watch(unpack)
     try:
         yield

@@ -1,4 +1,4 @@
-"""``Way``: how a session stores a tensor, be it as its level has it, or as a plan says of one value."""
+"""``Way``: how a session stores a tensor, be it by its level or by a plan."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from integrations.rules.stores import Store
 from integrations.storing.regions import inner
 
 _BITS = 8
-"""Of the level that says what may be rounded, where a codec says how."""
+"""The bits of the level that says what may be rounded, where a codec says how."""
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """By which policy, at which level.
+    """A policy and a level.
 
     Attributes:
         policy: decides the codecs.
-        level: what else there is to know: the seed, and whether the stored form goes to the host.
-        planned: what a record says first of a tensor that is rounded; empty where no plan says so.
+        level: gives the seed, and whether the stored form goes to the host.
+        planned: the beginning of a record's reason for a rounded tensor; empty if no plan says so.
     """
 
     policy: Policy
@@ -32,7 +32,7 @@ class Way:
 
 @dataclass(frozen=True)
 class _AsItIs:
-    """The policy of what is kept."""
+    """The policy that keeps every tensor."""
 
     def decide(self, saved: SavedTensor) -> Decision:
         return Decision(Raw(), "as planned: kept as it is")
@@ -40,7 +40,7 @@ class _AsItIs:
 
 @lru_cache(maxsize=256)
 def way_of(store: Store, base: Level) -> Way:
-    """How a value waits in a store; ``base`` says what the store does not."""
+    """How a value waits in a store. ``base`` says what the store does not."""
     level = store.level(base)
     if store.exact:
         return Way(policy_of(store, base), _unrounded(level))
@@ -48,8 +48,8 @@ def way_of(store: Store, base: Level) -> Way:
 
 
 def through(codec: Codec, base: Level) -> Way:
-    """How what may be rounded waits as a codec stores it, on the host if that is an ``Offload``; what backward asks for
-    no more than signs and the like waits in these, exactly. ``base`` says what the codec does not."""
+    """How what may be rounded waits in a codec's form, on the host if that is an ``Offload``; tensors of which backward
+    needs no more than signs and the like are stored as these, exactly. ``base`` says what the codec does not."""
     own, store = inner(codec), Store(_BITS, host=isinstance(codec, Offload))
     level = store.level(base)
     if isinstance(own, GroupAffine):
@@ -59,21 +59,22 @@ def through(codec: Codec, base: Level) -> Way:
 
 @lru_cache(maxsize=16)
 def exactly(base: Level) -> Way:
-    """How that is stored of which no plan speaks, where nothing is to be rounded."""
+    """How a tensor without a plan waits, if nothing is to be rounded."""
     level = _unrounded(replace(base, offload=False))
     return Way(ExactForms(level), level)
 
 
 @lru_cache(maxsize=16)
 def in_eight_bits(base: Level) -> Way:
-    """How that is stored of which no plan speaks, where it may be rounded and the level says nothing."""
+    """How a tensor without a plan waits, if it may be rounded and the level does not say how."""
     level = Store(8).level(base)
     return Way(FixedBits(level), level)
 
 
 @lru_cache(maxsize=16)
 def compiled(level: Level) -> Way:
-    """How a compiled region stores what no plan speaks of, in a forward at a level, an adaptive one's fixed bits."""
+    """How a compiled region stores tensors without a plan in a forward at a level; for an adaptive level, with fixed
+    bits."""
     return exactly(level) if level.bits is None else Way(FixedBits(level), level)
 
 

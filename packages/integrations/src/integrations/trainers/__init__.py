@@ -1,1 +1,1 @@
-"""Callbacks for the trainers of other libraries, which users import from the module that is named after the library."""
+"""Callbacks for the trainers of other libraries. Users import them from the module named after the library."""

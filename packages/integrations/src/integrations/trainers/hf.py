@@ -38,7 +38,7 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
         **arguments: the other arguments of ``compress_model``, such as ``memory="8GiB"``.
 
     Attributes:
-        handle: of the model that is trained, or was trained last; ``None`` before.
+        handle: the handle of the model that is trained, or was trained last; ``None`` before.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -59,17 +59,17 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
         self._training = CompressedTraining(level, report, restore, resume, arguments)
         plain_report = fspath(report) if isinstance(report, PathLike) else report
         self._made_with = {"level": level, "report": plain_report, "restore": restore, "resume": resume, **arguments}
-        # Of a callback that the Trainer has made of a checkpoint (restore_callback_states_from_checkpoint).
+        # Set on a callback that the Trainer has made from a checkpoint (restore_callback_states_from_checkpoint).
         self.compression: dict[str, Any] | None = None
         self.left_out: list[str] = []
 
     @property
     def handle(self) -> Compression | None:
-        """Of the model that is trained, or was trained last; ``None`` before."""
+        """The handle of the model that is trained, or was trained last; ``None`` before."""
         return self._training.handle
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer writes into a checkpoint: plain values only."""
+        """What the Trainer writes into a checkpoint, as plain values."""
         plain = {name: value for name, value in self._made_with.items() if _is_plain(value)}
         left_out = [name for name in self._made_with if name not in plain]
         return {"args": plain, "attributes": {"compression": self._training.state(), "left_out": left_out}}
@@ -85,17 +85,17 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
         stored = state.stateful_callbacks.get(name)
         if isinstance(stored, list):
             raise ValueError(f"the Trainer must have one {name}, got {len(stored)}: remove the others from callbacks")
-        # The Trainer's state has the callback's own where nothing is resumed.
+        # Without a resumed run, the Trainer's state has this callback's own.
         resumed = stored["attributes"]["compression"] if stored and state.global_step else None
         self._training.begin(model, resumed)
-        # A checkpoint of a run without this callback has no place for it, and the Trainer does not make one.
+        # A checkpoint of a run without this callback has no entry for it, and the Trainer makes none.
         state.stateful_callbacks.setdefault(name, {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Reports, and restores the model."""
         try:
             numbers = self._training.conclude(state.is_world_process_zero)
-            # The last entry is the Trainer's own, of the whole training, and is looked for in that place.
+            # The last entry is the Trainer's own, about the whole training, and others expect it there.
             entry = {**numbers, "epoch": state.epoch, "step": state.global_step}
             state.log_history.insert(len(state.log_history) - 1, entry)
         finally:

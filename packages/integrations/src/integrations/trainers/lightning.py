@@ -41,7 +41,7 @@ class CompressionCallback(lightning.Callback):
         **arguments: the other arguments of ``compress_model``, such as ``memory="8GiB"``.
 
     Attributes:
-        handle: of what is trained, or was trained last; ``None`` before.
+        handle: the handle of what is trained, or was trained last; ``None`` before.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -72,17 +72,17 @@ class CompressionCallback(lightning.Callback):
                 )
         self.module = module
         self._training = CompressedTraining(level, report, restore, resume, arguments)
-        self._resumed: dict[str, Any] | None = None  # the state in the checkpoint of the run that begins
+        self._resumed: dict[str, Any] | None = None  # the state in the checkpoint from which the run resumes
         self._fits = False  # whether the module is being trained
 
     @property
     def handle(self) -> Compression | None:
-        """Of what is trained, or was trained last; ``None`` before."""
+        """The handle of what is trained, or was trained last; ``None`` before."""
         return self._training.handle
 
     @property
     def state_key(self) -> str:
-        """Under which checkpoints have the state: one for each submodule."""
+        """The key of the state in checkpoints: one for each submodule."""
         return str(self._generate_state_key(module=self.module))
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,14 +90,14 @@ class CompressionCallback(lightning.Callback):
         return self._training.state() or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps what ``state_dict`` returned for the run that begins."""
+        """Keeps a state that ``state_dict`` returned for the run that begins."""
         self._resumed = state_dict
         if self._fits:  # strategies that shard the model restore checkpoints later than others
             assert self.handle is not None
             self._training.begin(self.handle.model, state_dict)
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Forgets the checkpoint of a run before, such as one that was validated."""
+        """Forgets an earlier run's checkpoint, such as one that was validated."""
         self._resumed = None
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
@@ -129,7 +129,7 @@ class CompressionCallback(lightning.Callback):
             CompressedStep.take_out(pl_module)
 
     def _submodule(self, pl_module: nn.Module) -> nn.Module:
-        """What is to be compressed."""
+        """The submodule to compress."""
         found: nn.Module = pl_module
         try:
             return found if self.module is None else found.get_submodule(self.module)
@@ -141,11 +141,11 @@ class CompressionCallback(lightning.Callback):
 
 
 class CompressedStep:
-    """Stands in a LightningModule's ``training_step``, which Lightning calls and not ``forward``: the original, under
-    compression.
+    """Replaces a LightningModule's ``training_step``, which Lightning calls in place of ``forward``: the original,
+    under compression.
 
     Attributes:
-        handle: of the module.
+        handle: the module's.
         step: the original.
         replaced: whether the instance had a ``training_step`` of its own before.
     """
@@ -157,13 +157,14 @@ class CompressedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = self.step
         converted = FewBitForward.of(self.handle.model)
-        if converted is not None:  # whose calls are exchanged in the model's own forward, which Lightning does not call
+        # Few-bit calls are exchanged in the model's own forward, which Lightning does not call.
+        if converted is not None:
             step = functools.partial(converted.run, step)
         return self.handle.run(step, args, kwargs)
 
     @classmethod
     def put(cls, handle: Compression, module: nn.Module) -> None:
-        """Puts one in its place."""
+        """Replaces the module's ``training_step``."""
         own: dict[str, Any] = module.__dict__
         step: Any = module.training_step
         if not isinstance(own.get("training_step"), cls):

@@ -21,7 +21,7 @@ from integrations.rules.levels import resolve_level
 Reported = bool | str | PathLike[str] | None
 
 _SUFFIXES = (".json", ".html")
-_EXCHANGED = "exchanged"  # in a checkpoint, beside the parts of the handle's state
+_EXCHANGED = "exchanged"  # a key in a checkpoint, beside the parts of the handle's state
 _KEYWORDS = [
     name
     for name, parameter in inspect.signature(compress_model).parameters.items()
@@ -41,7 +41,7 @@ class CompressedTraining:
         arguments: the other arguments of ``compress_model``.
 
     Attributes:
-        handle: of the model that is trained, or was trained last; ``None`` before.
+        handle: the handle of the model that is trained, or was trained last; ``None`` before.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -75,7 +75,7 @@ class CompressedTraining:
 
         Args:
             model: the model that is trained, not what wraps it. One that is compressed already keeps its handle.
-            state: of the handle in the run that is resumed; ``None`` for a run from the start.
+            state: the state of the handle in the run that is resumed; ``None`` for a new run.
 
         Raises:
             ValueError: the model is compressed with other arguments, or the state is of another level.
@@ -100,11 +100,11 @@ class CompressedTraining:
         return handle
 
     def state(self) -> dict[str, Any] | None:
-        """The handle's state and what was exchanged, of plain values only; ``None`` before training."""
+        """The handle's state and what was exchanged, as plain values; ``None`` before training."""
         return None if self.handle is None else {**self.handle.state_dict(), _EXCHANGED: self.exchanges.plain()}
 
     def conclude(self, writes: bool) -> dict[str, float]:
-        """Reports; returns the last forward's numbers, for logs.
+        """Reports. Returns the last forward's numbers, for logs.
 
         Args:
             writes: whether this rank prints and writes.
@@ -131,7 +131,7 @@ class CompressedTraining:
             restore_model(self.handle.model)
 
     def _require_like(self, handle: Compression) -> None:
-        """Refuses a model that somebody has compressed in another way."""
+        """Checks that a compressed model is compressed in this way."""
         wanted, found = self.level.title(self.level_name), handle.level.title(handle.level_name)
         if handle.level != self.level:
             difference = f"at {found}, and the callback's level is {wanted}"
@@ -152,7 +152,7 @@ class CompressedTraining:
         """Takes over the state of the run that is resumed."""
         state = dict(state)
         exchanged, ours = state.pop(_EXCHANGED, None), self.exchanges.plain()
-        # A checkpoint may be older than an option, which it has not asked for then.
+        # A checkpoint may be older than an option, and then the run did not use it.
         other = None if exchanged is None else next((name for name in ours if exchanged.get(name) != ours[name]), None)
         if exchanged is not None and other is not None:
             raise ValueError(
@@ -162,7 +162,7 @@ class CompressedTraining:
         known = {"level", "options"} <= state.keys()
         level = resolve_level(state["level"], state["options"]) if known else self.level
         raised = ((state.get("monitor") or {}).get("settings") or {}).get("raise_bits", False)
-        if level != self.level and not raised:  # a monitor that raises bits makes it another level by itself
+        if level != self.level and not raised:  # a monitor that raises bits changes the level by itself
             raise ValueError(
                 f"the checkpoint is of a run at {level.title(state['level'])}, and the callback's level is "
                 f"{self.level.title(self.level_name)}: give the callback that level and its options, or resume=False, "
@@ -185,7 +185,7 @@ def _in_words(asked: Asked | None) -> str:
 
 
 def _checked_path(report: Reported) -> Path | None:
-    """Where to write the report, if to a file."""
+    """The path of the report, if it goes to a file."""
     if report is None or isinstance(report, bool):
         return None
     if not isinstance(report, str | PathLike):

@@ -1,1 +1,1 @@
-"""A forward that is watched: its calls, who owns its tensors, and the checkpoints that it enters."""
+"""Watches a forward: its calls, who owns its tensors, and the checkpoints that it enters."""

@@ -1,9 +1,9 @@
-"""The inputs of ``torch.utils.checkpoint``, from which backward computes a segment again.
+"""The inputs of ``torch.utils.checkpoint``, from which backward recomputes a segment.
 
 Autograd saves the positional ones in a function of checkpoint's own, which no ``TorchFunctionMode`` sees; the Python
-stack tells. The others, keyword arguments, tensors in containers and those that the segment reads from its closure, are
-saved by nobody: they live because the function lives that computes the segment again. A checkpoint's hook leads to
-that function, and when the segment is over, one that holds stored forms takes its place, in this call's object alone.
+stack tells of it. The others, keyword arguments, tensors in containers and those in the segment's closure, are not
+saved: they live because the function lives that recomputes the segment. A checkpoint's hook leads to that function.
+When the segment is over, the function is replaced in this checkpoint's object alone by one that holds stored forms.
 Torch's module stays as it is, for other threads and other models, and it does not matter by which name or wrapper
 ``checkpoint`` was called.
 """
@@ -40,9 +40,10 @@ from integrations.watching.held import Again, Found, Packer
 
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
 _BETWEEN = ("torch.autograd", DYNAMO, "integrations.runtime", "integrations.watching", "actcore")
-"""Modules whose frames are between a checkpoint's saving and our hook."""
+"""Modules whose frames lie between a checkpoint's saving of a tensor and our hook."""
 
-# What a checkpoint's own functions call what it was given. Their other cells are states of generators and the like.
+# The names by which a checkpoint's own functions know what it was given. Their other cells are states of generators and
+# the like.
 _GIVEN = frozenset({"fn", "args", "kwargs"})
 
 _REENTRANT = (
@@ -69,12 +70,12 @@ class Checkpoints:
     """The checkpoints that a forward enters, and what they hold besides what autograd saves for them.
 
     Args:
-        packer: of the forward.
-        own: its pack hook.
+        packer: the forward's.
+        own: the forward's pack hook.
         born: storages that the forward has made.
 
     Attributes:
-        around: makes a block for what is stored when a checkpoint is over, which is no operator of the forward.
+        around: makes a block for storing when a checkpoint is over. Its operators are not the forward's.
     """
 
     __slots__ = (
@@ -86,20 +87,21 @@ class Checkpoints:
         self._packer, self._own, self._born = packer, own, born
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._waiting: list[weakref.ref[Any]] = []  # those whose segment may be running still
-        self._reentrant: list[Packed] = []  # while these live, others that save their storages keep them, too
-        self._inside = False  # of a segment, as far as hooks tell
+        self._waiting: list[weakref.ref[Any]] = []  # checkpoints whose segment may still run
+        self._reentrant: list[Packed] = []  # while these live, other tensors in their storages are kept, too
+        self._inside = False  # whether this is inside of a segment, as far as hooks tell
         self._deciding, self._scripts = Deciding(), Scripts()
         self._decided: weakref.WeakSet[Any] = weakref.WeakSet()
-        # What ran without gradients since something ran with them, or an input was saved: a reentrant segment.
+        # Whether something was decided, and whether a call ended, without gradients since the last call with them or
+        # the last saved input: that is a reentrant segment.
         self._unseen_decided = self._unseen_is_over = False
         self._inputs: weakref.WeakKeyDictionary[Any, list[HeldInput]] = weakref.WeakKeyDictionary()
-        self._entered: Any = None  # the checkpoint that saves its positional inputs
+        self._entered: Any = None  # the checkpoint that saves its positional inputs now
 
     def look(self) -> None:
-        """Meets the checkpoint inside of which the caller is, and settles those that are over.
+        """Notes the checkpoint that the caller is in, and settles those that are over.
 
-        ``CallTracker`` calls it, and ``over``, where they may have something to do (``csrc/bindings/calls.cpp``).
+        ``CallTracker`` calls this, and ``over``, where they may have something to do (``csrc/bindings/calls.cpp``).
         """
         hooks = top_saved_tensors_default_hooks(False)
         hook = None if hooks is None else hooks[0]
@@ -112,7 +114,7 @@ class Checkpoints:
                 self.settle()
 
     def over(self, call: Call, outputs: Sequence[Tensor]) -> None:
-        """A call is over: notes whether it decided something in a segment."""
+        """Notes whether a call that is over decided something in a segment."""
         if self._unseen_is_over or (not self._inside and torch.is_grad_enabled()):
             self._unseen_decided = self._unseen_is_over = False
         if not self._inside and torch.is_grad_enabled():
@@ -127,7 +129,8 @@ class Checkpoints:
     def settle(self) -> None:
         """Puts stored forms into the checkpoints whose segment is over.
 
-        Not before: the segment may change what it was given, and what backward computes again follows that.
+        This must not happen before: the segment may change what it was given, and what backward recomputes follows
+        that.
         """
         waiting, self._waiting = self._waiting, []
         for reference in waiting:
@@ -142,8 +145,8 @@ class Checkpoints:
                 self._replace(checkpoint, DECIDES if decided else "")
 
     def role(self, tensor: Tensor) -> str:
-        """What a tensor that is being saved outside of any call is to a checkpoint, as ``Boundary`` has it; empty if
-        no checkpoint saves it."""
+        """The role in a checkpoint of a tensor that is saved outside of any call, as ``Boundary`` has it; empty if no
+        checkpoint saves it."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
             frame = frame.f_back
@@ -155,19 +158,19 @@ class Checkpoints:
         return _role(tensor)
 
     def obstacle(self) -> str:
-        """Why the tensor that a checkpoint saves now is to be kept exactly; empty if nothing speaks against its stored
-        form as yet."""
+        """Why the tensor that a checkpoint saves now is to be kept exactly; empty if nothing speaks against storing it
+        so far."""
         if self._entered is not None:
             return ""
         self._unseen_is_over = True
         return DECIDES if self._unseen_decided else ""
 
     def stored(self, packed: Packed, exactly: Callable[[], Packed | None]) -> Packed:
-        """What autograd is to hold in the place of a checkpoint's input that is stored so.
+        """What autograd holds in the place of a checkpoint's input with this stored form.
 
         Args:
             packed: the stored form.
-            exactly: keeps the tensor as it is instead; ``None`` if that is not there any more.
+            exactly: keeps the tensor as it is instead; returns ``None`` if the tensor has changed.
         """
         if self._entered is None:
             return packed
@@ -176,7 +179,7 @@ class Checkpoints:
         return held
 
     def _meet(self, checkpoint: Any) -> None:
-        # What a backward computes again is gone when it has passed.
+        # What a backward recomputes is gone once it is over.
         if checkpoint is not None and checkpoint not in self._met and current_graph_task_id() == -1:
             self._met.add(checkpoint)
             self._waiting.append(weakref.ref(checkpoint))
@@ -184,8 +187,8 @@ class Checkpoints:
                 self._decided.add(checkpoint)
 
     def _meet_below(self, frame: FrameType | None, tensor: Tensor) -> None:
-        """Meets the checkpoint that saves a positional input: the only way to one whose segment makes no call that
-        anybody sees, such as a compiled one."""
+        """Notes the checkpoint that saves a positional input. There is no other way to find one whose segment makes no
+        visible call, such as a compiled one."""
         while frame is not None and frame.f_globals.get("__name__") == _CHECKPOINT:
             names = frame.f_locals
             if "new_frame" in names:
@@ -193,7 +196,7 @@ class Checkpoints:
                 if names["new_frame"] in self._met:
                     self._entered = names["new_frame"]
                 return
-            if "function" in names and "args" in names:  # a reentrant one; told of with the first tensor that it saves
+            if "function" in names and "args" in names:  # a reentrant one, noted with the first tensor that it saves
                 if next((value for value in names["args"] if isinstance(value, Tensor)), None) is tensor:
                     self._tell_of_reentrant([names["function"], *names["args"]])
                     self._unseen_decided |= self._scripts.are_in(names["function"], *names["args"])
@@ -201,8 +204,8 @@ class Checkpoints:
             frame = frame.f_back
 
     def _tell_of_reentrant(self, held: list[Any]) -> None:
-        """Records what it keeps. Its backward runs on into the graphs of such tensors, by themselves, so a stored form
-        would have to bring these along."""
+        """Records what a reentrant checkpoint keeps. Its backward runs on into the graphs of such tensors by itself, so
+        a stored form would have to carry these graphs."""
         found = Found(self._born)
         rebuilder = Rebuilder(found)
         for value in held:
@@ -213,7 +216,8 @@ class Checkpoints:
     def _replace(self, checkpoint: Any, obstacle: str) -> None:
         owners = _owners_of_functions(checkpoint)
         functions = [getattr(owner, name) for owner, name in owners]
-        if any(isinstance(function, Again) for function in functions):  # by a session around this one, or inside
+        # Replaced by a session around this one, or inside.
+        if any(isinstance(function, Again) for function in functions):
             return
         found = Found(self._born)
         rebuilder = Rebuilder(found)
@@ -247,7 +251,7 @@ def _role(tensor: Tensor) -> str:
 
 
 def _owners_of_functions(checkpoint: Any) -> list[tuple[Any, str]]:
-    """Where a checkpoint has the functions through which it holds what it was given, as object and attribute."""
+    """Where a checkpoint has the functions through which it holds what it was given, as objects and attributes."""
     owners = [(checkpoint, "recompute_fn")]
     saver = getattr(checkpoint, "input_saver", None)  # before torch 2.13
     if saver is not None:

@@ -1,14 +1,14 @@
-"""Whether the segment of a checkpoint decides something by the activations that it was given, and what follows.
+"""Whether a checkpoint's segment decides something by the activations that it was given, and what follows.
 
-A comparison, a choice of experts, a number that Python asks for: computed again from rounded inputs it may come out
-otherwise, and the gradient is one of another function then, in every step to the same side. Such a segment's inputs are
-kept exactly. Those that autograd saves are saved before the segment runs: they wait until it is over. An operator of a
-library that is not known here may decide within itself, and TorchScript runs without a call that anybody sees: both
-count as deciding.
+Examples are a comparison, a choice of experts, a number that Python asks for. Recomputed from rounded inputs it may
+come out differently, and then the gradient belongs to another function, with a bias that is the same in every step. The
+inputs of such a segment are kept exactly. Autograd saves some of them before the segment runs: these wait until it is
+over. An operator of an unknown library may decide within itself, and TorchScript runs without visible calls: both count
+as deciding.
 
-A ReLU, a clamp or a max pooling counts as none, though its slope jumps: its result does not, and changes by no more
-than what it is given, where a router that decides otherwise exchanges a whole expert. That is a choice for memory,
-and it costs: the elements whose sides change bias the gradient, by 0.0001 of itself through one ReLU, by 0.04 through
+A ReLU, a clamp or a max pooling does not count, though its slope jumps: its result does not jump, and changes by no
+more than its input, whereas a router that decides otherwise exchanges a whole expert. That is a choice for memory, and
+it costs: the elements whose sides change bias the gradient, by 0.0001 of its norm through one ReLU, by 0.04 through
 five in a row (``docs/operators.md``). To count them would keep the inputs of nearly every segment of a convolutional
 network.
 """
@@ -35,18 +35,18 @@ from integrations.storing.forms import Packed
 
 DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
 
-# Python gets numbers from these, or truth values.
+# Python gets numbers or truth values from these.
 _ASKING = names("bool item tolist float int index complex equal allclose is_nonzero numpy array contains")
 
 
 class Deciding:
     """Follows activations through the calls of segments, and tells which of the calls decide.
 
-    A tensor that was drawn, or made of masks and positions, decides the same each time.
+    A tensor that was drawn, or made from masks and positions, decides in the same way each time.
     """
 
     def __init__(self) -> None:
-        self._followed = StorageSet()  # of those that autograd does not follow: under no_grad, detached
+        self._followed = StorageSet()  # storages of activations that autograd does not follow: under no_grad, detached
 
     def decides(self, call: Call, outputs: Sequence[Tensor]) -> bool:
         """Whether a call that is over has decided something by activations."""
@@ -69,14 +69,14 @@ class Deciding:
 
 
 class Scripts:
-    """Finds TorchScript among what a checkpoint computes its segment with: functions with what they close over, and
-    modules with those inside of them."""
+    """Finds TorchScript in what a checkpoint runs for its segment: functions with their closures, and modules with
+    their submodules."""
 
     def __init__(self) -> None:
-        self._without: WeakSet[nn.Module] = WeakSet()  # modules in which there was none
+        self._without: WeakSet[nn.Module] = WeakSet()  # modules without TorchScript
 
     def are_in(self, *given: Any) -> bool:
-        """Whether there is any. What a function reads from its file's names is not looked at."""
+        """Whether there is any. The globals of functions are not searched."""
         seen: set[int] = set()
         modules: list[nn.Module] = []
         left = list(given)
@@ -116,7 +116,8 @@ def _held_by(value: Any) -> list[Any]:
 
 @dataclass(slots=True, eq=False)
 class HeldInput:
-    """What autograd holds in the place of a checkpoint's input: its stored form, and until its segment is over, itself.
+    """What autograd holds in the place of a checkpoint's input: its stored form, and until the segment is over, the
+    input itself.
 
     Attributes:
         packed: the stored form.
@@ -127,7 +128,7 @@ class HeldInput:
     exactly: Callable[[], Packed | None] | None
 
     def settle(self, decided: bool) -> None:
-        """The segment is over."""
+        """Settles what is held, once the segment is over."""
         exactly, self.exactly = self.exactly, None
         if decided and exactly is not None:
             self.packed = exactly() or self.packed

@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint holds by itself, and what holds their stored forms in its place."""
+"""The tensors that a checkpoint itself holds, and what holds their stored forms in its place."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from integrations.storing.regions import Exact
 
 
 class Packer(Protocol):
-    """Who stores what a checkpoint holds."""
+    """Stores what a checkpoint holds."""
 
     def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
-        """Stores a tensor as the level says; where there is an obstacle, keeps it exactly for that reason."""
+        """Stores a tensor as the level says. If there is an obstacle, keeps it exactly, with that as the reason."""
 
 
 class Slot(Place):
-    """Where a checkpoint held a tensor."""
+    """The place where a checkpoint held a tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor  # None once it is stored
         self._packed: Packed | None = None
-        self._saver: Tensor | None = None  # what came of saving it: up to torch 2.11 its node alone keeps nothing
+        # The result of saving it: up to torch 2.11 its node alone keeps nothing alive.
+        self._saver: Tensor | None = None
 
     def store(self, packed: Packed) -> None:
-        """Lets the tensor go; its place in the graph is kept, as that of a positional input is."""
+        """Frees the tensor. Its place in the graph is kept, as that of a positional input is."""
         assert self.tensor is not None
         if self.tensor.requires_grad:
             with torch.enable_grad(), saved_tensors_hooks(lambda tensor: packed, unpack):
@@ -54,7 +55,7 @@ class Slot(Place):
 
 
 class _Save(torch.autograd.Function):
-    """Saves a tensor, and is never run backwards."""
+    """Saves a tensor. Its backward never runs."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -72,8 +73,8 @@ class Found:
 
     Attributes:
         born: storages that the forward has made.
-        slots: where they are, for those that can be stored.
-        left: the others, with what holds them.
+        slots: the places of the tensors that can be stored.
+        left: the other tensors, with what holds them.
     """
 
     born: StorageSet
@@ -81,20 +82,21 @@ class Found:
     left: list[tuple[Tensor, object]] = field(default_factory=list)
 
     def found(self, tensor: Tensor) -> Place | None:
-        """What is to stand in the tensor's place; ``None`` for one that somebody else made."""
+        """What replaces the tensor; ``None`` for a tensor that the forward did not make."""
         if not self._is_ours(tensor):
             return None
         self.slots.append(Slot(tensor))
         return self.slots[-1]
 
     def out_of_reach(self, tensor: Tensor, holder: object) -> None:
-        """A tensor is in an object that nobody here knows how to make again."""
+        """Notes a tensor in an object that cannot be rebuilt."""
         if self._is_ours(tensor):
             self.left.append((tensor, holder))
 
     def _is_ours(self, tensor: Tensor) -> bool:
-        """As for positional ones: what has a history is an activation, and a leaf is if the forward has made it. A
-        leaf that requires a gradient is left to who asks for that, and so is a view that autograd cannot follow."""
+        """Whether the forward has made the tensor. As for positional inputs, a tensor with a history is an activation,
+        and a leaf is one if the forward has made it. A leaf that requires a gradient belongs to whoever asks for that
+        gradient, and a view that autograd cannot follow is left alone, too."""
         if node_of(tensor) is not None:
             return True
         return not tensor.requires_grad and any(storage in self.born for storage in storages_of(tensor))
@@ -103,8 +105,8 @@ class Found:
         return bool(self.slots or self.left)
 
     def store_all(self, packer: Packer, obstacle: str = "") -> list[Packed]:
-        """Stores what can be stored; the rest is returned, as it is kept. Where there is an obstacle, that is also what
-        a gradient goes through."""
+        """Stores what can be stored. Returns what is kept: the rest, and, if there is an obstacle, what a gradient goes
+        through."""
         exact: list[Packed] = []
         for slot in self.slots:
             assert slot.tensor is not None
@@ -119,17 +121,17 @@ class Found:
         return exact
 
     def keep_all(self, packer: Packer, why: str) -> list[Packed]:
-        """Stores nothing, for a reason."""
+        """Keeps everything, for a reason."""
         tensors = [slot.tensor for slot in self.slots if slot.tensor is not None]
         return [packer.pack_held(tensor, why) for tensor in [*tensors, *(tensor for tensor, _ in self.left)]]
 
 
 class Again:
-    """In the place of a function that held tensors: puts it together for each call."""
+    """In the place of a function that held tensors: rebuilds the function for each call."""
 
     def __init__(self, function: Any, exact: list[Packed]) -> None:
         self._function = function
-        self._exact = exact  # what this function still keeps: others that save its storage need no copy
+        self._exact = exact  # what this function still keeps: other tensors in its storage need no copy
 
     def __call__(self, *args: Any) -> Any:
         built: Built = {}

@@ -1,4 +1,4 @@
-"""Tensors that somebody else keeps alive anyway: compressing them would add memory, not save it."""
+"""Finds tensors that something else keeps alive anyway: compressing them would add memory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ class Owners:
     """The storages of a model's parameters and buffers and of a forward's inputs.
 
     Storages are compared, not tensors: ``nn.Linear`` saves ``weight.t()``, attention saves slices of a weight. They are
-    held, so that no address comes to mean another, until ``release``.
+    held until ``release``, so that no address is reused.
 
     Attributes:
-        holders: who holds a storage, in words, by its address.
+        holders: by a storage's address: who holds it, in words.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.holders: dict[int, str] = {}  # by address
         self._held: list[torch.UntypedStorage] = []
         self._parameters: list[nn.Parameter] = []
-        self._dtypes: set[torch.dtype] = set()  # of the parameters
-        self._shapes: dict[torch.Size, set[torch.dtype]] | None = None  # of the parameters, once somebody has asked
+        self._dtypes: set[torch.dtype] = set()  # the parameters' dtypes
+        # The parameters' shapes, computed when first needed.
+        self._shapes: dict[torch.Size, set[torch.dtype]] | None = None
         self._add_model(model)
 
     def _add_model(self, model: nn.Module) -> None:
-        """Adds what is the model's. Not by ``model.parameters()``, which makes up names: this runs in each forward."""
+        """Adds what is the model's. ``model.parameters()`` is not used, since it builds names and this runs in each
+        forward."""
         modules, seen = [model], {model}
         while modules:
             module = modules.pop()
@@ -65,13 +67,13 @@ class Owners:
 
     def add_inputs(self, tensors: Iterable[Tensor]) -> None:
         """Declares what the caller gave to the model, and so keeps alive. What the caller computed under autograd is
-        no such thing: it is one more activation, which callers seldom hold on to."""
+        not declared: it is one more activation, which callers seldom hold on to."""
         for tensor in tensors:
             if not has_history(tensor):
                 self._add(tensor, INPUT)
 
     def release(self) -> None:
-        """Forgets it all: the forward is over."""
+        """Forgets everything: the forward is over."""
         self.holders.clear()
         self._held.clear()
         self._parameters.clear()
@@ -95,16 +97,17 @@ class Owners:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """That of all parameters; ``None`` where they have several."""
+        """The dtype of all parameters; ``None`` if they have several."""
         return next(iter(self._dtypes)) if len(self._dtypes) == 1 else None
 
     def _is_cast_of_parameter(self, tensor: Tensor, root: Tensor, call: Call | None) -> bool:
-        """Autocast saves a lower-precision copy of a weight: of a trained one, it keeps the copy itself."""
+        """Whether a tensor is autocast's copy of a weight in a lower precision. Autocast saves it, and itself keeps the
+        copies of trained weights."""
         if len(self._dtypes) == 1 and root.dtype in self._dtypes:  # nothing has another dtype than the weights
             return False
         if not has_history(root):
             return any(
-                not weight.requires_grad  # a trained one's copy has a history
+                not weight.requires_grad  # the copy of a trained weight has a history
                 and weight.dtype != tensor.dtype
                 and sorted(weight.shape) == sorted(tensor.shape)
                 for weight in self._weights(call)
@@ -119,8 +122,8 @@ class Owners:
         return any(source is node_of(weight) for weight in self._weights(call))  # a view of a weight: weight.t()
 
     def _is_like_cast(self, root: Tensor, call: Call | None) -> bool:
-        """Whether a parameter, or a view of one that the call got, has the tensor's shape and another dtype: few
-        tensors are so, and only of those the node is asked for."""
+        """Whether a parameter of the call, or a view of one, has the tensor's shape and another dtype. Few tensors pass
+        this, and only their nodes are asked for."""
         if self._shapes is None:
             self._shapes = {}
             for parameter in self._parameters:
@@ -144,6 +147,6 @@ class Owners:
 
 
 def _is_parameter(root: Tensor) -> bool:
-    """Whether a tensor, or that of which it is a view, is a parameter, be it the model's or not: lazy modules make
-    theirs in the first forward, sharded ones put theirs in place for a moment."""
+    """Whether a tensor, or its base, is a parameter, of the model or not: lazy modules make theirs in the first
+    forward, and sharded ones put theirs in place for a moment."""
     return type(root) is not Tensor and isinstance(root, nn.Parameter)

@@ -1,8 +1,8 @@
-"""Which call saves a tensor, and what the tensor is to it.
+"""Tells which call saves a tensor, and the tensor's role in it.
 
 A pack hook is told neither. While a forward runs, a ``TorchFunctionMode`` sees each call with its arguments before
 autograd saves anything for it. Composites written in Python (``F.dropout``, ``F.cross_entropy``) are one call: the mode
-is off inside it. ``F.multi_head_attention_forward`` is opened, since it is whole layers.
+is off inside of them. ``F.multi_head_attention_forward`` is opened, since it is several layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from integrations.watching.checkpoints import Checkpoints
 
 
-# What lets somebody write to a tensor's memory without its version moving: ``.data`` and raw pointers.
+# These let code write to a tensor's memory without a change of its version: ``.data`` and raw pointers.
 _EXPOSING = (
     Tensor.data.__get__,  # type: ignore[attr-defined]
     Tensor.data_ptr,
@@ -42,7 +42,7 @@ _ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
 )
-# What tells something of a tensor's shape or kind: much of what some libraries call, and nothing is saved for it.
+# These tell something of a tensor's shape or kind. Some libraries call them a lot, and nothing is saved for them.
 _DESCRIBING = (
     *(getattr(Tensor, name).__get__ for name in ("device", "dtype", "layout", "ndim", "requires_grad", "shape")),
     *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_leaf", "is_nested", "is_quantized", "is_sparse")),
@@ -61,32 +61,34 @@ _SPECIAL: Mapping[Any, str] = MappingProxyType(
         RESET_HOOKS: "resetting",
     }
 )
-"""Functions for which more is to be done than to watch, or less."""
+"""Functions that need more than to be watched, or less."""
 
 
 class CallTracker(Calls, TorchFunctionMode):
-    """Sees every torch function that a forward calls. What it does of each is in C (``csrc/bindings/calls.cpp``).
+    """Sees every torch function that a forward calls. What it does for each call is in C (``csrc/bindings/calls.cpp``).
 
     Attributes:
         call: the call that is running, or ``None``.
-        foreign: storages that were there before the forward: somebody else keeps them alive.
+        foreign: storages from before the forward: something else keeps them alive.
         born: storages that calls of this forward made.
-        exposed: storages that may be written to without their version moving.
-        pack: the pack hook for which attention is replaced by one that saves less, while it is the innermost. Not so
-            inside a checkpoint, which runs the forward again without this mode and counts what is saved.
-        remaking: how backward makes again what an attention kernel makes, for whom else it is; ``None`` for nobody.
-        watcher: is given the tensors of each call that is over, arguments first; ``None`` where nobody asks.
-        checkpoints: look on before each call, where there may be something to see; ``None`` where nobody asks.
-        over: is given each call that is over, with the tensors that it returned, where there are checkpoints only if
-            these may care; ``None`` where nobody asks.
-        note: is given each call that is over, with the tensors that it returned, but for functions of which ``noted``
-            has ``None``; ``None`` where nobody asks.
+        exposed: storages that may be written to without a change of their version.
+        pack: the pack hook with which attention is replaced by one that saves less, while it is the innermost. It is
+            not replaced inside a checkpoint, which runs the forward again without this mode and counts what is saved.
+        recomputation: says how backward recomputes what an attention kernel makes, if something else needs it, too;
+            ``None`` if nothing does.
+        watcher: called with the tensors of each call that is over, arguments first; ``None`` without an observer.
+        checkpoints: their ``look`` is called before each call, where there may be something to see; ``None`` without
+            checkpoints.
+        over: called with each call that is over and the tensors that it returned; with checkpoints only for calls that
+            may concern them. ``None`` without an observer.
+        note: called with each call that is over and the tensors that it returned, but for functions that ``noted`` maps to
+            ``None``. ``None`` where nobody notes them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.pack: Callable[[Tensor], Any] | None = None
-        self.remaking: attention.Remaking | None = None
+        self.recomputation: attention.Recomputation | None = None
         self.call: Call | None = None
         self.foreign = StorageSet()
         self.born = StorageSet()
@@ -99,7 +101,7 @@ class CallTracker(Calls, TorchFunctionMode):
 
     @property
     def idle(self) -> bool:
-        """Whether no call has been seen that has to do with tensors."""
+        """Whether no call with tensors has been seen."""
         return not (len(self.born) or len(self.foreign))
 
     def __torch_function__(
@@ -109,10 +111,10 @@ class CallTracker(Calls, TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if torch.compiler.is_compiling():  # nothing for torch.compile to trace: a compiled region stays one
+        if torch.compiler.is_compiling():  # nothing for torch.compile to trace: a compiled region stays whole
             return func(*args, **(kwargs or {}))
         special = _SPECIAL.get(func)
-        if special == "resetting":  # and nothing to be looked at under a lock
+        if special == "resetting":  # and nothing may be looked at while torch holds a lock
             return func(*args, **(kwargs or {}))
         given = kwargs if type(kwargs) is dict else dict(kwargs or {})
         if special == "describing" and self.watcher is None and (self.over is None or self.checkpoints is not None):
@@ -133,7 +135,7 @@ class CallTracker(Calls, TorchFunctionMode):
             self._expose(call.arguments)
         elif special == "attention" and self._packs_now():
             call.recomputes = True
-            output = attention.recomputed(func, call.given, self.remaking)
+            output = attention.recomputed(func, call.given, self.recomputation)
             if output is not None:
                 return output
             call.recomputes = False
@@ -154,7 +156,8 @@ class CallTracker(Calls, TorchFunctionMode):
                 self.foreign.add(storage)
 
     def _bear(self, output: Tensor, call: Call) -> None:
-        """Marks a result, unless it shares memory with what was there before, as ``parameter.detach()`` does."""
+        """Marks a result as made by this forward, unless it shares memory with something older, as
+        ``parameter.detach()`` does."""
         for argument in call.arguments:
             if type(argument) is nn.Parameter:
                 self._meet(argument)
@@ -169,7 +172,7 @@ class CallTracker(Calls, TorchFunctionMode):
 
 
 def opened(composite: Any) -> FunctionType:
-    """The same function, whose own calls a mode sees: it does not ask first whether to hand itself to the mode."""
+    """A copy of the function whose own calls a mode sees: it does not first ask whether to hand itself to the mode."""
     names = {**composite.__globals__, "has_torch_function": lambda tensors: False}
     opened = FunctionType(composite.__code__, names, composite.__name__, composite.__defaults__, composite.__closure__)
     opened.__kwdefaults__ = composite.__kwdefaults__

@@ -1,1 +1,1 @@
-"""A forward that torch compiles, of which the same is kept."""
+"""The runtime under ``torch.compile``: a compiled forward keeps what an eager one keeps."""

@@ -1,4 +1,4 @@
-"""How a compiled region stores one tensor: the same for all that backward does with it, since it gets but one back."""
+"""How a compiled region stores one tensor. Its backward gets one tensor back, so one form serves all that reads it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from integrations.storing.ways import Way
 
 @dataclass(frozen=True)
 class CompiledForm:
-    """What is stored of a tensor.
+    """The form in which a compiled region stores a tensor.
 
     Attributes:
-        codec: of its elements: ``GroupAffine``, ``BitMask``, ``Raw`` for the tensor itself, ``None`` for none of them.
-        why: the reason.
-        sign: whether it is kept exactly which elements are positive.
-        bounds: what the elements are clamped to first.
+        codec: of the elements: ``GroupAffine``, ``BitMask``, ``Raw`` for the tensor itself, ``None`` if no elements are
+            stored.
+        why: the reason, for the report.
+        sign: whether a mask of the positive elements is stored exactly, too.
+        bounds: what the elements are clamped to before they are encoded.
     """
 
     codec: Codec | None
@@ -40,12 +41,12 @@ class CompiledForm:
 
     @property
     def rounds(self) -> bool:
-        """Whether it takes noise."""
+        """Whether the form rounds at random, and so takes a stream of noise."""
         return isinstance(self.codec, GroupAffine)
 
     @property
     def name(self) -> str:
-        """How a report calls it."""
+        """The name that a report has for the form."""
         if self.exact:
             return "kept"
         parts = ([] if self.codec is None else [str(self.codec)]) + (["Positive()"] if self.sign else [])
@@ -66,11 +67,12 @@ class CompiledForm:
     # ---- traced into the two graphs ----
 
     def pack(self, tensor: Tensor, seed: int, stream: Tensor | None) -> tuple[Any, ...]:
-        """Tensors first, then shape and strides."""
+        """The stored form: tensors first, then shape and strides."""
         if self.exact:
             return (tensor,)
         parts: list[Tensor] = []
-        if isinstance(self.codec, BitMask):  # a bool tensor: nothing is to be checked, which a graph could not wait for
+        # A bool tensor fits: there is nothing to check, and a graph could not wait for a check.
+        if isinstance(self.codec, BitMask):
             parts.append(torch.ops.actcore.bit_mask_compress(Layout.of(tensor).flatten(tensor), 0, 1)[0])
         elif self.codec is not None:
             source = tensor if self.bounds is None else tensor.clamp(*self.bounds)
@@ -81,7 +83,7 @@ class CompiledForm:
         return (len(parts), *parts, *tensor.shape, *tensor.stride())
 
     def unpack(self, packed: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The tensor, as good as it is stored."""
+        """The restored tensor."""
         if self.exact:
             return packed[0]  # type: ignore[no-any-return]
         count, *rest = packed
@@ -94,7 +96,7 @@ class CompiledForm:
         positive = layout.restore(_elements(parts[-1:], numel, dtype, 0, 0)) if self.sign else None
         values: Tensor
         if isinstance(self.codec, GroupAffine):
-            if count == 1 + self.sign:  # it leaves a tensor as it is where codes would take no fewer bytes
+            if count == 1 + self.sign:  # ``pack`` left the tensor as it was, since codes would take no fewer bytes
                 values = parts[0]
             else:
                 values = layout.restore(_elements(parts[:2], numel, dtype, self.codec.bits, self.codec.group_size))
@@ -102,14 +104,14 @@ class CompiledForm:
                     values = self.codec.normalizer.restored(values, parts[2])
             if positive is None:
                 return values
-            # On the side where it was, and otherwise as it was rounded.
+            # An element that rounding took to the other side of zero is put back on its own side.
             return torch.where(positive > 0, values.clamp(min=torch.finfo(dtype).tiny), values.clamp(max=0))
         return layout.restore(_elements(parts, numel, dtype, 0, 0)) if positive is None else positive
 
 
 def _elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
-    """Flat elements of their codes; with 0 bits, of a mask."""
-    if isinstance(numel, torch.SymInt):  # actcore's operators take a number, of which it would be made one
+    """Flat elements, decoded from a codec's codes or, with 0 bits, from a mask."""
+    if isinstance(numel, torch.SymInt):  # actcore's operators take an int, and would fix the size
         flat: Tensor = elements(parts, numel, dtype, bits, group_size)
         return flat
     return _of_number(parts, numel, dtype, bits, group_size)
@@ -126,7 +128,7 @@ def _of_number(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: in
 
 @torch.library.custom_op("integrations::elements", mutates_args=())
 def elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
-    """What ``_elements`` gives, for a number of elements that changes without being compiled anew."""
+    """``_elements`` as an operator, for a number of elements that varies without being compiled anew."""
     return _of_number(parts, numel, dtype, bits, group_size)
 
 
@@ -139,8 +141,9 @@ def form_of(way: Way, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> 
     """The form that suits all uses of a tensor.
 
     Args:
-        way: by which it is stored.
-        saved: describes it; operator and role do not count.
+        way: how the level or the plan stores it.
+        saved: the tensor's description; its operator and role are ignored.
+        uses: what backward does with the tensor.
         made_by: the operator that computed it.
     """
     if missing := missing_on(saved.device):
@@ -185,8 +188,8 @@ def form_of(way: Way, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> 
         why += "; the level's fixed bits, as in all compiled code"
     bits = max(codec.bits for codec in values)
     if sign and made_by != "relu":
-        # What rounding takes to the other side comes back to zero, which is a bias of less than a step. A ReLU's result
-        # has none: zero is a bound of each of its groups that has it, and so exact.
+        # Elements that rounding takes across zero are put back to it, a bias of less than a step. A ReLU's result has
+        # no such bias: its zeros are a bound of their group, and so exact.
         bits = max(bits, level.pointwise_bits)
     bounds = SATURATED.get(next(iter(operators))) if len(operators) == 1 else None
     size = min(codec.group_size for codec in values)

@@ -1,9 +1,9 @@
-"""``Compiled``: a model's forward under ``torch.compile``, of which the same is kept as a plan keeps in eager code.
+"""``Compiled``: a model's forward under ``torch.compile``, which keeps what a plan keeps in eager code.
 
-Dynamo traces no dispatch modes, so that the tape of eager code has no place there. It does trace
-``torch.utils.checkpoint``, as a region whose operators the partitioner of AOTAutograd keeps or repeats one by one; and
-what it does with each is what the plan says (``tagging``). The region has to be one graph: where dynamo breaks it, the
-model is compiled as it is, and a warning says so.
+Dynamo traces no dispatch modes, so the tape of eager code cannot follow the forward. It does trace
+``torch.utils.checkpoint`` as a region, and AOTAutograd's partitioner decides for each operator of the region whether to
+keep or to repeat it. ``tagging`` has it decide as the plan does. The region has to be one graph: where dynamo breaks
+it, the model is compiled without the plan, and a warning says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from integrations._torch import WRAP, TorchDispatchMode
+from integrations._torch import WRAP, TorchDispatchMode, constant_when_traced
 from integrations.common.compiling import left_to_python, own_frame, without_dynamo
 from integrations.common.in_model import ModelRef
 from integrations.common.warn import warn
@@ -31,29 +31,30 @@ class Compiled:
     """Runs a model's forward where dynamo is on.
 
     Args:
-        model: that has the plan.
-        plan: that its training forward follows, whatever the inputs look like.
+        model: the model that has the plan.
+        plan: the plan that its training forward follows, whatever the inputs look like.
 
     Attributes:
-        asked: the plan.
-        plan: the same, or where that is nested, the one of its front that is not, with the next peak.
+        asked: the plan as given.
+        plan: the plan that is followed. Where the given one is nested, it is the plan of the same front with the next
+            peak that is not.
     """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self._model = ModelRef(model)
         self.asked = plan
-        self.plan = plan = plan.flat  # torch.compile repeats nothing twice
+        self.plan = plan = plan.flat  # torch.compile repeats nothing twice, as a nested plan does
         self._contexts = functools.partial(_contexts, plan)
-        # By which torch tells compiled code on disk from that of another plan.
+        # The hash tells torch's cache on disk which plan the code was compiled for.
         self._contexts.cache_hash = _hash_of(plan)  # type: ignore[attr-defined]
         self.warned = False
 
     @left_to_python
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The forward's result, where dynamo skipped the caller's frame and compiles what it calls.
+        """Runs the forward where dynamo has skipped the caller's frame and compiles the frames that it calls.
 
         Args:
-            forward: of the model.
+            forward: the model's.
             args, kwargs: what it is called with.
         """
         run, _ = without_dynamo(_frames_of)(self)
@@ -61,13 +62,13 @@ class Compiled:
 
     @left_to_python
     def trace(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The forward's result, where dynamo traces the caller: ``torch.compiler.is_compiling()``.
+        """Runs the forward where dynamo traces the caller, so that ``torch.compiler.is_compiling()``.
 
         Args:
-            forward: of the model.
+            forward: the model's.
             args, kwargs: what it is called with.
         """
-        if not torch.compiler.is_compiling():  # nor did dynamo come through: it has left the call to Python
+        if not torch.compiler.is_compiling():  # dynamo did not trace the call, and has left it to Python
             _, run = without_dynamo(_frames_of)(self)
             without_dynamo(_warn_of_breaks)(self)
             return run(forward, args, kwargs)
@@ -81,7 +82,7 @@ class Compiled:
         return checkpoint(region, use_reentrant=False, context_fn=self._contexts)
 
     def is_training(self) -> bool:
-        """Whether this is a forward to follow the plan in."""
+        """Whether this is a training forward, which follows the plan."""
         return self._model().training and torch.is_grad_enabled()
 
 
@@ -91,7 +92,7 @@ _frames: WeakKeyDictionary[Compiled, tuple[Frame, Frame]] = WeakKeyDictionary()
 
 
 def _frames_of(compiled: Compiled) -> tuple[Frame, Frame]:
-    """The frames that dynamo compiles for a model: with its plan, and without."""
+    """The frames that dynamo compiles for a model: one with its plan, one without."""
     found = _frames.get(compiled)
     if found is None:
         found = _frames[compiled] = own_frame(), own_frame()
@@ -116,21 +117,21 @@ def _hash_of(plan: Plan) -> str:
 
 
 def _contexts(plan: Plan) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """What ``torch.utils.checkpoint`` runs a forward in, and its repetition, which never comes."""
+    """The modes in which ``torch.utils.checkpoint`` runs a forward and its repetition. The repetition never comes."""
     from integrations.runtime.compiled.tagging import Tagging
 
     return Tagging(plan), Tagging(plan)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _is_exporting() -> bool:
-    """Asked in Python: up to torch 2.11 dynamo takes it for true in all that it traces."""
+    """``torch.compiler.is_exporting()``, asked in Python: up to torch 2.11 dynamo traces it as true."""
     return torch.compiler.is_exporting()
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _quieten() -> None:
-    """Has torch say nothing against in-place operators here, which ``Tagging`` can do with; called while dynamo
+    """Silences torch's warning of in-place operators in a checkpoint, which ``Tagging`` can handle. Called while dynamo
     traces."""
     log = logging.getLogger(WRAP)
     if not any(isinstance(known, _Quiet) for known in log.filters):
@@ -138,7 +139,7 @@ def _quieten() -> None:
 
 
 class _Quiet(logging.Filter):
-    """Drops what is said of a region with contexts of ours."""
+    """Drops log records about a region whose contexts are ``_contexts``."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         frame = sys._getframe() if "context_fn" in record.getMessage() else None

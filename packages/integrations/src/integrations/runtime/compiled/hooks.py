@@ -1,8 +1,9 @@
-"""Hooks for what a region of ``torch.compile`` saves, which are inlined into its graphs, and the runs of a region.
+"""Saved-tensor hooks that are inlined into the graphs of a region of ``torch.compile``, and what a region does in each
+run.
 
 AOTAutograd traces a pair of ``GraphModule`` hooks into a region's two graphs, once for each tensor that goes from one
-to the other; ``compiled_regions`` plans what they do. What differs from step to step, a row of the report and a stream
-of noise, an operator of ours asks of the session in every run: Python's own part of a compiled region runs but once.
+to the other. ``regions`` plans what they do there. Python runs only while a region is traced; what differs from step to
+step, a row of the report and a stream of noise, comes from an operator that asks the session in every run.
 """
 
 from __future__ import annotations
@@ -30,29 +31,28 @@ from integrations._torch import (
     tracing_context,
 )
 from integrations.rules.levels import Level
-from integrations.runtime.compiled.regions import Entry, entries, entry_of
+from integrations.runtime.compiled.regions import RegionEntry, entries, entry_of
 from integrations.runtime.compiled.runs import record_in_region
 
 if TYPE_CHECKING:
     from integrations.runtime.session import Session
 
-_COUNTERS = 1 << 48  # keys of actcore's counters, far from those that it gives itself
+_COUNTERS = 1 << 48  # keys of actcore's counters, far above those that actcore gives out itself
 
 
-_here = threading.local()  # .session: the one whose hooks are the innermost in a thread
+_here = threading.local()  # .session: the session whose hooks are the innermost in the thread
 
 
 @contextmanager
 def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     """A pair of saved-tensor hooks that hands what eager code saves to ``session``, and that compiled regions inline.
 
-    The pair is the same one for a level, since a region is compiled anew for another. Where nothing imported
-    ``torch._dynamo``, the hooks are the session's own.
+    All sessions of a level have the same pair, so that a region is not compiled anew for each forward. The pair is used
+    even before ``torch._dynamo`` is imported: a library may compile its first region in the middle of this forward.
+    Such a region is compiled with torch's own filter, which keeps its inputs and outputs as they are.
     """
-    if DYNAMO not in sys.modules:
-        yield session.packing, native.unpack
-        return
-    _ask_for_all()
+    if DYNAMO in sys.modules:
+        _ask_for_all()
     outer, _here.session = getattr(_here, "session", None), session
     packing = native.enter(session.packing)
     try:
@@ -63,17 +63,17 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
 
 
 def _ask_for_all() -> None:
-    """Has torch apply our hooks to a region's inputs and outputs, too, by a setting that it reads when it compiles.
+    """Has torch apply the hooks to a region's inputs and outputs, too, by a setting that it reads when it compiles.
 
-    It would leave them alone, so that some were in no report: an input that a part of the model keeps alive, say.
+    By default torch leaves these alone, and some were in no report: an input that a part of the model keeps alive, say.
     """
     handler = callback_handler()
-    if handler is not None and _start not in handler.start_callbacks:  # torch.compiler.reset() takes them off
+    if handler is not None and _start not in handler.start_callbacks:  # torch.compiler.reset() removes the callbacks
         handler.register_start_callback(_start)
         handler.register_end_callback(_end)
 
 
-_settings: list[Any] = []  # while something is compiled: torch compiles one region at a time
+_settings: list[Any] = []  # torch's settings while it compiles; it compiles one region at a time
 
 
 def _start(given: Any) -> None:
@@ -95,22 +95,22 @@ def _pair(level: Level) -> tuple[GraphModule, GraphModule]:
 
 
 def may_be_replayed() -> bool:
-    """Whether there are regions in this process that a CUDA graph can run without telling anybody."""
+    """Whether this process has regions that a CUDA graph could replay, which runs no Python."""
     return any(entry.saved.device.type == "cuda" for entry in tuple(entries.values()))
 
 
 class _Inlineable(GraphModule):
-    """One of our hooks."""
+    """A hook of this module."""
 
 
 def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any], Any]]) -> GraphModule:
-    """A graph of one call, which torch traces for each tensor. It is none of torch's own functions, which keeps its
-    caches from taking one level's code for another's.
+    """A hook whose graph is one call, which torch traces for each tensor. The function is not one of torch's own, so
+    that torch's caches tell the code of two levels apart.
 
     Args:
-        function: that is called.
-        eager: makes, of the function as it is kept from ``torch.compile``, what eager code runs in the graph's place:
-            for every tensor.
+        function: what the graph calls.
+        eager: makes the hook that eager code runs in the graph's place, from ``function`` shielded from
+            ``torch.compile``.
     """
     graph = Graph()
     graph.output(graph.call_function(function, (graph.placeholder("given"),)))
@@ -130,7 +130,7 @@ def _pack(tensor: Tensor, level: Level) -> Any:
         return (entry.key, *entry.form.pack(tensor, level.seed, None))
     stream = torch.ops.integrations.met_in_region(tensor, entry.key)
     packed = entry.form.pack(tensor, level.seed, stream)
-    # torch wants what is new before a tensor that is passed on.
+    # torch wants new tensors before one that is passed on.
     return (entry.key, *packed) if entry.form.rounds else (entry.key, stream, *packed)
 
 
@@ -142,7 +142,7 @@ def _unpack(packed: Any) -> Tensor:
     key, *rest = packed
     entry = entries[key]
     if entry.told and not entry.form.rounds:
-        del rest[0]  # the stream, which is there so that the operator is
+        del rest[0]  # the stream, which is there so that the operator is not dropped from the graph
     return entry.form.unpack(rest, entry.saved.dtype, entry.saved.device)
 
 
@@ -153,25 +153,26 @@ def _is_traced(tensor: Tensor) -> bool:
 
 @torch.library.custom_op(
     "integrations::met_in_region", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
-)  # the tag: two calls are never one
+)  # the tag keeps two calls from being merged into one
 def met_in_region(like: Tensor, key: int) -> Tensor:
-    """Tells the running session that a compiled region saves ``like``; ``Int64[Tensor, "1"]``, the stream for it.
+    """Tells the running session that a compiled region saves ``like``. Returns the stream for its noise,
+    ``Int64[Tensor, "1"]``.
 
-    A replayed CUDA graph runs no Python. There the stream comes from a counter on the device, and nobody is told.
+    A replayed CUDA graph runs no Python. There the stream comes from a counter on the device, and no session is told.
     """
     session: Session | None = getattr(_here, "session", None)
     entry = entries.get(key)
     captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
     if session is None or entry is None or captured:
         return _counted(entry, key, like)
-    if like.is_cuda and not entry.counted:  # a capture needs a counter that is there
+    if like.is_cuda and not entry.counted:  # makes the counter before a capture needs it
         _counted(entry, key, like)
     stream = record_in_region(session, entry, like)
     signed = stream - (1 << 64) if stream >= 1 << 63 else stream
     return torch.full((1,), signed, dtype=torch.int64, device=like.device)
 
 
-def _counted(entry: Entry | None, key: int, like: Tensor) -> Tensor:
+def _counted(entry: RegionEntry | None, key: int, like: Tensor) -> Tensor:
     if entry is not None:
         entry.counted = True
     stream: Tensor = torch.ops.actcore.next_stream(like, _COUNTERS + key)

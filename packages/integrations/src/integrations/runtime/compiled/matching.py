@@ -1,7 +1,7 @@
-"""``match``: which of a plan's values the operators of a trace make, which are nearly those of the plan.
+"""``match``: finds the values of a plan in a trace whose operators are nearly those of the plan.
 
-``torch.compile`` traces a forward that is not quite the one of eager code: a dropout is one operator there and four
-here, BatchNorm has another name, counters are counted up. What is matched wrongly costs memory and nothing else.
+``torch.compile`` traces a forward that differs a little from the eager one: a dropout is one operator there and four
+here, BatchNorm has another name, counters are counted up. A wrong match costs memory and nothing else.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 Shape = tuple[int | None, ...]
-"""``None``: of any size."""
+"""The sizes of a tensor; ``None`` for a dimension of any size."""
 
 _REACH = 64
-"""Operators by which the two may differ in one place."""
+"""By how many operators the two may differ in one place."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Operator:
 
     Attributes:
         name: the ATen operator.
-        shapes: of its results; ``None`` for those that are not compared.
-        values: what they are in the plan; ``None`` for what is not known.
+        shapes: the shapes of its results; ``None`` for results that are not compared.
+        values: the plan's values that its results are; ``None`` for results that are not known.
     """
 
     name: str
@@ -31,20 +31,21 @@ class Operator:
     values: tuple[int | None, ...]
 
     def of_any_sizes(self) -> Operator:
-        """The same with results of any sizes."""
+        """The same operator with results of any sizes."""
         shapes = tuple(None if shape is None else (None,) * len(shape) for shape in self.shapes)
         return replace(self, shapes=shapes)
 
 
 def match(planned: Sequence[Operator], traced: Sequence[Operator]) -> list[tuple[int | None, ...]]:
-    """Of each operator of a trace, the values of the plan that its results are; ``None`` for those it does not have.
+    """For each operator of a trace, the values of the plan that its results are; ``None`` for a result that the plan
+    does not have.
 
-    Operators of the same name and shapes are the same, in order. Between them, results go by their shapes, from the
-    last one on: of what a dropout computes, the last is the result.
+    Operators of the same name and shapes are the same, in order. Between them, results are matched by their shapes, the
+    last one first: of the operators that make up a dropout, the last one makes the result.
 
     Args:
         planned: the plan's operators.
-        traced: those of the trace, without views.
+        traced: the trace's operators, without views.
     """
     found: list[tuple[int | None, ...]] = []
     here = there = 0
@@ -60,7 +61,7 @@ def match(planned: Sequence[Operator], traced: Sequence[Operator]) -> list[tuple
 
 
 def _meeting(planned: Sequence[Operator], traced: Sequence[Operator]) -> tuple[int, int]:
-    """How many operators of each to pass over until they are the same again; all, if they never are."""
+    """How many operators of each list to skip until the two agree; all, if they never do."""
     for both in range(1, 2 * _REACH):
         for skip in range(max(0, both - _REACH), min(both, _REACH) + 1):
             if skip < len(planned) and both - skip < len(traced) and _same(planned[skip], traced[both - skip]):
@@ -76,7 +77,7 @@ def _same(one: Operator, other: Operator) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Without the library and the overload; in place or not is the same."""
+    """The operator's name without library, overload and the underscore of in-place operators."""
     return name.split(".")[1].rstrip("_") if name.count(".") > 1 else name
 
 
@@ -91,7 +92,7 @@ def _in_order(values: tuple[int | None, ...], results: int) -> tuple[int | None,
 
 
 def _by_shape(planned: Sequence[Operator], traced: Sequence[Operator]) -> list[tuple[int | None, ...]]:
-    """Matches results of operators that are not the same."""
+    """Matches the results of operators that differ by their shapes."""
     left = [
         (shape, value)
         for op in planned

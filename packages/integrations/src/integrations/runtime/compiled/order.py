@@ -1,20 +1,21 @@
-"""Where the two graphs of a compiled region store and restore: torch puts all of it at the end of the one and at the
-beginning of the other, so that everything would be alive at once.
+"""Where the two graphs of a compiled region store and restore. Torch puts all storing at the end of the forward graph
+and all restoring at the beginning of the backward graph, so that everything would be alive at once.
 
-A tensor is stored after its last use in the forward graph, and restored before its first use in the backward graph.
+Here a tensor is stored after its last use in the forward graph, and restored before its first use in the backward
+graph.
 """
 
 from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-_KNOWN = "integrations_known"  # in a node's meta, which torch copies when it gives a node another name
+_KNOWN = "integrations_known"  # a key of a node's meta, which torch copies when it renames a node
 
 
 class Order:
-    """Moves what torch has added to both graphs of a region since it was asked last: one tensor's hooks.
+    """Moves the nodes that torch has added to both graphs of a region since the last call: one tensor's hooks.
 
-    The hooks of a region's last tensor stay where torch puts them, since it asks nobody afterwards.
+    The hooks of a region's last tensor stay where torch puts them, since nothing is called after them.
     """
 
     def __init__(self, forward: Graph, backward: Graph) -> None:
@@ -22,7 +23,7 @@ class Order:
         _added(backward)
 
     def settle(self, forward: Graph, backward: Graph) -> None:
-        """Moves what is new to where it is needed."""
+        """Moves new nodes to where they are needed."""
         if stored := _added(forward):
             _move_up(forward, stored)
         if restored := _added(backward):
@@ -30,9 +31,10 @@ class Order:
 
 
 def _added(graph: Graph) -> list[Node]:
-    """What was not there when it was asked last.
+    """The nodes that were not in the graph at the last call.
 
-    Names would not tell: a tensor that is passed on as it is gets a new one, ``addmm`` becomes ``addmm_hook_1``.
+    Names do not tell them: torch renames the node of a tensor that is passed on as it is, from ``addmm`` to
+    ``addmm_hook_1``.
     """
     new = [node for node in graph.nodes if _KNOWN not in node.meta]
     for node in new:
@@ -41,20 +43,20 @@ def _added(graph: Graph) -> list[Node]:
 
 
 def _move_up(graph: Graph, nodes: list[Node]) -> None:
-    """To the last of what the nodes take, and of those that take it."""
+    """Moves the nodes up, behind the last node that computes or reads their inputs."""
     taken, after = _surroundings(nodes)
     before = {user for source in taken for user in source.users if user.op != "output"} - set(nodes)
     places = {node: index for index, node in enumerate(graph.nodes)}
     place = [node for node in graph.nodes if node.op == "placeholder" or node in taken or node in before][-1]
     if any(places[user] <= places[place] for user in after):
-        return  # some of what is new is needed before: where torch put it, the order is right
+        return  # some new nodes are read before that, so torch's order is right
     for node in nodes:
         place.append(node)
         place = node
 
 
 def _move_down(graph: Graph, nodes: list[Node]) -> None:
-    """To the first of those that take what the nodes compute."""
+    """Moves the nodes down, before the first node that reads what they compute."""
     taken, after = _surroundings(nodes)
     places = {node: index for index, node in enumerate(graph.nodes)}
     place = min(after, key=places.__getitem__, default=None)
@@ -65,7 +67,7 @@ def _move_down(graph: Graph, nodes: list[Node]) -> None:
 
 
 def _surroundings(nodes: list[Node]) -> tuple[set[Node], set[Node]]:
-    """What the nodes take, and what takes them."""
+    """The nodes that these nodes read, and the nodes that read them."""
     own = set(nodes)
     return {source for node in nodes for source in node.all_input_nodes} - own, {
         user for node in nodes for user in node.users

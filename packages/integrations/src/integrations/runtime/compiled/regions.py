@@ -1,7 +1,7 @@
-"""What a compiled region saves, and in which forms: planned when torch compiles it.
+"""What a compiled region saves and in which forms, planned when torch compiles it.
 
-Torch shows both graphs of a region while it traces the hooks of a tensor that goes from one to the other. This is no
-public interface; without it everything in a region is kept exactly.
+Torch shows both graphs of a region while it traces the hooks of a tensor that goes from one to the other. That is no
+public interface; a torch without it has everything in a region kept exactly.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.nn import Parameter
 from actcore import Raw, SavedTensor
 from integrations._torch import instruction_translator, saved_tensor_hook_context
 from integrations.common.warn import warn
-from integrations.rules.aten_attention import AGAIN, remake_attention
+from integrations.rules.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
 from integrations.rules.aten_nodes import hint, operator_of
-from integrations.rules.aten_rules import Backward
+from integrations.rules.aten_rules import BackwardUses
 from integrations.rules.levels import Level
 from integrations.rules.stores import NODE_KEY
 from integrations.runtime.compiled.forms import CompiledForm, form_of
@@ -34,21 +34,22 @@ ROLE = "compiled"
 
 
 @dataclass(eq=False)
-class Entry:
+class RegionEntry:
     """One tensor that a region saves.
 
     Attributes:
         key: its number in this process.
-        saved: its description, sizes that vary as they were first. The module's path starts where the region does.
+        saved: its description. Sizes that vary are those of the first run; the module's path starts where the region
+            does.
         form: how it is stored.
         outside: whether it is an input or an output of the region, which eager code may save, too.
-        storage_bytes: of the storage that it is in; 0 where an earlier entry counts that.
-        given: whether it is an input of the region, which somebody else may keep alive, and which is kept.
-        varies: whether its sizes do.
-        told: whether the session is told of it in every run: of inputs, of what varies or takes noise, and of a
-            region's first.
-        silent: the others of the region, on its first.
-        counted: whether its counter is there, on the device.
+        storage_bytes: bytes of its storage; 0 where an earlier entry counts them.
+        given: whether it is an input of the region that somebody else may keep alive, and so is kept.
+        varies: whether its sizes vary.
+        told: whether the session is told of it in every run. It is told of inputs, of tensors that vary in size or take
+            noise, and of the region's first tensor.
+        silent: on a region's first entry, the entries of which the session is not told.
+        counted: whether the device has a counter for its stream.
     """
 
     key: int
@@ -59,21 +60,21 @@ class Entry:
     varies: bool = False
     storage_bytes: int = 0
     told: bool = False
-    silent: list[Entry] = field(default_factory=list)
+    silent: list[RegionEntry] = field(default_factory=list)
     counted: bool = False
 
 
 @dataclass(eq=False)
 class _Region:
-    """What a region saves, by node of its forward graph."""
+    """What a region saves, by the nodes of its forward graph."""
 
     order: Order
-    entries: dict[str, Entry]
-    storages: dict[str, tuple[int, int]]  # of each: which, and its bytes
-    first: Entry | None = None
+    entries: dict[str, RegionEntry]
+    storages: dict[str, tuple[int, int]]  # by node: the number of its storage, and its bytes
+    first: RegionEntry | None = None
     counted: set[int] = field(default_factory=set)
 
-    def meet(self, name: str) -> Entry | None:
+    def meet(self, name: str) -> RegionEntry | None:
         """The entry of a node whose hooks are being traced; ``None`` for a parameter or buffer."""
         entry = self.entries.get(name)
         if entry is None:
@@ -89,21 +90,21 @@ class _Region:
         return entry
 
 
-entries: dict[int, Entry] = {}
-"""Those of all regions that there are in this process, by key."""
+entries: dict[int, RegionEntry] = {}
+"""The entries of all regions in this process, by key."""
 
 _keys = itertools.count()
 _regions: WeakKeyDictionary[Graph, _Region] = WeakKeyDictionary()  # by forward graph
 
 
-def entry_of(level: Level) -> Entry | None:
+def entry_of(level: Level) -> RegionEntry | None:
     """The entry of the tensor whose hooks are being traced; ``None`` where torch does not say which that is."""
     context = _context()
     if context is None:
         warn("a compiled region keeps all that it saves: this version of torch does not tell which operators use it")
         return None
     forward, backward, node = context["_fw_graph"], context["_bw_graph"], context["_node"]
-    if forward not in _regions:  # before the hooks of its first tensor change the graphs
+    if forward not in _regions:  # before the hooks of the first tensor change the graphs
         _regions[forward] = _plan(forward, backward, level)
     _regions[forward].order.settle(forward, backward)
     return _regions[forward].meet(node.name)
@@ -121,15 +122,15 @@ def _context() -> dict[str, Any] | None:
 def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     """The forms of all tensors that go from one graph to the other.
 
-    A region's inputs are kept, as parameters are and what the caller gave: but for what the model computed with
-    gradients before the region, which is one more activation.
+    A region's inputs are kept as they are, such as parameters and what the caller gave. An input that the model
+    computed with gradients before the region is one more activation, and is stored.
     """
     taken = {node.name for node in backward.find_nodes(op="placeholder")}
     inputs, ways = _inputs(forward), _planned(forward, level)
-    dropped = remake_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
-    uses = Backward(forward, backward)
+    dropped = recompute_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
+    uses = BackwardUses(forward, backward)
     region = _Region(Order(forward, backward), {}, {})
-    outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # what is saved follows
+    outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow
     exact: dict[int, CompiledForm] = {}  # by storage
     for node in forward.nodes:
         value = node.meta.get("val")
@@ -147,12 +148,12 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
         if given:
             form = exact[storage._cdata]
         elif node.name in dropped:
-            form = CompiledForm(None, AGAIN)
+            form = CompiledForm(None, RECOMPUTED_ATTENTION)
         else:
             form = form_of(way, saved, found, operator_of(node))
         outside = node.op == "placeholder" or outputs.count(node) > 1
         varies = not all(isinstance(size, int) for size in value.shape)
-        entry = Entry(next(_keys), saved, form, given, outside, varies)
+        entry = RegionEntry(next(_keys), saved, form, given, outside, varies)
         region.entries[node.name] = entries[entry.key] = entry
         region.storages[node.name] = storage._cdata, hint(storage.nbytes())
         if form.exact:
@@ -165,7 +166,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
 
 
 def _planned(forward: Graph, level: Level) -> dict[int, Way]:
-    """How the plan that the forward follows stores what it has nodes for, by storage: views are in the same."""
+    """How the plan that the forward follows stores the tensors of the region, by storage: views are in the same one."""
     found = {}
     for node in forward.nodes:
         value = node.meta.get("val")
@@ -179,9 +180,9 @@ def _rounds(nodes: dict[str, Node], ways: dict[int, Way], level: Level, node: No
     """Whether an input of the backward graph may wait in fewer bits for attention.
 
     Args:
-        nodes: of the forward graph, by name.
-        ways: of storages that a plan speaks of.
-        level: of the others.
+        nodes: nodes of the forward graph, by name.
+        ways: how a plan stores tensors, by their storages.
+        level: how the others are stored.
         node: the input.
     """
     made = nodes.get(node.name)
@@ -194,13 +195,13 @@ def _rounds(nodes: dict[str, Node], ways: dict[int, Way], level: Level, node: No
 
 
 def _forget_with_code(keys: tuple[int, ...]) -> None:
-    """Has dynamo drop the entries with the code that it is compiling, as it does the globals that it makes for the
-    code; or, where nothing comes of it, with what it knows of it. Where it has no such thing, they stay."""
+    """Has dynamo drop the entries with the code that it is compiling, as it drops the globals of the code; or, if no
+    code comes of it, with what it knows of the region. Where torch offers neither, the entries stay."""
     cleanups = getattr(_tracing(), "cleanups", None)
     if isinstance(cleanups, list):
         cleanup = partial(_forget, keys)
         cleanups.append(cleanup)
-        finalize(cleanup, _forget, keys)  # not every version calls those of code that failed to compile
+        finalize(cleanup, _forget, keys)  # not every version runs the code's finalizers if compiling fails
 
 
 def _forget(keys: tuple[int, ...]) -> None:
@@ -209,7 +210,7 @@ def _forget(keys: tuple[int, ...]) -> None:
 
 
 def _tracing() -> Any:
-    """What dynamo knows of the region that it is compiling, as far as torch tells."""
+    """Dynamo's state for the region that it is compiling; ``None`` where torch does not tell."""
     try:
         return instruction_translator().current_tx().output
     except (ImportError, AttributeError, AssertionError):
@@ -217,7 +218,7 @@ def _tracing() -> Any:
 
 
 def _inputs(forward: Graph) -> dict[Node, Tensor]:
-    """What the first call gives the inputs of a region, as far as torch tells."""
+    """What the first call passes as the inputs of a region, as far as torch tells."""
     try:
         given = [argument.example for argument in _tracing().graphargs]
     except AttributeError:
@@ -233,7 +234,8 @@ def _inputs(forward: Graph) -> dict[Node, Tensor]:
 
 
 def _described(value: Tensor, operator: str, module: str) -> SavedTensor:
-    """Sizes that vary are as they are now; without strides where rows vary in length, which no group then fits."""
+    """Describes a value. Sizes that vary are as they are now; the strides are empty where rows vary in length, so that
+    no group fits them."""
     shape = torch.Size(map(hint, value.shape))
     varies = value.dim() > 0 and not isinstance(value.shape[-1], int)
     strides = () if varies else tuple(map(hint, value.stride()))
@@ -241,7 +243,7 @@ def _described(value: Tensor, operator: str, module: str) -> SavedTensor:
 
 
 def _module_of(node: Node) -> str:
-    """Path of the module that computed a node, from where the region starts: ``L['self'].layers.0`` is ``layers.0``.
-    To a region that follows a plan, the model is ``_model._ref()``."""
+    """The path of the module that computed a node, from where the region starts: ``L['self'].layers.0`` is
+    ``layers.0``. In a region that follows a plan, the model is ``_model._ref()``."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return re.sub(r"^L\[[^]]*\](\.__self__)?(\._model\._ref\(\))?\.?", "", str(stack[-1][0])) if stack else ""

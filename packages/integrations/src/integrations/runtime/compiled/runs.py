@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actcore import Layout
 from integrations._torch import DisableTorchFunction
-from integrations.runtime.compiled.regions import Entry
+from integrations.runtime.compiled.regions import RegionEntry
 from integrations.storing.extent import Extent
 from integrations.storing.records import Record
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from integrations.runtime.session import Session
 
 
-def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
-    """Records a tensor that a compiled region saves now, and with a region's first the silent ones; the stream for its
-    noise. Asked in every run, so that the noise is this forward's own."""
+def record_in_region(session: Session, entry: RegionEntry, like: Tensor) -> int:
+    """Records a tensor that a compiled region saves now, and with a region's first tensor also the silent ones. Returns
+    the stream for the tensor's noise; it is asked for in every run, so that each forward has noise of its own."""
     with DisableTorchFunction():
         session, root = session.owner_of_forward()
         for other in entry.silent:
@@ -28,7 +28,7 @@ def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
         storage = like.untyped_storage()
         if entry.outside:
             nbytes = session.storages.original_bytes(storage)
-        else:  # its memory may have been another tensor's before
+        else:  # its memory may have belonged to another tensor before
             nbytes = storage.nbytes() if entry.storage_bytes else 0
         record = _record(session, entry, root, like.shape, tuple(like.stride()), nbytes)
         if entry.given:
@@ -44,7 +44,7 @@ def record_in_region(session: Session, entry: Entry, like: Tensor) -> int:
 
 
 def _record(
-    session: Session, entry: Entry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
+    session: Session, entry: RegionEntry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
 ) -> Record:
     template = entry.saved
     module = ".".join(part for part in (root, template.module) if part)

@@ -1,9 +1,9 @@
-"""``Tagging``: tells ``torch.compile`` what a plan keeps, how, and what it makes again.
+"""``Tagging``: tells ``torch.compile`` what a plan keeps, how, and what it recomputes.
 
 AOTAutograd traces forward and backward into one graph, and its partitioner divides that in two. For each operator it
-chooses whether the forward keeps its result or the backward repeats it, by ``node.meta["recompute"]`` where
-that is set: ``torch.utils.checkpoint``'s policies are set there, and so is the plan. How what is kept is stored, it
-sets as ``node.meta[NODE_KEY]``, for the hooks of a compressed model (``saved/compiled_regions``).
+decides whether the forward keeps the result or the backward repeats the operator. ``node.meta["recompute"]`` overrides
+it; ``torch.utils.checkpoint`` sets its policies there, and ``Tagging`` sets the plan there. How a kept value is stored,
+``Tagging`` writes to ``node.meta[NODE_KEY]``, for the hooks of a compressed model (``regions``).
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from integrations.runtime.compiled.matching import Operator, Shape, match
 from integrations.step.dispatch.memory import tensors_of
 from integrations.step.dispatch.operators import traits_of
 
-_AGAIN = CheckpointPolicy.MUST_RECOMPUTE
+_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 
 _ENOUGH = 0.9
-"""Of the results of a trace, the share that has to be in the plan: the others are at most a dropout's mask."""
+"""The share of a trace's results that the plan has to have. The others are at most a dropout's mask."""
 
 _VIEWS = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
-"""Operators that share memory and whose schemas do not say so."""
+"""Operators that share memory although their schemas do not say so."""
 
 
 class _Traced(NamedTuple):
     called: Operator
-    nodes: list[fx.Node]  # that it was traced into, decompositions included
-    results: list[fx.Node | None]  # the ones among them that are its results, where that is known
-    copies: list[fx.Node | None]  # of what it changes, made for it
+    nodes: list[fx.Node]  # the nodes that it was traced into, decompositions included
+    results: list[fx.Node | None]  # the nodes of its results, where they are known
+    copies: list[fx.Node | None]  # copies of what it changes, made for its repetition
     view: bool
 
 
 class Tagging(TorchDispatchMode):
-    """Notes the operators of a forward that is traced, and in the end what the plan says of each.
+    """Notes the operators of a forward while it is traced, and at its end what the plan says of each.
 
-    Nothing is repeated while it is traced: autograd saves in it what it saves in a plain one.
+    Nothing is repeated during the trace: autograd saves the same tensors as in a plain forward.
 
     Args:
-        plan: of the model.
+        plan: the model's.
     """
 
-    ac_graph_id = 0  # torch sets it: the number of the region
+    ac_graph_id = 0  # torch sets the number of the region
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """It is there for what is compiled."""
+        """``False``: the mode is there for compiled code."""
         return True
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan = plan
-        self._read = _read_again(plan)
+        self._read = _read_by_recomputation(plan)
         self._traced: list[_Traced] = []
-        # In the place of the hooks of torch.utils.checkpoint, which would repeat the forward.
+        # These replace the hooks of torch.utils.checkpoint, which would repeat the forward.
         self._hooks = saved_tensors_hooks(Kept.of, Kept.unpack)
 
     def __enter__(self) -> Tagging:
@@ -83,11 +83,11 @@ class Tagging(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         tracing = get_proxy_mode()
-        if tracing is None:  # the first pass, in which AOTAutograd looks what the forward changes
+        if tracing is None:  # AOTAutograd's first pass only looks for what the forward changes
             return func(*args, **(kwargs or {}))
         traits, graph = traits_of(func), tracing.tracer.graph
-        # Running statistics are changed by way of copies. A repetition is given these: the statistics themselves are
-        # other ones by then, of which autograd would complain.
+        # Running statistics are changed through copies. A repetition reads the copies: autograd would complain of the
+        # statistics themselves, which have changed by then.
         changed = traits.statistics[:2] if traits.updates_statistics(args) else ()
         given, copies = list(args), list[fx.Node | None]()
         for place in changed:
@@ -111,7 +111,7 @@ class Tagging(TorchDispatchMode):
         return out
 
     def _tag(self) -> None:
-        """Writes at the nodes what the plan says of them."""
+        """Writes to the nodes what the plan says of them."""
         planned = [Operator(op.name, op.shapes, op.makes) for op in self._plan.followed.ops]
         entries = [entry for entry in self._traced if not entry.view]
         traced = [entry.called for entry in entries]
@@ -150,11 +150,11 @@ class Tagging(TorchDispatchMode):
         if value is None:
             return None
         if value in self._plan.schedule.recomputed:
-            return _AGAIN
+            return _RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if value in needed else None
 
     def _write_stores(self, entry: _Traced, values: tuple[int | None, ...]) -> None:
-        """Writes at an operator's results how they wait, where the plan has a store for each value or none."""
+        """Writes to an operator's results how they wait, if the plan has a store for all of its values or for none."""
         if self._plan.menus is None or self._plan.compressed:
             return
         for node, value in zip(entry.results, values, strict=True):
@@ -163,7 +163,7 @@ class Tagging(TorchDispatchMode):
                 node.meta[NODE_KEY] = None if decides else self._plan.store_of(value)
 
 
-def _read_again(plan: Plan) -> set[int]:
+def _read_by_recomputation(plan: Plan) -> set[int]:
     """The values that repetitions read."""
     found = set[int]()
     for op, planned in zip(plan.followed.ops, plan.schedule.ops, strict=True):
@@ -173,8 +173,8 @@ def _read_again(plan: Plan) -> set[int]:
 
 
 def _write(entry: _Traced, policies: list[CheckpointPolicy | None]) -> None:
-    """Writes policies at an operator's nodes; where there is none, the partitioner decides."""
-    inner = _AGAIN if _AGAIN in policies else None
+    """Writes policies to an operator's nodes. The partitioner decides for a node without one."""
+    inner = _RECOMPUTE if _RECOMPUTE in policies else None
     if None in entry.results:
         for node in entry.nodes:
             _write_one(node, inner or policies[0])
@@ -188,21 +188,21 @@ def _write(entry: _Traced, policies: list[CheckpointPolicy | None]) -> None:
 
 
 def _write_several(node: fx.Node, results: dict[fx.Node, CheckpointPolicy | None]) -> None:
-    """Writes at a node of several tensors, which is made again with all of them or with none."""
+    """Writes to a node that returns several tensors: all of them are recomputed, or none."""
     parts = [user for user in node.users if user.target is operator.getitem]
     if not any(part in results for part in parts):
         return
-    again = any(results.get(part) is _AGAIN for part in parts)
-    _write_one(node, _AGAIN if again else CheckpointPolicy.MUST_SAVE)
+    recompute = any(results.get(part) is _RECOMPUTE for part in parts)
+    _write_one(node, _RECOMPUTE if recompute else CheckpointPolicy.MUST_SAVE)
     for part in parts:
-        _write_one(part, _AGAIN if again else results.get(part))
+        _write_one(part, _RECOMPUTE if recompute else results.get(part))
 
 
 def _write_view(nodes: list[fx.Node]) -> None:
-    """A view is made again where its base is; else the partitioner keeps what it likes of the two."""
+    """Has a view recomputed if its base is. Otherwise the partitioner chooses which of the two to keep."""
     for node in nodes:
-        if any(given.meta.get("recompute") is _AGAIN for given in node.all_input_nodes):
-            _write_one(node, _AGAIN)
+        if any(given.meta.get("recompute") is _RECOMPUTE for given in node.all_input_nodes):
+            _write_one(node, _RECOMPUTE)
 
 
 def _write_one(node: fx.Node, policy: CheckpointPolicy | None) -> None:
@@ -213,7 +213,7 @@ def _write_one(node: fx.Node, policy: CheckpointPolicy | None) -> None:
 
 
 def _share(found: list[tuple[int | None, ...]], traced: list[Operator]) -> float:
-    """Of the results that have a dimension, the share for which there is a value."""
+    """The share of the results with a dimension for which the plan has a value."""
     there = [
         value is not None
         for values, op in zip(found, traced, strict=True)
@@ -228,14 +228,14 @@ def _is_view(func: OpOverload) -> bool:
 
 
 def _shape_of(tensor: Tensor) -> Shape | None:
-    """Sizes that are symbols are of any size: to ask would fix them."""
+    """The shape of a tensor. A size that is a symbol is ``None``: comparing it would fix the size."""
     if tensor.dtype is torch.uint8:
         return None
     return tuple(size if type(size) is int else None for size in tensor.shape)
 
 
 def _node_of(tensor: Tensor, tracer: Any) -> fx.Node | None:
-    """The node that a tensor is the result of; ``None`` for a subclass, whose parts are traced."""
+    """The node whose result a tensor is; ``None`` for a subclass, since its parts are traced."""
     if type(tensor) is not FunctionalTensor:
         return None
     node = get_proxy_slot(tensor.from_functional(), tracer, None, lambda found: found.proxy.node)

@@ -1,1 +1,1 @@
-"""A forward that follows a plan, and what of it backward repeats."""
+"""Following a plan operator by operator, and repeating operators in backward."""

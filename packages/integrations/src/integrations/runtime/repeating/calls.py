@@ -1,4 +1,4 @@
-"""``Call``: an operator's call as it is noted to be repeated, and what stands in it in the places of tensors."""
+"""``RepeatedCall``: an operator's call, noted to be repeated, and what replaces the tensors among its arguments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from integrations.step.dispatch.memory import Geometry, is_plain, shapes_of, ten
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """In the place of a tensor that is kept for the repetition, in whatever form."""
+class HeldTensor:
+    """Replaces a tensor that is kept for the repetition, in whatever form."""
 
     packed: Packed
 
@@ -26,7 +26,7 @@ class MadeElsewhere(Protocol):
     """A tensor that another segment makes."""
 
     def prepare(self) -> None:
-        """Has it made."""
+        """Has the other segment make it."""
 
     def unpack(self) -> Tensor:
         """The tensor."""
@@ -34,14 +34,14 @@ class MadeElsewhere(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Elsewhere:
-    """In the place of a tensor that another segment makes."""
+    """Replaces a tensor that another segment makes."""
 
     made: MadeElsewhere
 
 
 @dataclass(slots=True, eq=False)
 class Reference:
-    """In the place of a tensor that a segment makes: how it lies in a value's memory."""
+    """Replaces a tensor that the same segment makes: how it lies in a value's memory."""
 
     value: int
     geometry: Geometry
@@ -49,24 +49,24 @@ class Reference:
 
 @dataclass(slots=True, eq=False)
 class Scratch:
-    """In the place of what an operator writes and its results do not depend on: a copy, that is thrown away."""
+    """Replaces a tensor that the operator writes and that its results do not depend on: a copy that is thrown away."""
 
     like: Tensor
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class RepeatedCall:
     """An operator's call, to be repeated.
 
     Attributes:
         function: the operator.
         args: its arguments: references, kept tensors, what other segments make, and what is no tensor.
-        kwargs: those by name.
-        makes: values and the places of the results in whose memory they are.
-        changes: values that it overwrites, and the ones that it makes of them.
-        generator: the one that it draws from, and its state before.
+        kwargs: its arguments by name.
+        makes: the values that it makes, each with the place of the result in whose memory it is.
+        changes: the values that it overwrites, each with the value that it becomes.
+        generator: the generator that it draws from, and the generator's state before.
         grad: whether gradients were enabled: kernels may ask for that, as oneDNN's RNNs do.
-        shapes: of its results, where these follow from what it reads; else ``None``.
+        shapes: the shapes of its results, where they follow from what it reads; else ``None``.
     """
 
     function: OpOverload
@@ -79,17 +79,17 @@ class Call:
     shapes: tuple[tuple[int, ...], ...] | None = None
 
     def reads(self) -> Iterator[int]:
-        """The values that it needs."""
+        """The values that it reads."""
         for given in (self.args, self.kwargs.values()):
             yield from _references(given)
 
     def needs(self) -> Iterator[MadeElsewhere]:
-        """What it needs of other segments."""
+        """What it reads of other segments."""
         for given in (self.args, self.kwargs.values()):
             yield from _elsewhere(given)
 
     def needed_for(self, values: set[int]) -> bool:
-        """Whether it makes one of these."""
+        """Whether it makes one of these values."""
         return any(value in values for value in self.results())
 
     def results(self) -> Iterator[int]:
@@ -98,10 +98,11 @@ class Call:
         yield from (value for _, value in self.changes)
 
     def repeat(self, made: dict[int, Tensor]) -> None:
-        """Makes its values again, from those that are there."""
+        """Runs the operator and adds the values that it makes to ``made``, from which it also takes those that it
+        reads."""
         args = tuple(_resolved(given, made) for given in self.args)
         kwargs = {name: _resolved(given, made) for name, given in self.kwargs.items()}
-        set_grad_enabled(self.grad)  # put back at the end of the repetition
+        set_grad_enabled(self.grad)  # the end of the repetition puts it back
         if self.generator is None:
             out = self.function(*args, **kwargs)
         else:
@@ -139,7 +140,7 @@ def _elsewhere(given: Any) -> Iterator[MadeElsewhere]:
 def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
     if isinstance(given, Reference):
         return given.geometry.view(made[given.value])
-    if isinstance(given, Held):
+    if isinstance(given, HeldTensor):
         return _there(given.packed.unpack())
     if isinstance(given, Elsewhere):
         return given.made.unpack()
@@ -154,11 +155,11 @@ def _there(tensor: Tensor) -> Tensor:
     """A tensor that was kept for a repetition.
 
     Raises:
-        RuntimeError: its memory was given back, as that of parameters is which are cut.
+        RuntimeError: its memory was given back, as that of sharded parameters is.
     """
     if is_plain(tensor) and tensor.numel() and not tensor.untyped_storage().nbytes():
         raise RuntimeError(
-            f"what backward needs is made again from a tensor of shape {list(tensor.shape)} whose memory is not there "
+            f"what backward needs is recomputed from a tensor of shape {list(tensor.shape)} whose memory is not there "
             "at the moment: somebody has resized it to 0 since the forward, as FullyShardedDataParallel does with "
             "parameters. Cut the model by torch.distributed.fsdp.fully_shard, whose units a plan heeds, and read a "
             "unit's parameters only in its own forward"

@@ -1,4 +1,4 @@
-"""In which form waits what repetitions of a forward read, and what they make."""
+"""The form in which tensors wait that the repetitions of a forward read or make."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from actcore import Kept
 
 
 class Packed(Protocol):
-    """What is held in the place of a tensor."""
+    """What replaces a tensor while it waits."""
 
     def unpack(self) -> Tensor:
-        """The tensor, as good as it is stored."""
+        """The restored tensor."""
 
 
 class Later(Protocol):
-    """How a saved tensor that is made again is to be stored from then on until it is read."""
+    """How a recomputed tensor is stored from then on until backward reads it."""
 
     def store(self, tensor: Tensor, stored: dict[str, Any]) -> Packed:
-        """Stores it. ``stored`` is the segment's: what is stored of one memory can be shared through it."""
+        """Stores the tensor. ``stored`` belongs to the segment: through it, stored forms of one memory are shared."""
 
 
 class Keeping(Protocol):
     """How one forward keeps what its repetitions read."""
 
     def read(self, tensor: Tensor, value: int) -> Packed:
-        """What a repetition is to hold in the place of a tensor that it reads."""
+        """What a repetition holds in the place of a tensor that it reads."""
 
 
 class Exactly:

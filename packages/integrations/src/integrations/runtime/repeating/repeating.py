@@ -1,4 +1,5 @@
-"""What a thread is about: whether it follows a plan, or repeats a segment; and the generators that both draw from."""
+"""The state of a thread: whether it follows a plan or repeats a segment; and the generators that forwards and
+repetitions draw from."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from integrations._torch import AutoDispatchBelowAutograd, DisableAutocast, set_
 
 
 class _Here(threading.local):
-    """Of this thread.
+    """The state of this thread.
 
     Attributes:
-        repeating: whether it repeats a segment, which the tape of a forward in which it does so must not follow.
+        repeating: whether the thread repeats a segment. A forward's tape must not follow that.
         following: whether it runs a forward that follows a plan.
     """
 
@@ -27,15 +28,15 @@ class _Here(threading.local):
 here = _Here()
 
 drawing = threading.RLock()
-"""Held while a forward or a repetition draws: threads share their device's generator, and what one draws between the
-moment at which another notes or sets the state and its own draw would give the repetition other numbers."""
+"""Held while a forward or a repetition draws. Threads share their device's generator: a draw by one of them, between
+the moment at which another reads or sets the state and its own draw, would give the repetition other numbers."""
 
 
 def require_no_plan() -> None:
-    """Refuses to begin what sees to what a forward keeps, inside of a forward that follows a plan.
+    """Raises inside of a forward that follows a plan, for contexts that change what a forward keeps.
 
     Raises:
-        RuntimeError: this thread is in one.
+        RuntimeError: this thread is in such a forward.
     """
     if here.following:
         raise RuntimeError(
@@ -47,7 +48,7 @@ def require_no_plan() -> None:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """A block whose operators are nobody's forward."""
+    """A block whose operators belong to no forward."""
     before, here.repeating = here.repeating, True
     try:
         yield
@@ -56,7 +57,7 @@ def aside() -> Iterator[None]:
 
 
 class repeating:  # named as contexts are
-    """A block that repeats a segment: below autograd and autocast, as the operators were seen, since casts are
+    """A block that repeats a segment, below autograd and autocast: the tape saw operators there, with casts as
     operators of their own."""
 
     __slots__ = ("_autocast", "_autograd", "_before", "_grad")
@@ -77,7 +78,7 @@ class repeating:  # named as contexts are
 
 @contextmanager
 def generator_at(source: torch.Generator, before: Tensor) -> Iterator[None]:
-    """A block in which a generator is as it was before a call."""
+    """A block in which a generator is in the state that it had before a call."""
     now = source.get_state()
     source.set_state(before)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
-from integrations.runtime.repeating.calls import Call
+from integrations.runtime.repeating.calls import RepeatedCall
 from integrations.runtime.repeating.keeping import Later, Packed
 from integrations.runtime.repeating.repeating import repeating
 from integrations.step.dispatch.memory import Geometry
@@ -25,24 +25,25 @@ _USED_UP = (
 class Segment:
     """Calls in order, and what they made when they were repeated.
 
-    It belongs to the saved tensors that it makes, and is gone with them. The calls of an inner segment hold handles of
-    what an outer one makes: that is there until the inner one has been repeated.
+    A segment belongs to the saved tensors that it makes, and is freed with them. The calls of an inner segment hold
+    handles of what an outer segment makes, which keep it alive until the inner segment has been repeated.
     """
 
     def __init__(self) -> None:
-        self.calls: list[Call | None] | None = []  # None, once they have been repeated for the last time
-        self._becomes: dict[int, int] = {}  # values whose memory was taken over
+        self.calls: list[RepeatedCall | None] | None = []  # None once they have been repeated for the last time
+        self._becomes: dict[int, int] = {}  # values whose memory was taken over, with what they became
         self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
-        self._waiting: dict[int, list[weakref.ref[Handle]]] = {}  # those of them that are stored when they are made
+        # The handles among them whose tensors are stored once recomputed.
+        self._waiting: dict[int, list[weakref.ref[Handle]]] = {}
         self._stored: dict[str, Any] = {}
         self._made: dict[int, Tensor] = {}
-        self._seen: dict[int, set[int]] = {}  # which of them have been read since the value was made
+        self._seen: dict[int, set[int]] = {}  # the handles that have been read since the value was made
         self._lock = threading.RLock()  # backward has a thread for each device
-        self._uses = 0  # that are going on
-        self._released: deque[int] = deque()  # values of saved tensors that are gone, and not yet counted
+        self._uses = 0  # uses that are going on
+        self._released: deque[int] = deque()  # the values of saved tensors that are gone, not yet counted
 
     def __enter__(self) -> None:
-        """A block in which nothing changes that the block does not change."""
+        """A block in which only this thread changes the segment."""
         self._lock.acquire()
         self._uses += 1
 
@@ -54,8 +55,8 @@ class Segment:
             self._uses -= 1
             self._lock.release()
 
-    def append(self, call: Call) -> None:
-        """One more operator."""
+    def append(self, call: RepeatedCall) -> None:
+        """Adds an operator."""
         assert self.calls is not None
         self.calls.append(call)
         with self:
@@ -67,15 +68,15 @@ class Segment:
                     self._waiting[new] = self._waiting.pop(old)
 
     def hold(self, handle: Handle) -> None:
-        """One more saved tensor is in a value's memory."""
+        """Counts a saved tensor in a value's memory."""
         with self:
             self._handles[handle.value] = self._handles.get(handle.value, 0) + 1
             if handle.later is not None:
                 self._waiting.setdefault(handle.value, []).append(weakref.ref(handle))
 
     def release(self, value: int) -> None:
-        """One fewer is. Garbage is collected at any moment, in any thread: while the segment is in use it is counted
-        later, and nobody waits here."""
+        """Uncounts a saved tensor. The garbage collector may call this at any moment in any thread; while the segment
+        is in use, the value is only queued and counted later, so that nobody waits here."""
         self._released.append(value)
         if not self._uses and self._lock.acquire(blocking=False):
             try:
@@ -95,14 +96,14 @@ class Segment:
                 self._waiting.pop(value, None)
 
     def get(self, handle: Handle) -> Tensor:
-        """A saved tensor."""
+        """The saved tensor of a handle, recomputed if need be."""
         with self:
-            again = _may_come_again()
+            retained = _graph_is_retained()
             stored = handle.stored
             value = self._latest(handle.value)
             if stored is None and value not in self._made:
-                self._repeat(value, again)
-            if again and self.calls is not None:
+                self._repeat(value, retained)
+            if retained and self.calls is not None:
                 handle.stored = None
             if stored is not None:
                 with repeating():
@@ -110,8 +111,8 @@ class Segment:
             base = self._made[value]
             if handle.later is not None and self._only_stored(value):
                 del self._made[value]
-            elif again and self.calls is not None:
-                # The graph is retained: its saved tensors stay, and what is made for them should not.
+            elif retained and self.calls is not None:
+                # The graph is retained: the saved tensors stay alive, and what is made for them should not.
                 seen = self._seen.setdefault(value, set())
                 seen.add(id(handle))
                 if len(seen) >= self._handles.get(value, 0):
@@ -120,7 +121,7 @@ class Segment:
                 return handle.geometry.view(base)
 
     def _store(self, value: int, made: dict[int, Tensor]) -> None:
-        """Stores the saved tensors that are in a value's memory, each as it wants to be."""
+        """Stores the saved tensors in a value's memory, each in its own form."""
         for reference in self._waiting[value]:
             handle = reference()
             if handle is not None and handle.later is not None:
@@ -132,31 +133,31 @@ class Segment:
         return stored and self._only_stored(value)
 
     def _only_stored(self, value: int) -> bool:
-        """Whether no inner segment reads it as it is."""
+        """Whether no inner segment reads the value as it is."""
         there = sum(reference() is not None for reference in self._waiting.get(value, ()))
         return there >= self._handles.get(value, 0)
 
     def prepare(self, value: int) -> None:
-        """Makes a value again, if it is not there."""
+        """Recomputes a value if it is not there."""
         with self:
             value = self._latest(value)
             if value not in self._made:
-                self._repeat(value, _may_come_again())
+                self._repeat(value, _graph_is_retained())
 
     def _latest(self, value: int) -> int:
-        """What a value has become: another part of the same memory may have been written since it was saved."""
+        """The value that it has become: another part of the same memory may have been written since it was saved."""
         while value in self._becomes:
             value = self._becomes[value]
         return value
 
-    def _repeat(self, asked: int, again: bool) -> None:
-        """Repeats what leads to the values that are saved and not there, of which ``asked`` is one."""
+    def _repeat(self, asked: int, retained: bool) -> None:
+        """Recomputes ``asked``, and with it all saved values that are not there."""
         if self.calls is None:
             raise RuntimeError(_USED_UP)
         needed = {value for value in self._handles if value == asked or not self._is_stored(value)}
         waiting = needed.intersection(self._waiting)
-        ends: dict[int, list[int]] = {}  # after which call values are not needed any more
-        rests: dict[int, list[int]] = {}  # the same of those that are saved: they can be stored
+        ends: dict[int, list[int]] = {}  # by call: the values that nothing needs after it
+        rests: dict[int, list[int]] = {}  # by call: the saved values that can be stored after it
         chosen: list[int] = []
         for place in range(len(self.calls) - 1, -1, -1):
             call = self.calls[place]
@@ -171,10 +172,10 @@ class Segment:
                         ends.setdefault(place, []).append(value)
         calls = self.calls
         for place in chosen:
-            # Before anything is made here, which would be there meanwhile.
+            # First, before anything is made here that would be alive meanwhile.
             for other in calls[place].needs():  # type: ignore[union-attr]
                 other.prepare()
-        if not again:
+        if not retained:
             self.calls = None
         made: dict[int, Tensor] = {}
         with repeating():
@@ -182,8 +183,8 @@ class Segment:
                 call = calls[place]
                 assert call is not None
                 call.repeat(made)
-                if not again:
-                    calls[place] = None  # with the tensors that were kept for it
+                if not retained:
+                    calls[place] = None  # frees the tensors that were kept for it
                 for value in ends.get(place, ()):
                     made.pop(value, None)
                 for value in call.results():
@@ -198,7 +199,7 @@ class Segment:
 
 
 class Handle:
-    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment makes again."""
+    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment recomputes."""
 
     __slots__ = ("__weakref__", "_version", "geometry", "later", "segment", "stored", "value")
 
@@ -207,12 +208,12 @@ class Handle:
         self.value = value
         self.geometry = Geometry.of(tensor)
         self.later = later
-        self.stored: Packed | None = None  # by ``later``, once it was made
+        self.stored: Packed | None = None  # the form that ``later`` made of it, once it was recomputed
         self._version = Version(tensor)
         segment.hold(self)
 
     def prepare(self) -> None:
-        """Has the segment make it."""
+        """Has the segment recompute it."""
         self.segment.prepare(self.value)
 
     def unpack(self) -> Tensor:
@@ -229,8 +230,8 @@ class Handle:
 
 
 class Results:
-    """What one operator of a segment made, for another who makes use of it than saved it: as it was made, whatever was
-    written into it since."""
+    """The recomputed results of one operator of a segment, for a reader other than the one that saved them: as the
+    operator made them, whatever was written into them since."""
 
     __slots__ = ("_handles",)
 
@@ -238,15 +239,15 @@ class Results:
         self._handles: tuple[Handle, ...] | None = handles
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """They, made again. They are let go, unless the graph is retained."""
+        """The results. They are freed unless the graph is retained."""
         if self._handles is None:
             raise RuntimeError(_USED_UP)
         found = tuple(handle.segment.get(handle) for handle in self._handles)
-        if not _may_come_again():
+        if not _graph_is_retained():
             self._handles = None
         return found
 
 
-def _may_come_again() -> bool:
-    """Whether what is read now may be read once more: the graph is retained, or nobody runs backward."""
+def _graph_is_retained() -> bool:
+    """Whether what is read now may be read once more: the graph is retained, or this is not in a backward."""
     return current_graph_task_id() == -1 or get_current_graph_task_keep_graph()

@@ -1,4 +1,4 @@
-"""``Tape``: follows a forward, operator by operator, and notes how to repeat what a plan has made again."""
+"""``Tape``: follows a forward, operator by operator, and notes how to repeat what a plan recomputes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from actcore.replay import bind_tape, followed
 from integrations._torch import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
 from integrations.common.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
-from integrations.runtime.repeating.calls import Call, Elsewhere, Held, Reference, Scratch
+from integrations.runtime.repeating.calls import Elsewhere, HeldTensor, Reference, RepeatedCall, Scratch
 from integrations.runtime.repeating.keeping import Exactly, Keeping, Later
 from integrations.runtime.repeating.repeating import drawing, here, require_no_plan
 from integrations.runtime.repeating.segments import Handle, Results, Segment
@@ -21,23 +21,23 @@ from integrations.step.dispatch.operators import Traits, device_of, generator_of
 from integrations.step.graphs.schedule import Planned, Schedule
 
 UNPLANNED = -1
-"""In the place of a value: memory of which the plan does not know."""
+"""In the place of a value: memory that the plan does not know."""
 _EXACTLY = Exactly()
 
 
 class Tape(TorchDispatchMode):
-    """Follows a forward, operator by operator, and notes how to repeat those that a schedule repeats.
+    """Follows a forward, operator by operator, and notes how to repeat the operators that a schedule repeats.
 
     Args:
-        schedule: of the model.
-        keeping: how what repetitions read is kept; ``None``: as it is.
+        schedule: the model's.
+        keeping: how it is kept what repetitions read; ``None``: as it is.
 
     Attributes:
         mismatch: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
-            Nothing is repeated from there on.
-        paused: whether what runs is not the forward's.
-        ops: that are expected; ``next`` is the place of the one that is expected now.
-        storages: the values that are there.
+            From there on, nothing is repeated.
+        paused: whether the operators that run now are not the forward's.
+        ops: the expected operators; ``next`` is the place of the next one.
+        storages: the values that are there, by storage.
     """
 
     def __init__(self, schedule: Schedule, keeping: Keeping | None = None) -> None:
@@ -58,8 +58,8 @@ class Tape(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would have each operator pass through a wrapper that keeps dynamo off, which takes longer than all that
-        is done here. Where frames can be skipped without it, dynamo is kept off only while it is on."""
+        """``True`` where frames can be skipped without torch's help. Otherwise torch would pass each operator through a
+        wrapper that keeps dynamo off, which takes longer than all that is done here."""
         return not skips_frames()
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class Tape(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
-        """The forward is over."""
+        """Ends the forward."""
         if not self.mismatch and self.next < len(self.ops):
             self._leave("nothing")
 
@@ -85,12 +85,12 @@ class Tape(TorchDispatchMode):
         return step(self, func, args, kwargs or {})
 
     def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator that is more than a step to the next one."""
+        """Runs an operator that takes more than a step to the next one."""
         with drawing if traits.random else nullcontext():
             return self._follow(func, traits, args, kwargs)
 
     def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator of the forward, noted if it is to be repeated."""
+        """Runs an operator of the forward, and notes it if it is to be repeated."""
         planned = self._planned()
         if planned is None or (planned.segment < 0 and planned.inner < 0):
             out = func(*args, **kwargs)
@@ -104,7 +104,7 @@ class Tape(TorchDispatchMode):
                 self._leave(f"{traits.name} on {device}, whose generator is not known")
             else:
                 generator = source, source.get_state()
-        # Noted before it runs, which may be what overwrites it.
+        # Noted before the operator runs, since it may overwrite its arguments.
         arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
         out = func(*args, **kwargs)
         made = self.made(traits, args, kwargs, out)
@@ -115,7 +115,7 @@ class Tape(TorchDispatchMode):
         for (level, segment), noted in zip(segments, arguments, strict=True):
             if segment.calls is None:
                 continue
-            segment.append(Call(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
+            segment.append(RepeatedCall(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
             own = self._schedule.inner if level is self._inner else self._schedule.recomputed
             for value in (*(value for value, _ in makes), *(value for _, value in changes)):
                 if value in own:
@@ -123,27 +123,27 @@ class Tape(TorchDispatchMode):
         return out
 
     def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
-        """In the place of a tensor that is made again; ``None`` for one that is kept.
+        """What replaces a tensor that will be recomputed; ``None`` for one that is kept.
 
         Args:
-            tensor: that autograd saves.
-            later: how it is stored once it is made; ``None``: it is kept until it is read.
+            tensor: the tensor that autograd saves.
+            later: how it is stored once recomputed; ``None``: it waits as it is until it is read.
         """
         value = self.value_of(tensor)
         if value == UNPLANNED or not self._schedule.is_recomputed(value):
             return None
         level = self._inner if self._schedule.is_recomputed_inside(value) else self._outer
         segment = level.segment_of.get(value)
-        # One that has been used up was so by a backward in the middle of this forward.
+        # A backward in the middle of this forward may have used the segment up.
         if segment is None or segment.calls is None:
             return None
         return Handle(segment, value, tensor, later)
 
-    def remade(self, tensors: Sequence[Tensor]) -> Results | None:
-        """What one operator has just made, where backward makes the first of it again."""
+    def recomputation(self, tensors: Sequence[Tensor]) -> Results | None:
+        """How to recompute what one operator has just made; ``None`` if the first of it is not recomputed."""
         values = [self.value_of(tensor) for tensor in tensors]
         if any(value in self._schedule.becomes for value in values):
-            return None  # its memory is written again, and the segment would go on from that
+            return None  # a later operator writes to its memory, and the segment would go on from that
         first = self.handle(tensors[0])
         if first is None:
             return None
@@ -156,16 +156,17 @@ class Tape(TorchDispatchMode):
         return UNPLANNED if value is None else value
 
     def _keeping_of(self, value: int) -> Keeping:
-        """Memory that is written again, part by part, is kept as it is: a stored form for each part would be more."""
+        """How a value is kept. Memory that is written to part by part is kept as it is: a stored form for each part
+        would take more."""
         return _EXACTLY if value == UNPLANNED or value in self._schedule.becomes else self._keeping
 
     def _planned(self) -> Planned | None:
-        """The operator that is expected; ``None`` where nothing is."""
+        """The operator that is expected next; ``None`` where nothing is."""
         ops = self.ops
         return None if self.mismatch or self.next >= len(ops) else ops[self.next]
 
     def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
-        """The segments in which an operator is to be repeated, of each kind one."""
+        """The segments in which an operator is to be repeated: at most one outer and one inner."""
         return [
             (level, level.segments.setdefault(number, Segment()))
             for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
@@ -175,7 +176,7 @@ class Tape(TorchDispatchMode):
     def _arguments(
         self, traits: Traits, level: _Level, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's arguments, to be found again."""
+        """A call's arguments, with what replaces the tensors in them."""
         noted = [self._noted(given, level, segment) for given in args]
         if traits.updates_statistics(args):
             for place in traits.statistics[:2]:
@@ -188,13 +189,13 @@ class Tape(TorchDispatchMode):
             value = self.value_of(given)
             if value != UNPLANNED and level.segment_of.get(value) is segment:
                 return Reference(value, Geometry.of(given))
-            # An alias that is made inside a mode shares the version counter only so.
+            # Only in this way does an alias that is made inside a mode share the version counter.
             with SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
                 if level is self._inner:
                     outer = self._outer.segment_of.get(value)
                     if outer is not None and outer.calls is not None:
                         return Elsewhere(Handle(outer, value, given))
-                return Held(self._keeping_of(value).read(given, value))
+                return HeldTensor(self._keeping_of(value).read(given, value))
         if isinstance(given, (list, tuple)):
             return [self._noted(item, level, segment) for item in given]
         return given
@@ -202,11 +203,11 @@ class Tape(TorchDispatchMode):
     def made(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None:
-        """Gives numbers to what an operator made, if it is the one that is expected.
+        """Gives numbers to the results of an operator, if it is the expected one.
 
         Returns:
-            its new values with their places among the results, and those that it overwrote with what became of them;
-            ``None`` for one that made nothing, or was not expected.
+            its new values with their places among the results, and the values that it overwrote with what they became;
+                ``None`` for an operator that made nothing or was not expected.
         """
         memory = self._memory
         results = out if isinstance(out, (list, tuple)) else (out,)
@@ -245,7 +246,7 @@ class Tape(TorchDispatchMode):
         return (UNPLANNED,) * count
 
     def _leave(self, found: str) -> None:
-        """The forward is not the graph's."""
+        """Notes that the forward is not the planned one, and stops following."""
         ops = self.ops
         if self.next < len(ops):
             planned = ops[self.next]
@@ -257,16 +258,16 @@ class Tape(TorchDispatchMode):
 
 
 def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``followed``, for a wrapper that takes functions of Python."""
+    """``followed`` as a function of Python, which a wrapper needs."""
     return followed(tape, func, args, kwargs)
 
 
 class _Level:
-    """Segments of a kind: outer ones, or inner ones.
+    """The segments of one kind, outer or inner.
 
     Attributes:
         segments: by the plan's numbers.
-        segment_of: values that are made again, with the segments that make them.
+        segment_of: the recomputed values, with the numbers of the segments that make them.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""From a model to the graph of its training step, which is looked at and not taken."""
+"""From a model to the graph of its training step. The step itself is not taken."""

@@ -38,12 +38,13 @@ from integrations.step.graphs.sharding import (
 )
 from integrations.step.graphs.signature import Signature
 
-_MOST_COPIED = 1 << 20  # elements of a tensor that is none of a model's parameters, buffers and inputs
+_MOST_COPIED = 1 << 20  # elements of a tensor that is neither a parameter, a buffer nor an input of the model
 
 _REAL = "captured on real tensors: "
 
 Hooks = Callable[[Recorder], AbstractContextManager[Callable[[Tensor], Any]]]
-"""A block around a forward that is recorded, and the pack hook for it, which hands on to the recorder's."""
+"""A block around a forward that is recorded. It gives the pack hook for that forward, which hands on to the
+recorder's."""
 
 
 def capture(
@@ -67,16 +68,16 @@ def capture(
     globals is put back. Hooks of the model itself, which come before and after its forward, do not run.
 
     Args:
-        model: in the mode in which it is trained. Tensors of it on the ``meta`` device are taken to be where the others
-            are, or the inputs, or else on the CPU.
+        model: the model, in the mode in which it is trained. Tensors of it on the ``meta`` device are taken to be where
+            the others are, or the inputs, or else on the CPU.
         args: positional inputs, a tuple; or one input. Those on ``meta`` are taken to be where the model is; what the
             forward looks at, such as a mask, needs elements.
         kwargs: inputs by name.
         real: run on real tensors at once, in the time and memory of a plain step. Needed for a forward that takes
             another way where its inputs have no elements, as those of transformers do that look whether a mask masks.
-        hooks: for who wants to see what the recorder sees, or runs the forward in surroundings of its own.
-        measure: find out on this machine what operators take in time and in memory of their own, see ``measured``.
-        costs: else, of the operators: by constants, unless ``modelled.by`` is given rates of this machine.
+        hooks: a block for callers that look at what the recorder sees, or run the forward in surroundings of their own.
+        measure: measure on this machine what operators take in time and scratch memory, see ``measured``.
+        costs: otherwise, the costs of operators: by constants, or by ``modelled.by`` with rates of this machine.
         loss: from the model's output to what is differentiated, see ``differentiated``.
         holds_outputs: whether the step holds the output during backward. ``None``: unless the model returns its loss.
 
@@ -94,7 +95,7 @@ def capture(
 
 
 class _Trial(NamedTuple):
-    """A training step that is to be looked at, as ``capture`` is told of it."""
+    """The arguments of ``capture``."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -112,13 +113,13 @@ _here = _Here()
 
 
 def is_capturing() -> bool:
-    """Whether this thread runs a forward only to look at it."""
+    """Whether this thread runs a forward only to record it."""
     return _here.capturing
 
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """A block in which forwards only are looked at: what stands in a model's forward leaves them alone."""
+    """A block whose forwards are only recorded. A compressed model's forward does not compress in it."""
     before, _here.capturing = _here.capturing, True
     try:
         yield
@@ -153,7 +154,7 @@ def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bo
 
 
 def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
-    """A training step, and why it is one on real tensors."""
+    """The recording of a training step, and why it used real tensors; empty if it did not."""
     note = _REAL + "as asked"
     if not real:
         try:
@@ -182,7 +183,7 @@ def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
 class _Recorded(NamedTuple):
     recording: Recording
     outputs: tuple[int, ...]  # the values that the model returned
-    gradients: int  # bytes
+    gradients: int  # in bytes
     differentiated: Differentiated
 
 
@@ -191,7 +192,7 @@ class NoGradient(ValueError):
 
 
 class _Loss(Function):
-    """Some number of the outputs, whose gradients are made when backward starts and let go as others are."""
+    """A loss of some of the outputs. Their gradients are made when backward starts, and freed as others are."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> Tensor:
@@ -226,7 +227,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         with fresh_casts(), hooks(recorder) as pack, saved_tensors_hooks(pack, recorder.unpack):
             outputs = model(*given_args, **given_kwargs)
         returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
-        recorder.start_backward()  # and the loss, which is no part of the model's forward
+        recorder.start_backward()  # the loss is no part of the model's forward
         found = differentiated(outputs, loss)
         if not found.tensors:
             raise NoGradient(
@@ -263,8 +264,9 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
 @contextmanager
 def _forward_alone(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """A block in which a call of the model is its forward, which is all that follows a plan: hooks of the model itself
-    come before and after it, and would be applied twice to what a forward in use was given. Units cast, and no more."""
+    """A block in which a call of the model is its forward alone, which is what follows a plan. The model's own hooks
+    are left out: they would be applied a second time to what a forward in use was given. Hooks of sharded units only
+    cast."""
     kinds = model._forward_pre_hooks, model._forward_hooks, model._backward_pre_hooks, model._backward_hooks
     before = [dict(hooks) for hooks in kinds]
     try:
@@ -288,7 +290,7 @@ def _device_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _is_meta(tensor: Tensor) -> bool:
-    """Whether it has a shape and no elements; what a mode or a subclass makes of it has."""
+    """Whether a tensor has a shape and no elements. What a mode or a subclass makes of a meta tensor has elements."""
     return type(tensor) in PLAIN and tensor.device.type == "meta"
 
 
@@ -298,10 +300,11 @@ def _fake_or_copy(mode: FakeTensorMode, tensor: Tensor, device: torch.device) ->
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if is_plain(tensor) and not isinstance(tensor, FakeTensor) and keeps_elements(tensor):
         return tensor.detach().clone()
-    # An alias: the mode keeps a weak reference to what it is given, until the garbage collector comes.
+    # An alias, since the mode keeps a weak reference to its argument until the garbage collector runs.
     return mode.from_tensor(tensor.detach())
 
 
 def is_only_read(tensor: Tensor, written: Collection[int]) -> bool:
-    """Whether it need not be copied: parameters, and what is large and neither a buffer nor an input."""
+    """Whether the tensor need not be copied: parameters are not written, nor large tensors that are neither buffers nor
+    inputs."""
     return isinstance(tensor, nn.Parameter) or (id(tensor) not in written and tensor.numel() > _MOST_COPIED)

@@ -1,4 +1,4 @@
-"""``Contents``: which storages were written without an operator that says so."""
+"""``Contents``: tells which storages were written by something other than an operator."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from torch import Tensor
 from integrations._torch import FakeTensor, OpOverload, unset_fake_temporarily
 from integrations.step.dispatch.memory import is_plain, key_of
 
-# They leave in a storage what somebody else left there before, which may be the very thing that a kernel will write.
+# These leave in a storage what was there before, which may be exactly what a kernel will write.
 _UNINITIALISED = frozenset(
     {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::empty_permuted", "aten::new_empty"}
     | {"aten::new_empty_strided"}
 )
 _FILLER = 0x5A
-_PART = 1 << 20  # words, whose products take memory of their own
+_PART = 1 << 20  # words; products of a larger part would take memory of their own
 
 
 class Contents:
-    """What storages hold, as numbers, by which a write is told that torch did not dispatch.
+    """Checksums of storages, which reveal writes that torch did not dispatch.
 
-    A kernel that is handed addresses, such as those of Triton and of numpy, writes so. Fake tensors have none, and
-    raise; they are passed over, and so is what is not plain. The storages themselves are not held.
+    Kernels that are handed addresses, such as those of Triton and of numpy, write so. Fake tensors have no addresses
+    and are skipped, as is everything that is not plain. The storages themselves are not held.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     def fill(self, function: OpOverload, made: Iterable[Tensor]) -> None:
-        """Writes something into tensors that an operator has left as they were."""
+        """Writes something into tensors that an operator has left uninitialised."""
         if function._schema.name in _UNINITIALISED:
-            for storage in _storages_of(made, but=torch.bool):  # of which a byte is 0 or 1
+            for storage in _storages_of(made, but=torch.bool):  # bytes of a bool are 0 or 1
                 with unset_fake_temporarily():
                     _bytes_of(storage, torch.uint8).fill_(_FILLER)
 
     def note(self, tensors: Iterable[Tensor]) -> None:
-        """Tensors hold what they are to hold."""
+        """Notes what tensors hold now."""
         for storage in _storages_of(tensors):
             self._known[storage._cdata] = _number(storage), weakref.ref(storage)
 
     def changed(self, tensors: Iterable[Tensor]) -> list[int]:
-        """The storages of tensors that hold something else than when they were noted; others are noted."""
+        """The storages of tensors whose content has changed since it was noted. Storages that were not noted yet are
+        noted."""
         found = []
         for storage in _storages_of(tensors):
             key, number = storage._cdata, _number(storage)
@@ -54,13 +55,13 @@ class Contents:
         return found
 
     def changed_since(self) -> list[int]:
-        """Those of all that are alive."""
+        """The changed ones among all storages that are alive."""
         alive = [(key, number, reference()) for key, (number, reference) in self._known.items()]
         return [key for key, number, storage in alive if storage is not None and _number(storage) != number]
 
 
 def _storages_of(tensors: Iterable[Tensor], but: torch.dtype | None = None) -> Iterable[torch.UntypedStorage]:
-    """Those with elements, each once."""
+    """The storages that have elements, each once."""
     return {
         key_of(tensor): tensor.untyped_storage()
         for tensor in tensors
@@ -69,7 +70,7 @@ def _storages_of(tensors: Iterable[Tensor], but: torch.dtype | None = None) -> I
 
 
 def _number(storage: torch.UntypedStorage) -> int:
-    """A number that another content, or the same in another order, hardly has."""
+    """A checksum that other contents, or the same ones in another order, are unlikely to have."""
     with unset_fake_temporarily():
         words = _bytes_of(storage, torch.int64)
         places = torch.arange(1, min(words.numel(), _PART) + 1, device=words.device)

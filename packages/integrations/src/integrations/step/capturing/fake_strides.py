@@ -1,4 +1,5 @@
-"""Strides that torch's kernels for fake tensors give otherwise than a device's. Copies follow from them."""
+"""Corrects strides where torch's kernels for fake tensors give others than a device does. Copies follow from
+strides."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def as_on_device(func: OpOverload, args: tuple[Any, ...], out: Any) -> Any:
-    """An operator's results on fake tensors, in the strides that they have on real ones.
+    """An operator's results on fake tensors, with the strides that they have on real ones.
 
-    A CPU's group norm keeps channels last; torch 2.14's for fake tensors puts them first.
+    A CPU's group norm keeps channels last; torch 2.14's kernel for fake tensors returns channels first.
     """
     if func is not _GROUP_NORM or not isinstance(args[0], Tensor) or args[0].device.type != "cpu":
         return out

@@ -1,4 +1,4 @@
-"""``differentiated``: of what a model returns, the tensors that the training step calls ``backward`` on."""
+"""``differentiated``: which tensors, among what a model returns, the training step calls ``backward`` on."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from integrations.calls.history import MOST_NODES
 from integrations.calls.tensors import tensors_in
 
 Loss = Callable[[Any], Any]
-"""From what the model returns to what is differentiated: one of its tensors, several, or a loss computed of them."""
+"""A function from what the model returns to what is differentiated: one of its tensors, several, or a loss of them."""
 
 
 OF_LOSS = "what loss returned"
-"""What is said of a step that differentiates what a function of the user's returned."""
+"""The words for a step that differentiates what the user's function returned."""
 
 _OF_OWN = "the loss that the model returned"
 
 OF_LOSSES = (OF_LOSS, _OF_OWN)
-"""What is said of steps that start from where training does."""
+"""The words for steps that start where training does."""
 
 
 def require_loss(loss: object) -> None:
-    """Refuses what is no ``Loss``.
+    """Raises for what is not a ``Loss``.
 
     Raises:
         TypeError: it cannot be called.
@@ -49,8 +49,8 @@ class Differentiated(NamedTuple):
 
 
 def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
-    """What backward starts from: what ``loss`` makes of the outputs, or the loss that the model returned, or else every
-    output that requires a gradient. With a loss that it returned, the step is taken to hold no other output meanwhile.
+    """What backward starts from: what ``loss`` makes of the outputs; or the loss that the model returned; or else every
+    output that requires a gradient. If the model returned a loss, the step is taken to hold no other output meanwhile.
 
     Raises:
         TypeError: ``loss`` returned no tensors.
@@ -67,12 +67,12 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
 
 
 def own_loss(outputs: Any) -> Tensor | None:
-    """The loss among what a model returned; ``None`` where it returned none.
+    """The loss among what a model returned; ``None`` if it returned none.
 
-    That is the ``loss`` that the outputs have as an entry or an attribute, as those of transformers' models do; or else
-    the only scalar among them, if it is alone or follows from all others: ``(loss, logits)``, ``(logits, loss)``. A
-    loss that a router returns beside what it computed does not, nor an autoencoder's divergence beside what it made,
-    whichever comes first: the loop adds another loss, of the others.
+    The loss is the entry or attribute ``loss`` of the outputs, as those of transformers' models have it. Otherwise it
+    is the only scalar among them, if it stands alone or was computed from all others: ``(loss, logits)``, ``(logits,
+    loss)``. A router's loss beside its results was not, nor an autoencoder's divergence beside its reconstruction:
+    there the training loop adds another loss, of the other outputs.
     """
     named = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(named, Tensor) and named.requires_grad:
@@ -90,7 +90,7 @@ def _trained(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _all_lead_to(result: Tensor, others: list[Tensor]) -> bool:
-    """Whether a tensor was computed from each of the others, as far as one may look."""
+    """Whether a tensor was computed from each of the others, as far as the graph can be searched."""
     wanted = {tensor.grad_fn for tensor in others}
     waiting, seen = [result.grad_fn], set[Node | None]()
     while waiting and wanted and len(seen) < MOST_NODES:

@@ -1,7 +1,8 @@
-"""What can be put back as it was: a mapping, a sequence, a set, a cell, a slot, a name, a cached function, a generator.
+"""Things that can be put back as they were: a mapping, a sequence, a set, a cell, a slot, a name, a cached function, a
+generator.
 
-Each is put back *whole*, or only in what is a tensor or holds one, then or now. The rest may be another thread's work,
-or tell of something that was done once and lasts, such as a flag that an operator is registered.
+Each is put back *whole*, or only where it is a tensor or holds one, then or now. The rest may be the work of another
+thread, or a lasting note of something done once, such as a flag that an operator is registered.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ import torch
 from torch import Tensor
 
 NOTHING: Any = object()
-"""In the place of a value where there is none."""
+"""Marks a missing value."""
 
 _PASSED = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module, str, bytes, int, float)
-_MOST = 1000  # things that are looked through for a tensor
+_MOST = 1000  # objects that are searched for a tensor
 
 
 class PutBack(ABC):
-    """Something as it was when this was made."""
+    """Something as it was when this object was made."""
 
     @abstractmethod
     def restore(self) -> None:
         """Puts it back."""
 
     def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
-        """The tensors that it holds, each with what puts another in its place."""
+        """The tensors that it holds, each with a function that puts another in its place."""
         yield from ()
 
 
 class Mapping(PutBack):
-    """A dictionary, of whatever class; none of its own methods is called."""
+    """A dictionary of any class; none of the class's own methods is called."""
 
     def __init__(self, found: dict[Any, Any], whole: bool) -> None:
         self._found, self._whole = found, whole
@@ -47,7 +48,7 @@ class Mapping(PutBack):
 
     @property
     def values(self) -> list[Any]:
-        """As they were."""
+        """The values as they were."""
         return list(self._before.values())
 
     def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
@@ -72,10 +73,10 @@ class Mapping(PutBack):
 
 
 def _entries(found: dict[Any, Any]) -> dict[Any, Any]:
-    """A copy, at once: another thread may write to it.
+    """A copy, made at once: another thread may write to the dictionary.
 
-    ``dict.copy`` asks a class that iterates in its own way, as ``OrderedDict`` and all below it do, for its keys, and
-    for each value by its ``__getitem__``: that of transformers' activations makes one.
+    ``dict.copy`` asks a class that iterates in its own way, such as ``OrderedDict`` and its subclasses, for its keys,
+    and for each value through ``__getitem__``, which makes a module in transformers' table of activations.
     """
     if type(found).__iter__ is dict.__iter__:
         return dict.copy(found)
@@ -124,8 +125,8 @@ class Set(PutBack):
             (set.add if key in before else set.discard)(self._found, member)
 
 
-class Name(PutBack):
-    """Something that has a value or none, and is read, written and emptied by functions."""
+class NamedValue(PutBack):
+    """Something that has a value or none, and is read, set and deleted by functions."""
 
     def __init__(
         self, read: Callable[[], Any], write: Callable[[Any], object], empty: Callable[[], object], whole: bool
@@ -147,8 +148,8 @@ class Name(PutBack):
             self._write(self.value)
 
 
-def cell(found: CellType, whole: bool) -> Name:
-    """What a function closes over."""
+def cell(found: CellType, whole: bool) -> NamedValue:
+    """A cell: what a function closes over."""
 
     def read() -> Any:
         try:
@@ -159,11 +160,12 @@ def cell(found: CellType, whole: bool) -> Name:
     def empty() -> None:
         del found.cell_contents
 
-    return Name(read, lambda value: setattr(found, "cell_contents", value), empty, whole)
+    return NamedValue(read, lambda value: setattr(found, "cell_contents", value), empty, whole)
 
 
-def slot(owner: Any, descriptor: Any, whole: bool) -> Name:
-    """A slot of an object, by the descriptor of the class that declares it: a subclass may name something else so."""
+def slot(owner: Any, descriptor: Any, whole: bool) -> NamedValue:
+    """A slot of an object, by the descriptor of the class that declares it. A subclass may use the same name for
+    something else."""
 
     def read() -> Any:
         try:
@@ -171,12 +173,12 @@ def slot(owner: Any, descriptor: Any, whole: bool) -> Name:
         except AttributeError:
             return NOTHING
 
-    return Name(read, lambda value: descriptor.__set__(owner, value), lambda: descriptor.__delete__(owner), whole)
+    return NamedValue(read, lambda value: descriptor.__set__(owner, value), lambda: descriptor.__delete__(owner), whole)
 
 
-def global_name(space: dict[str, Any], name: str) -> Name:
-    """A name of a Python module."""
-    return Name(
+def global_name(space: dict[str, Any], name: str) -> NamedValue:
+    """A global of a Python module."""
+    return NamedValue(
         lambda: space.get(name, NOTHING),
         lambda value: space.__setitem__(name, value),
         lambda: space.pop(name, None),
@@ -184,9 +186,9 @@ def global_name(space: dict[str, Any], name: str) -> Name:
     )
 
 
-def class_name(owner: type, name: str) -> Name:
+def class_name(owner: type, name: str) -> NamedValue:
     """An attribute of a class."""
-    return Name(
+    return NamedValue(
         lambda: vars(owner).get(name, NOTHING),
         lambda value: type.__setattr__(owner, name, value),
         lambda: type.__delattr__(owner, name),
@@ -195,8 +197,8 @@ def class_name(owner: type, name: str) -> Name:
 
 
 class Cached(PutBack):
-    """A function under ``functools.cache`` or ``lru_cache``: what it found meanwhile is forgotten where that holds
-    tensors, with what it knew before."""
+    """A function under ``functools.cache`` or ``lru_cache``. If what it has cached since holds tensors, its whole cache
+    is cleared."""
 
     def __init__(self, function: Any) -> None:
         self._function, self._misses = function, function.cache_info().misses
@@ -210,7 +212,7 @@ class Cached(PutBack):
 
 
 class Drawn(PutBack):
-    """A generator."""
+    """The state of a generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator, self._state = generator, generator.get_state()
@@ -220,7 +222,8 @@ class Drawn(PutBack):
 
 
 def holds_tensor(found: Any) -> bool:
-    """Whether something is a tensor, or leads to one by what it holds; modules, functions and classes are passed by."""
+    """Whether something is a tensor, or leads to one through what it holds. Modules, functions and classes are not
+    searched."""
     waiting, seen = [found], set[int]()
     while waiting and len(seen) < _MOST:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""``Reach``: the state that a model's forward can get at, so that a trial run of it leaves no trace."""
+"""``Reach``: the state that a model's forward can get at, so that a trial run of the forward leaves no trace."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from integrations.step.capturing.put_back import (
     slot,
 )
 
-# Their functions, classes and globals are not looked through, and a forward reaches nothing of a model's there: the
-# libraries below, and what runs a training around it.
+# Functions, classes and globals of these libraries are not searched: a forward reaches none of the model's state there.
+# The last ones run the training around it.
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"actcore", "functorch", "integrations", "numpy", "scipy", "torch"}
 _LIBRARIES |= {"_pytest", "accelerate", "datasets", "ipykernel", "IPython", "lightning", "pytest", "pytorch_lightning"}
 _LIBRARIES |= {"ray", "rich", "tqdm", "wandb"}
 
-# Of the standard library's instances, these are made to hold what one likes.
+# Instances of these modules of the standard library hold anything.
 _HOLDERS = frozenset({"_thread", "argparse", "collections", "types"})
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, range, slice, BuiltinFunctionType})
 _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 
-_LONG = 10_000  # entries of a container which, if they are plain values, are data and no state
+_LONG = 10_000  # a longer container of plain values is data, not state
 
 _CACHED = type(lru_cache(lambda: None))
 _TORCHS_OWN = frozenset(vars(nn.Module()))  # attributes that every module has
@@ -81,7 +81,7 @@ class Reach:
         self._names: set[tuple[int, str]] = set()
         self._seen: dict[int, Any] = {}
         self._classes: list[type] = []
-        self._used: set[str] = set(_IMPLICIT)  # attributes that code names
+        self._used: set[str] = set(_IMPLICIT)  # attributes that the code names
         self._near: list[Any] = [*model.modules(), *given]
         self._far: list[Any] = []
         self._walk()
@@ -89,18 +89,18 @@ class Reach:
         self._walk()
 
     def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
-        """Tensors that the forward can get at, each with what puts another in its place: those that are near, and far
-        ones where no other thread runs."""
+        """The tensors that the forward can get at, each with a function that puts another in its place: the near ones,
+        and the far ones if no other thread runs."""
         for near, found in self._found:
             if near or self._alone:
                 yield from found.tensors()
 
     def restore(self) -> None:
-        """Puts back what has changed since, all of it, whatever that raises."""
+        """Puts back all that has changed since, even if putting back something raises."""
         with ExitStack() as stack:
             for _, found in self._found:
                 stack.callback(found.restore)
-            for owner in self._classes:  # what is new there, and code names
+            for owner in self._classes:  # new attributes that the code names
                 for name in self._used.intersection(vars(owner)):
                     if (id(owner), name) not in self._names:
                         new = class_name(owner, name)
@@ -110,7 +110,7 @@ class Reach:
     # ---- the walk ----
 
     def _walk(self) -> None:
-        """Visits what waits, what is near first, and what names lead to from there, until nothing is new."""
+        """Searches what is queued, near things first, and what names lead to from there, until nothing new is found."""
         while self._near or self._far:
             while self._near or self._far:
                 near = bool(self._near)
@@ -221,7 +221,7 @@ class Reach:
 
 
 class _Names(NamedTuple):
-    """What code names: globals, each with the attributes that follow at once, and attributes."""
+    """What code names: globals, each with the attributes that follow directly, and other attributes."""
 
     globals: frozenset[tuple[str, ...]]
     attributes: frozenset[str]
@@ -229,7 +229,7 @@ class _Names(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def _names_in(code: CodeType) -> _Names:
-    """Of a function, and of the functions in it."""
+    """The names in a function's code, and in that of the functions in it."""
     chains: set[tuple[str, ...]] = set()
     attributes: set[str] = set()
     chain: tuple[str, ...] = ()
@@ -266,9 +266,9 @@ def _is_data(container: Any) -> bool:
 
 
 def _attributes_of(found: Any) -> dict[str, Any]:
-    """An object's dictionary, whatever it answers itself."""
+    """An object's dictionary, read without the object's own ``__getattribute__``."""
     if issubclass(type(found), threading.local):
-        attributes = vars(found)  # this thread's
+        attributes = vars(found)  # of this thread
     else:
         try:
             attributes = object.__getattribute__(found, "__dict__")

@@ -1,4 +1,4 @@
-"""``Recorder``: writes down one forward and its backward as they run: operators, values, and how long each lives."""
+"""``Recorder``: records one forward and its backward as they run: operators, values, and how long each lives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from actcore import SavedTensor
 from integrations._torch import OpOverload, TorchDispatchMode, conj, neg_view
 from integrations.common.modules import ModulePaths
-from integrations.step.capturing.backward import Backward
+from integrations.step.capturing.backward import BackwardRecorder
 from integrations.step.capturing.contents import Contents
 from integrations.step.capturing.fake_strides import as_on_device
 from integrations.step.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
@@ -39,13 +39,13 @@ class Recorder(TorchDispatchMode):
     """Records what runs while it is active.
 
     Args:
-        paths: tells in which module's forward an operator runs.
-        fake: whether the tensors are fake. In the place of those that autograd saves it gets others for backward, and
-            copies of real ones, so that memory lives as long as somebody other than autograd holds it.
+        paths: tell in which module's forward an operator runs.
+        fake: whether the tensors are fake. Autograd then saves other tensors than the forward's, and of real ones it
+            saves copies, so that memory lives as long as something other than autograd holds it.
 
     Attributes:
-        outlines: of each value, the tensor as which it was made.
-        paused: whether what runs is nobody's.
+        outlines: by value: the tensor as which it was made.
+        paused: whether the operators that run now belong to no step.
     """
 
     def __init__(self, paths: ModulePaths, fake: bool) -> None:
@@ -56,14 +56,14 @@ class Recorder(TorchDispatchMode):
         self._fake = fake
         self._contents = Contents()
         self._memory = Memory()
-        self._holding: dict[int, int] = {}  # the storages that are alive, and the values that they hold
+        self._holding: dict[int, int] = {}  # storages that are alive, with the values that they hold
         self._watches: list[weakref.ref[Any]] = []
-        self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no name comes to mean another
-        self._backward: Backward | None = None  # once it has begun
+        self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
+        self._backward: BackwardRecorder | None = None  # set once backward has begun
         self.paused = False
         self._finished = False
-        self._versions: dict[int, int] = {}  # of the tensors in a storage, as the last operator left them
-        self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of what values hold
+        self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
+        self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
         self.outlines: list[SavedTensor] = []
 
     @property
@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def operators(self) -> int:
-        """How many the forward has had so far."""
+        """How many operators the forward has had so far."""
         return len(self._recording.ops)
 
     @property
@@ -82,28 +82,28 @@ class Recorder(TorchDispatchMode):
         return self._paths.running() or ""
 
     def value_of(self, tensor: Tensor) -> int | None:
-        """The value that a tensor is a view of."""
+        """The value that a tensor is a view of; ``None`` for no value."""
         return self._memory.value_in(tensor) if is_plain(tensor) else None
 
     @property
     def rounded(self) -> set[int]:
-        """The values of which an operator has read a tensor that a gradient goes through."""
+        """The values that an operator has read as a tensor with a gradient."""
         return {value for op in self._recording.ops for value in op.rounded}
 
     def start_backward(self) -> None:
-        """What runs from now on are steps of backward."""
+        """Records what runs from now on as steps of backward."""
         with self.pausing():
             for key in self._contents.changed_since():
                 self._written_unseen(key)
-        self._backward = Backward(self._recording, self._memory)
+        self._backward = BackwardRecorder(self._recording, self._memory)
 
     def accumulated(self, parameter: Tensor) -> None:
-        """A parameter has its gradient, which backward has made."""
+        """Notes that a parameter has its gradient, which backward has made."""
         if self._backward is not None and parameter.grad is not None:
             self._backward.accumulated(parameter.grad)
 
     def finish(self) -> Recording:
-        """What was recorded. What is alive now is taken to be alive to the end."""
+        """The recording. What is alive now is taken to live to the end."""
         for value in self._holding.values():
             if value != PASSING:
                 self._values[value].until = self._event
@@ -140,7 +140,8 @@ class Recorder(TorchDispatchMode):
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         reads, outside, rounded = self._arguments(traits, args, kwargs)
         op = len(self._recording.ops)
-        makes: dict[int, tuple[Tensor, int]] = {}  # by storage: in what lies the new value, and the one it takes over
+        # By storage: the new value's tensor, and the value that it takes over.
+        makes: dict[int, tuple[Tensor, int]] = {}
         effects = not traits.known
         for tensor in written:
             value = self.value_of(tensor)
@@ -155,7 +156,7 @@ class Recorder(TorchDispatchMode):
             makes.setdefault(key_of(tensor), (tensor, -1))
         for tensor in (*new, *written):
             if is_plain(tensor):
-                self._versions.pop(key_of(tensor), None)  # torch counts a write when this has returned
+                self._versions.pop(key_of(tensor), None)  # torch counts a write after this has returned
         self._contents.fill(func, new)
         self._contents.note([*new, *written])
         if not makes:
@@ -184,8 +185,8 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _look(self, given: Any) -> None:
-        """Notices what was written in the memory of tensors since an operator last wrote or read there; or was said to
-        be, by ``mark_dirty``: a repetition would find another version than it was noted with."""
+        """Notices what was written into the memory of tensors since an operator last wrote or read it, or was declared
+        written by ``mark_dirty``: a repetition would find another version than was noted."""
         for tensor in tensors_of(given):
             if is_plain(tensor) and not tensor.is_inference():
                 key, version = key_of(tensor), tensor._version
@@ -196,7 +197,7 @@ class Recorder(TorchDispatchMode):
             self._written_unseen(key)
 
     def _written_unseen(self, key: int) -> None:
-        """A storage holds something else than what an operator of the forward made, or it read."""
+        """Notes a storage whose content is not what the last operator of the forward made or read."""
         value = self._memory.value_at(key)
         if value is None:
             self._recording.changed.add(key)
@@ -208,7 +209,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """A block in which nothing is written down."""
+        """A block in which nothing is recorded."""
         """A block in which nothing is recorded."""
         before, self.paused = self.paused, True
         try:
@@ -255,7 +256,7 @@ class Recorder(TorchDispatchMode):
         self._holding[storage._cdata] = value
 
     def _died(self, key: int, _: object) -> None:
-        """Nobody holds a storage any more."""
+        """Notes that a storage has been freed."""
         value = self._holding.pop(key)
         if value != PASSING:
             self._values[value].until = self._event
@@ -263,7 +264,7 @@ class Recorder(TorchDispatchMode):
     # ---- what autograd saves ----
 
     def pack(self, tensor: Tensor) -> Tensor | Saved:
-        """What autograd is to hold in a tensor's place."""
+        """What autograd holds in the place of a tensor."""
         value = self.value_of(tensor)
         if value is None or value == PASSING or self._backward is not None:
             return tensor
@@ -273,7 +274,7 @@ class Recorder(TorchDispatchMode):
         return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
 
     def _copy(self, value: int, tensor: Tensor) -> Tensor:
-        """A copy of a tensor's memory: if autograd held the memory itself, nobody could tell who else does."""
+        """A copy of a tensor's memory. If autograd held the memory itself, nothing would tell who else does."""
         found = self._copies.get(value)
         if found is None:
             with self.pausing():
@@ -283,7 +284,7 @@ class Recorder(TorchDispatchMode):
         return found
 
     def unpack(self, saved: Tensor | Saved) -> Tensor:
-        """The tensor, or a fake one that is as good."""
+        """The tensor, or a fake one of the same metadata."""
         if isinstance(saved, Tensor):
             return saved
         if self._backward is not None:
@@ -307,7 +308,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:
-    """Bytes of the running statistics that an operator updates, and its repetition copies of which."""
+    """Bytes of the running statistics that an operator updates, and that its repetition has to copy."""
     if not traits.updates_statistics(args):
         return 0
     given = (args[place] for place in traits.statistics[:2])
@@ -315,7 +316,7 @@ def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:
 
 
 class Saved:
-    """In the place of a saved tensor."""
+    """Replaces a saved tensor."""
 
     __slots__ = ("copy", "device", "geometry", "recorder", "value")
 

@@ -1,11 +1,11 @@
-"""``Recording``: what a recorder has seen of a training step, and the graph's parts that it makes."""
+"""``Recording``: what a recorder has seen of a training step, and the parts of the graph that follow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from integrations.step.costs.calls import Calls
+from integrations.step.costs.calls import DistinctCalls
 from integrations.step.costs.modelled import Costs
 from integrations.step.dispatch.decisions import Decides
 from integrations.step.graphs.graph import Op, Step, Value
@@ -16,7 +16,7 @@ PASSING = -1
 
 @dataclass
 class RecordedValue:
-    """A ``Value`` as it becomes known."""
+    """A ``Value`` whose fields are filled in during the recording."""
 
     nbytes: int
     producer: int
@@ -28,15 +28,15 @@ class RecordedValue:
 
 @dataclass
 class RecordedOp:
-    """An ``Op`` as it becomes known.
+    """An ``Op`` whose fields are filled in during the recording.
 
     Attributes:
-        call: its place among the calls that differ.
-        scratch: bytes that it takes in passing, beside those of the call.
-        outside: storages that it reads and that are no values'.
-        decides: by the elements of what it reads.
-        rounded: the values among what it reads that a repetition may find rounded.
-        reads_elements: whether its results follow from more than shapes.
+        call: its place among the distinct calls.
+        scratch: bytes that it takes while it runs, beside those of the call.
+        outside: storages that it reads and that hold no values.
+        decides: how it decides by the elements of what it reads.
+        rounded: the values that it reads and that a repetition may find rounded.
+        reads_elements: whether its results depend on more than shapes.
         packs: what autograd saves after it.
     """
 
@@ -56,13 +56,13 @@ class RecordedOp:
 
 
 @dataclass(frozen=True)
-class Run:
+class OperatorRun:
     """An operator of backward.
 
     Attributes:
-        step: in which it runs.
-        live: bytes of what backward has made and is alive while it runs, its results included.
-        call: its place among the calls that differ.
+        step: the step in which it runs.
+        live: bytes that backward has made and that are alive while it runs, its results included.
+        call: its place among the distinct calls.
     """
 
     step: int
@@ -71,7 +71,7 @@ class Run:
 
 
 class Parts(NamedTuple):
-    """A graph's entries of these names."""
+    """The entries of a graph with these names."""
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
@@ -85,13 +85,13 @@ class Recording:
     """A forward and its backward.
 
     Attributes:
-        values, ops: of the forward.
+        values, ops: those of the forward.
         steps: of backward: what each reads.
-        other: of each step, the bytes of what backward has made when it begins.
-        standing: of each step, those of them that are parameters' gradients, complete by then.
+        other: by step: the bytes that backward has made when the step begins.
+        standing: by step: how many of these bytes are gradients of parameters that are complete.
         runs: the operators of backward.
-        calls: of both.
-        changed: storages that are no values' and were written.
+        calls: the distinct calls of forward and backward.
+        changed: storages that hold no values and were written.
     """
 
     values: list[RecordedValue] = field(default_factory=list)
@@ -99,20 +99,20 @@ class Recording:
     steps: list[list[int]] = field(default_factory=list)
     other: list[int] = field(default_factory=list)
     standing: list[int] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    calls: Calls = field(default_factory=Calls)
+    runs: list[OperatorRun] = field(default_factory=list)
+    calls: DistinctCalls = field(default_factory=DistinctCalls)
     changed: set[int] = field(default_factory=set)
 
     @property
     def events(self) -> int:
-        """How many there are so far."""
+        """How many events there are so far."""
         return len(self.ops) + len(self.steps)
 
     def parts(self, costs: Costs) -> Parts:
-        """What a graph has.
+        """The parts of a graph.
 
         Args:
-            costs: asked once, for all calls that differ.
+            costs: called once, with all distinct calls.
         """
         taken = costs(self.calls.distinct)
         last = self._last()
@@ -152,9 +152,9 @@ class Recording:
         return Parts(tuple(ops), self._values(last, exact), steps, (*none, *other), (*none, *self.standing))
 
     def _decisions(self) -> tuple[set[int], set[int]]:
-        """The operators that may decide otherwise when they are repeated on rounded values, and the values that have to
-        stay as they are beside what was decided."""
-        # What is decided is kept, and nothing but what may be rounded itself comes out otherwise that follows from it.
+        """The operators that may decide otherwise when they are repeated on rounded values, and the values that must
+        stay exact beside what was decided."""
+        # What was decided is kept. Then only that comes out otherwise which follows from it and may be rounded itself.
         other = {value for op in self.ops for value in op.rounded}
         deciding: set[int] = set()
         exact: set[int] = set()
@@ -169,7 +169,7 @@ class Recording:
         return deciding, exact
 
     def _last(self) -> list[int]:
-        """Of each value, what its memory holds in the end."""
+        """By value: what its memory holds in the end."""
         last = list(range(len(self.values)))
         for number in range(len(self.values) - 1, -1, -1):
             reuses = self.values[number].reuses
@@ -178,7 +178,8 @@ class Recording:
         return last
 
     def _values(self, last: list[int], exact: set[int]) -> tuple[Value, ...]:
-        """What was saved before another part of its memory was written is saved as the last value there."""
+        """The values. What was saved before another part of its memory was written counts as saved as the last value
+        there."""
         saved = [-1] * len(self.values)
         for number, value in enumerate(self.values):
             saved[last[number]] = max(saved[last[number]], value.saved)

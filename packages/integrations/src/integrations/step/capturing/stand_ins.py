@@ -1,4 +1,4 @@
-"""Stand-ins for a model's tensors and inputs, and what else a trial run must leave as it was."""
+"""Stand-ins for a model's tensors and inputs, and the state that a trial run must leave as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integrations.step.dispatch.memory import is_plain
 
 
 class StandIns:
-    """Tensors in the place of others: the same one for the same, so that tied weights stay tied.
+    """Tensors that stand in for others. A tensor always gets the same stand-in, so that tied weights stay tied.
 
     Args:
         make: makes the stand-in of a tensor.
@@ -24,7 +24,7 @@ class StandIns:
 
     def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
         self._make = make
-        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the original's id, with the original
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the original's id; the original is held
 
     def of(self, tensor: Tensor) -> Tensor:
         """The tensor's stand-in, a leaf that requires a gradient if the tensor does."""
@@ -51,10 +51,9 @@ class StandIns:
 
 @contextmanager
 def stood_in(model: nn.Module, stand_ins: StandIns, given: Iterable[Any]) -> Iterator[None]:
-    """A block in which stand-ins are in the place of the tensors that the model's forward can get at, and after which
-    gradients, generators, and what ``Reach`` finds are as they were. ``given`` is what the forward is called with,
-    beside tensors. What a Q-layer's precision learns from forwards, it does not learn from those in the block.
-    """
+    """A block in which stand-ins replace the tensors that the model's forward can get at. Afterwards gradients,
+    generators and what ``Reach`` finds are as they were. ``given`` is what the forward is called with, beside tensors.
+    The precision of a Q-layer learns nothing from forwards in the block."""
     reach = Reach(model, given)
     with ExitStack() as undo:
         undo.callback(random_states())
@@ -65,7 +64,7 @@ def stood_in(model: nn.Module, stand_ins: StandIns, given: Iterable[Any]) -> Ite
         undo.callback(reach.restore)
         for module in reach.modules:
             for value in list(vars(module).values()):
-                # Asked of the class: an object of the user's may answer to any name.
+                # Asked of the class: a user's object may answer to any name.
                 if getattr(type(value), "unwatched", None) is not None:
                     undo.enter_context(value.unwatched())
         own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}

@@ -1,1 +1,1 @@
-"""What an operator takes, in time and in memory of its own: by arithmetic, or measured on this machine."""
+"""What an operator takes in time and in scratch memory: by arithmetic, or measured on this machine."""

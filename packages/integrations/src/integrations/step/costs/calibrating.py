@@ -1,7 +1,7 @@
 """``calibrated``: the rates of this machine, measured once in a process, in a fraction of a second.
 
-Calls of a moderate size stand for all of their kind. Each is made a few times, and the least time counts, since what
-runs beside can only add to it; and in coarse steps, so that another day or rank mostly finds the same.
+Calls of a moderate size stand for all of their kind. Each is run a few times, and the least time counts, since other
+load can only add to it. Times are rounded to coarse steps, so that another day or rank mostly finds the same.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, 
 from actcore import Codec, GroupAffine, Positive
 from integrations._torch import TorchDispatchMode, disable_current_modes
 from integrations.step.costs.codecs import GROUPS, MASK
-from integrations.step.costs.rates import LARGE, SMALL, Host, Line, Rates, constant, rated
+from integrations.step.costs.rates import LARGE, SMALL, Host, LinearTime, Rates, constant, rated
 
-_RUNS, _LONG = 8, 0.004  # of each call: at least two, at most so many, and until so many seconds are over
-_SLOW = 0.02  # seconds: what takes so long is called twice
-_FEW, _MANY = 1 << 13, 1 << 18  # elements of what codecs are measured with
+_RUNS, _LONG = 8, 0.004  # each call runs at least twice, at most so often, and until so many seconds are over
+_SLOW = 0.02  # seconds; a slower call runs twice
+_FEW, _MANY = 1 << 13, 1 << 18  # elements that codecs are measured with
 _WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 
-# Seconds of Python in units of an operator that is seen by a dispatch mode of Python. In those, on one processor
-# (torch 2.15, Python 3.11, one thread, small tensors): what a session and a tape take beside their kernels, where
-# a step stores what the one before did.
+# Seconds of Python, in units of an operator that a dispatch mode of Python sees: what a session and a tape take beside
+# their kernels where a step stores what the one before did. Measured on one processor with torch 2.15, Python 3.11, one
+# thread and small tensors.
 _LAUNCH, _REPEAT, _FOLLOW, _STORE, _RESTORE = 2.0, 3.0, 4.0, 4.0, 2.0
 
 
 def calibrated(device: str, dtype: torch.dtype) -> Rates:
     """The rates of a type of device on this machine, or constants where there is none; see ``rates.Rating``.
 
-    Nothing that a program can see is touched: no generator moves, no mode or autocast takes part.
+    Nothing that a program can see is touched: no generator moves, and no mode or autocast takes part.
 
     Args:
-        device: such as ``"cpu"``; the current one of those of CUDA.
+        device: a type of device such as ``"cpu"``; for CUDA, the current device.
         dtype: of the tensors; integers are taken to be moved as ``float32`` is.
     """
     index = 0
@@ -60,15 +60,15 @@ def _measured(device: str, index: int, dtype: torch.dtype, threads: int) -> Rate
 
 
 class _Bench:
-    """Calls on a device with a dtype, and the clock."""
+    """Calls on a device with a dtype, timed."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
         self._on_cuda = device.type == "cuda"
-        self._scale = 8 if self._on_cuda else 1  # of a side, so that a GPU has something to do
+        self._scale = 8 if self._on_cuda else 1  # of a side, so that a GPU has enough to do
 
     def rates(self) -> Rates:
-        """All that there are. A kind of call that this dtype has not here is taken to be as constants have it."""
+        """All rates. A kind of call that this dtype does not have here gets the constant."""
         none = constant(self._device.type, self._dtype)
         cached, far = self._traffic(SMALL), self._traffic(LARGE)
         store, restore = self._codecs()
@@ -97,7 +97,7 @@ class _Bench:
         return replace(rates, to_host=self._crossing(True), from_host=self._crossing(False)) if self._on_cuda else rates
 
     def _each(self, otherwise: float, *calls: tuple[float, Callable[[], object]]) -> float:
-        """Seconds of calls over their work."""
+        """The seconds of calls divided by their work; ``otherwise`` where the dtype is not implemented."""
         try:
             return sum(self._seconds(call) for _, call in calls) / sum(work for work, _ in calls)
         except RuntimeError:  # not implemented for this dtype
@@ -117,7 +117,7 @@ class _Bench:
         return 4.0 * heads * length**2 * width, lambda: scaled_dot_product_attention(query, query, query)
 
     def _images(self, size: int, groups: int) -> tuple[float, Tensor, Tensor]:
-        """The work of a convolution, what it is of and its weight. On a CPU, channels come last."""
+        """The work of a convolution, its input and its weight. On a CPU, channels come last."""
         channels, side = 64 if size > 1 else 192, 28
         image = self._full(4 * self._scale, channels, side, side)
         weight = self._full(channels, channels // groups, size, size)
@@ -136,13 +136,13 @@ class _Bench:
         return 2 * work, lambda: backward(image, image, weight, None, one, padding, one, False, none, 1, both)
 
     def _traffic(self, nbytes: int) -> float:
-        """Seconds of a byte, where so many are read and written."""
+        """The seconds of a byte, where so many are read and written."""
         given = self._full(nbytes // 2 // self._dtype.itemsize)
         made = torch.empty_like(given)
         return self._seconds(lambda: torch.neg(given, out=made)) / nbytes
 
     def _fresh(self, far: float) -> float:
-        """Seconds of a byte that nobody has written since the kernel gave it, beyond those of writing it."""
+        """The seconds of a byte in memory fresh from the kernel, beyond those of writing it."""
         nbytes = 4 << 20
         least = float("inf")
         for _ in range(2):
@@ -152,12 +152,12 @@ class _Bench:
                 del memory
         return max(0.0, least / nbytes - far)
 
-    def _codecs(self) -> tuple[dict[str, Line], dict[str, Line]]:
+    def _codecs(self) -> tuple[dict[str, LinearTime], dict[str, LinearTime]]:
         few, many = (torch.linspace(-1, 1, numel, device=self._device).to(self._dtype) for numel in (_FEW, _MANY))
         codecs: dict[str, Codec] = {f"{bits} bits": GroupAffine(bits) for bits in _WIDTHS}
         codecs[MASK] = Positive()
-        store: dict[str, Line] = {}
-        restore: dict[str, Line] = {}
+        store: dict[str, LinearTime] = {}
+        restore: dict[str, LinearTime] = {}
         for kind, codec in codecs.items():
             short, long = self._codec(codec, few), self._codec(codec, many)
             store[kind], restore[kind] = map(_line, short, long)
@@ -171,8 +171,8 @@ class _Bench:
             self._seconds(lambda: stored.codec.decompress(stored)),
         )
 
-    def _crossing(self, out: bool) -> Line:
-        """Between the device and pinned memory."""
+    def _crossing(self, out: bool) -> LinearTime:
+        """The time of copies between the device and pinned memory."""
         seconds = []
         for nbytes in (_FEW, 4 << 20):
             there = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -180,10 +180,10 @@ class _Bench:
             to, given = (here, there) if out else (there, here)
             seconds.append(self._seconds(lambda to=to, given=given: to.copy_(given, non_blocking=True)))  # type: ignore[misc]
         each = max(0.0, seconds[1] - seconds[0]) / ((4 << 20) - _FEW)
-        return Line(max(0.0, seconds[0] - each * _FEW), each)
+        return LinearTime(max(0.0, seconds[0] - each * _FEW), each)
 
     def _seconds(self, call: Callable[[], object]) -> float:
-        """The least of some runs, on CUDA without what the host takes to start them."""
+        """The least seconds of several runs; on CUDA without the host's time to launch them."""
         first = _once(call)
         if self._on_cuda:
             return self._on_stream(call)
@@ -213,17 +213,17 @@ def _least(call: Callable[[], object]) -> float:
 
 
 def _once(call: Callable[[], object]) -> float:
-    """Seconds of a call on a CPU. Those of one thread leave out when others have its processor."""
+    """The seconds of a call on a CPU. With one thread, they exclude the time in which others had the processor."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     before = clock()
     call()
     return clock() - before
 
 
-def _line(short: float, long: float) -> Line:
-    """Through two measured points."""
+def _line(short: float, long: float) -> LinearTime:
+    """The line through two measured points."""
     each = max(0.0, long - short) / (_MANY - _FEW)
-    return Line(max(0.0, short - each * _FEW), each)
+    return LinearTime(max(0.0, short - each * _FEW), each)
 
 
 class _Seen(TorchDispatchMode):
@@ -232,10 +232,10 @@ class _Seen(TorchDispatchMode):
 
 
 def _host(on_cuda: bool) -> Host:
-    """That of Python, by the time of an operator that a mode of Python sees."""
+    """The host's costs: the time of Python, by that of an operator which a mode of Python sees."""
     given = torch.zeros(8, device="cpu")
     with _Seen():  # type: ignore[no-untyped-call]
         unit = min(_least(given.neg) for _ in range(5))
-    if on_cuda:  # a launch is a few microseconds of the device's time, and the rest is hidden behind others
+    if on_cuda:  # a launch takes a few microseconds of the device's time; the rest is hidden behind other work
         return Host(launch=5e-6, repeat=0.0, follow=0.0, store=5e-6, restore=5e-6)
     return Host(_LAUNCH * unit, _REPEAT * unit, _FOLLOW * unit, _STORE * unit, _RESTORE * unit)

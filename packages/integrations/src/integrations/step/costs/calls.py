@@ -1,4 +1,4 @@
-"""``Call``: an operator with all that its time and its workspace depend on; a training step has few that differ."""
+"""``CostedCall``: an operator with all that its time and workspace depend on. A training step has few distinct ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PASSED_ON = (bool, int, float, complex, str, torch.dtype, torch.device, torch.l
 
 
 class Like(NamedTuple):
-    """In the place of a tensor: how it lies in which memory.
+    """Replaces a tensor: its geometry, and the size of its memory.
 
     Attributes:
         size, stride, offset, dtype, device: of the tensor.
@@ -34,14 +34,14 @@ class Like(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class CostedCall:
     """An operator's call without the tensors' contents.
 
     Attributes:
         name: the operator, with its library and overload, as in ``torch.ops``.
         args, kwargs: its arguments, with ``Like`` for tensors.
         grad: whether gradients are enabled: kernels may ask for that.
-        device: the type of the one on which it runs; empty where nobody can make it again.
+        device: type of the device on which it runs; empty where the call cannot be repeated.
         work: what it has to do.
     """
 
@@ -61,43 +61,43 @@ class Call:
 
 class _Packer(pickle.Pickler):
     def persistent_id(self, given: Any) -> Any:
-        """What stands outside of the pickle."""
+        """An id for what stands outside of the pickle: tensors."""
         return tuple(given) if isinstance(given, Like) else None
 
 
-class Calls:
-    """The calls of a training step, those that are alike once.
+class DistinctCalls:
+    """The distinct calls of a training step.
 
     Attributes:
         distinct: in the order in which they first came.
     """
 
     def __init__(self) -> None:
-        self.distinct: list[Call] = []
+        self.distinct: list[CostedCall] = []
         self._places: dict[tuple[OpOverload, str], int] = {}
 
     def note(
         self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]
     ) -> int:
-        """The place of a call among those that differ."""
-        devices: dict[str, None] = {}  # in order
+        """The place of a call among the distinct ones."""
+        devices: dict[str, None] = {}  # a dict keeps the order
         grad = torch.is_grad_enabled()
         try:
             alike_args = tuple(_alike(given, devices) for given in args)
             alike_kwargs = {name: _alike(given, devices) for name, given in kwargs.items()}
             device = next(iter(devices)) if devices else torch.device(kwargs.get("device") or "cpu").type
-            text = f"{alike_args} {alike_kwargs} {grad}"  # which tells 1, 1.0 and True apart
+            text = f"{alike_args} {alike_kwargs} {grad}"  # tells 1, 1.0 and True apart
         except _OutOfReachError:
             alike_args, alike_kwargs, device, text = (), {}, "", str(len(self.distinct))
         place = self._places.setdefault((function, text), len(self.distinct))
         if place == len(self.distinct):
             work = work_of(function, args, kwargs, results)
-            self.distinct.append(Call(str(function), alike_args, alike_kwargs, grad, device, work))
+            self.distinct.append(CostedCall(str(function), alike_args, alike_kwargs, grad, device, work))
         return place
 
 
 class _OutOfReachError(Exception):
-    """An argument of which nobody can make another."""
+    """The call has an argument that cannot be made anew."""
 
 
 def _alike(given: Any, devices: dict[str, None]) -> Any:

@@ -1,4 +1,4 @@
-"""``store_seconds`` and ``restore_seconds``: what a codec takes of a tensor, by the rates of its device."""
+"""``store_seconds`` and ``restore_seconds``: the time that a codec takes for a tensor, by the rates of its device."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Mapping
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Positive, Raw
 from integrations.fit.codebook import Codebook
-from integrations.step.costs.rates import Line, Rates
+from integrations.step.costs.rates import LinearTime, Rates
 
 GROUPS, MASK = "groups", "mask"
-"""Kinds of codecs that take about as long: with groups of elements, and with a bit for each. Those of so many bits are
-a kind of their own where they were measured."""
+"""Kinds of codecs that take about as long: those with groups of elements, and those with a bit for each. A number of
+bits that was measured is a kind of its own."""
 
-# What bits of a derivative take, of what groups of elements take: to find the interval of each element, by 1 to 8 bits,
-# and to restore one. Measured on a CPU with AVX-512: 2 ** 21 elements of float32, one thread.
+# A derivative's steps in 1 to 8 bits against groups of elements: seconds to find the interval of each element, then to
+# restore one. Measured on a CPU with AVX-512: 2 ** 21 elements of float32, one thread.
 _SLOPES = (0.6, 0.7, 1.1, 1.4, 2.0, 2.6, 3.4, 5.0)
 _RESTORED_SLOPES = 3.5
 
 
 def kind_of(codec: Codec) -> str:
-    """The name by which rates have a codec, as ``"4 bits"``."""
+    """The name that rates have for the codec, such as ``"4 bits"``."""
     if isinstance(codec, GroupAffine):
         return f"{codec.bits} bits"
     return MASK if isinstance(codec, BitMask | Positive) else GROUPS
 
 
 def store_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: bool = False) -> float:
-    """Seconds to store a tensor, the Python of a session included.
+    """The seconds to store a tensor, the session's Python included.
 
     Args:
-        rates: of its device and dtype.
-        codec: what makes the stored form, which ``Offload`` moves to the host; ``None`` if a shape is all there is.
-        numel: its elements.
-        normalised: whether they are normalised before.
+        rates: the rates of the tensor's device and dtype.
+        codec: what makes the stored form, which ``Offload`` moves to the host; ``None`` if only the shape is stored.
+        numel: elements of the tensor.
+        normalised: whether the elements are normalised first.
     """
     own = codec.inner if isinstance(codec, Offload) else codec
     times = _SLOPES[own.bits - 1] if isinstance(own, Codebook) else 1.0
@@ -41,7 +41,7 @@ def store_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: boo
 
 
 def restore_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: bool = False) -> float:
-    """Seconds to make it again, each time; as ``store_seconds``."""
+    """The seconds to restore it, each time; arguments as for ``store_seconds``."""
     made = 0 if codec is None or isinstance(codec, Raw) else numel * rates.itemsize
     own = codec.inner if isinstance(codec, Offload) else codec
     times = _RESTORED_SLOPES if isinstance(own, Codebook) else 1.0
@@ -51,7 +51,7 @@ def restore_seconds(rates: Rates, codec: Codec | None, numel: int, normalised: b
 
 
 def _seconds(
-    rates: Rates, lines: Mapping[str, Line], crossing: Line, codec: Codec | None, numel: int, times: float
+    rates: Rates, lines: Mapping[str, LinearTime], crossing: LinearTime, codec: Codec | None, numel: int, times: float
 ) -> float:
     if isinstance(codec, Offload):
         return _seconds(rates, lines, crossing, codec.inner, numel, times) + crossing.at(
@@ -63,7 +63,7 @@ def _seconds(
 
 
 def _nbytes(rates: Rates, codec: Codec, numel: int) -> float:
-    """About those of a stored form."""
+    """The approximate bytes of a stored form."""
     if isinstance(codec, Codebook):
         return codec.stored_bytes(numel)
     if isinstance(codec, GroupAffine):

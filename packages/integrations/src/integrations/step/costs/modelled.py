@@ -1,7 +1,8 @@
-"""What an operator's call takes, by arithmetic: its ``Work`` at the rates of a device. ``workspaces`` measures it.
+"""What an operator's call takes, by arithmetic: its ``Work`` at the rates of a device. ``workspaces`` measures it
+instead.
 
-Operators are of few kinds, see ``Kind``. One takes the seconds of its arithmetic or of the bytes that it reads and
-writes, whichever are more, and those of Python.
+Operators are of few kinds, see ``Kind``. An operator takes the time of its arithmetic or of the bytes that it reads and
+writes, whichever is longer, and that of Python.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from integrations._torch import OpOverload
 from integrations.step.costs.rates import MAPPED, Rates, Rating, constant
@@ -22,7 +22,7 @@ from integrations.step.costs.scratch import scratch_of
 from integrations.step.dispatch.memory import tensors_of
 
 if TYPE_CHECKING:
-    from integrations.step.costs.calls import Call
+    from integrations.step.costs.calls import CostedCall
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Cost:
     scratch: int = 0
 
 
-Costs = Callable[[Sequence["Call"]], Sequence[Cost]]
-"""Says of each call what it takes."""
+Costs = Callable[[Sequence["CostedCall"]], Sequence[Cost]]
+"""A function that returns the cost of each call."""
 
 
 class Kind(Enum):
-    """By what an operator's time goes."""
+    """What an operator's time depends on."""
 
     PRODUCT = auto()
     CONVOLUTION = auto()
@@ -58,13 +58,13 @@ class Kind(Enum):
 
 
 _NOTHING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"})
-"""Operators that make memory, or what is none, and touch no element."""
+"""Operators that allocate memory or share it, and touch no element."""
 
 _GATHERS = frozenset({"embedding", "index_select", "gather", "index"})
 """Operators that read as much of a table as their result has."""
 
 _GROUPS = {"convolution": 8, "convolution_backward": 9}
-"""Where these are told their number of groups."""
+"""Operators with groups, and the place of the argument that is their number."""
 
 _FUNCTIONS = frozenset(
     {
@@ -88,7 +88,7 @@ _FUNCTIONS = frozenset(
 """Operators that take longer than their traffic: several passes, or elementary functions."""
 
 _FILLS = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "zero", "fill"})
-"""Operators that read nothing of what they are given but its shape."""
+"""Operators that read only the shape of their arguments."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class Work:
     """What a call has to do.
 
     Attributes:
-        kind: of the operator.
-        dtype: of its results, or where it has none of its arguments.
-        flops: of arithmetic.
-        elements: of the largest result.
+        kind: the operator's kind.
+        dtype: of its results, or of its arguments if it has no results.
+        flops: floating-point operations.
+        elements: elements of the largest result.
         moved: bytes that it reads and writes.
-        mapped: bytes of new results in blocks of their own.
+        mapped: bytes of new results that are large enough for memory of their own from the kernel.
         scratch: bytes that it takes while it runs, as far as arithmetic tells.
     """
 
@@ -114,7 +114,7 @@ class Work:
     scratch: int = 0
 
     def seconds(self, rates: Rates) -> float:
-        """Of the call, with Python."""
+        """The seconds of the call, Python included."""
         if self.kind is Kind.NOTHING and rates.measured:
             return rates.host.launch
         each = {
@@ -129,15 +129,15 @@ class Work:
         return rates.host.launch + kernel + self.mapped * rates.fresh
 
 
-def modelled(calls: Sequence[Call]) -> list[Cost]:
-    """Seconds by constants, the same everywhere, and no scratch: tensors alone take memory."""
+def modelled(calls: Sequence[CostedCall]) -> list[Cost]:
+    """Costs by constants, the same everywhere, without scratch: only tensors take memory."""
     return [replace(cost, scratch=0) for cost in by(constant)(calls)]
 
 
-def by(rating: Rating) -> Callable[[Sequence[Call]], list[Cost]]:
-    """Seconds by the rates that there are, and the scratch that arithmetic tells."""
+def by(rating: Rating) -> Callable[[Sequence[CostedCall]], list[Cost]]:
+    """Costs by the given rates, with the scratch that arithmetic tells."""
 
-    def costs(calls: Sequence[Call]) -> list[Cost]:
+    def costs(calls: Sequence[CostedCall]) -> list[Cost]:
         return [
             Cost(call.work.seconds(rating(call.device or "cpu", call.work.dtype)), call.work.scratch) for call in calls
         ]
@@ -156,13 +156,13 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     name = _name_of(function)
     if name not in _FILLS:
         moved += sum(min(_nbytes(tensor), most) if name in _GATHERS else _nbytes(tensor) for tensor in given)
-    formula = flop_registry.get(function.overloadpacket)
+    formula = _flops_of(function)
     flops = 0
     if formula is not None:
         flops = formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
     if name in _GROUPS and args[_GROUPS[name]] > 1:
         kind = Kind.GROUPED
-        if name == "convolution_backward":  # torch's formula takes the weight's gradient for one without groups
+        if name == "convolution_backward":  # torch's formula ignores groups for the weight's gradient
             gradient, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
             flops = 2 * _numel(image if transposed else gradient) * _numel(weight[0]) * sum(asked[:2])
     return Work(
@@ -179,9 +179,17 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 @cache
+def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
+    """Torch's formula for the operations of an operator's call; ``None`` where it has none."""
+    from torch.utils.flop_counter import flop_registry  # imports triton
+
+    return flop_registry.get(function.overloadpacket)
+
+
+@cache
 def _kind_of(function: OpOverload) -> Kind:
     name = _name_of(function)
-    if function.overloadpacket in flop_registry:
+    if _flops_of(function) is not None:
         if "convolution" in name:
             return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
         return Kind.ATTENTION if "attention" in name else Kind.PRODUCT
@@ -194,7 +202,7 @@ def _kind_of(function: OpOverload) -> Kind:
 
 @cache
 def _name_of(function: OpOverload) -> str:
-    """Of an ATen operator, whether it works in place or not."""
+    """The name of an ATen operator, without the underscore of in-place operators."""
     return function._schema.name.removeprefix("aten::").removesuffix("_")
 
 

@@ -12,35 +12,37 @@ import torch
 
 _OWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 STEPS = 4
-"""Steps of measured rates in which they double: what is measured on another day, or rank, is mostly rounded alike."""
+"""Measured rates are rounded to this many steps for each doubling, so that another day or rank mostly finds the
+same."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """Seconds by size: ``fixed + each * size``."""
+class LinearTime:
+    """Seconds that depend on a size: ``fixed + each * size``."""
 
     fixed: float
     each: float
 
     def at(self, size: float) -> float:
-        """Seconds for that many."""
+        """The seconds for a size."""
         return self.fixed + self.each * size
 
     @property
-    def rounded(self) -> Line:
-        """In coarse steps."""
-        return Line(rounded(self.fixed), rounded(self.each))
+    def rounded(self) -> LinearTime:
+        """The line with both numbers rounded; see ``rounded``."""
+        return LinearTime(rounded(self.fixed), rounded(self.each))
 
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds that Python takes, beside a kernel. On CUDA it is ahead of the device, and takes none of its time.
+    """Seconds that Python takes beside a kernel. On CUDA, Python runs ahead of the device and takes none of its time.
 
     Attributes:
         launch: of an operator in a forward or backward.
-        repeat: more of an operator that backward repeats, beyond ``launch``.
-        follow: more of an operator in a forward that follows a plan, with a look at each call and saved tensor.
-        store, restore: of a tensor that a session stores and makes again.
+        repeat: of an operator that backward repeats, beyond ``launch``.
+        follow: of an operator in a forward that follows a plan, a look at each call and saved tensor included, beyond
+            ``launch``.
+        store, restore: of a tensor that a session stores and restores.
     """
 
     launch: float
@@ -52,12 +54,12 @@ class Host:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a type of device and a dtype.
+    """The rates of a type of device with tensors of a dtype.
 
     Attributes:
-        measured: on this machine; otherwise they are constants.
+        measured: whether they were measured on this machine; otherwise they are constants.
         itemsize: bytes of an element.
-        host: of Python.
+        host: seconds of Python.
         product, convolution, convolution_backward, grouped, attention: seconds of a floating-point operation in matrix
             products, convolutions and their backward, those of groups in either, and attention.
         cached, far: seconds of a byte that is read or written, where few are and where many are: see ``SMALL`` and
@@ -65,10 +67,10 @@ class Rates:
         fresh: seconds of a byte of new memory in blocks above ``MAPPED``, beside what is written there.
         function: seconds of an element of an activation or softmax.
         draw: seconds of an element that is drawn at random.
-        store, restore: of codecs, by ``codecs.kind_of``: seconds by the number of elements.
-        to_host, from_host: seconds by bytes, of a copy between a device and pinned memory.
-        standardizing: passes over a tensor that is stored as it is normalised, besides the codec's, and over one that
-            comes back so.
+        store, restore: seconds of a codec by the number of elements, by ``codecs.kind_of``.
+        to_host, from_host: seconds of a copy between a device and pinned memory, by bytes.
+        standardizing: passes over a tensor, besides the codec's, to normalise it when it is stored, and to undo that
+            when it is restored.
     """
 
     measured: bool
@@ -84,10 +86,10 @@ class Rates:
     fresh: float
     function: float
     draw: float
-    store: Mapping[str, Line] = field(hash=False)
-    restore: Mapping[str, Line] = field(hash=False)
-    to_host: Line
-    from_host: Line
+    store: Mapping[str, LinearTime] = field(hash=False)
+    restore: Mapping[str, LinearTime] = field(hash=False)
+    to_host: LinearTime
+    from_host: LinearTime
     standardizing: tuple[float, float]
 
     def traffic(self, nbytes: float) -> float:
@@ -103,7 +105,7 @@ class Rates:
 
     @property
     def rounded(self) -> Rates:
-        """In coarse steps."""
+        """The rates, each rounded; see ``rounded``."""
         numbers: dict[str, Any] = {name: rounded(one) for name, one in vars(self).items() if isinstance(one, float)}
         return replace(
             self,
@@ -117,32 +119,35 @@ class Rates:
 
 
 Rating = Callable[[str, torch.dtype], Rates]
-"""Says of a type of device and a dtype how fast it is: ``constant``, ``calibrating.calibrated``, ``.agreed``."""
+"""A function from a type of device and a dtype to their rates: ``constant``, ``calibrating.calibrated``,
+``.agreed``."""
 
 SMALL, LARGE = 3 << 20, 48 << 20
-"""Bytes that are moved at the rate ``cached``, and from which on at ``far``; in between by the logarithm."""
+"""Up to the first number of bytes the rate ``cached`` holds, from the second one on ``far``; in between the logarithm
+interpolates."""
 
 MAPPED = 32 << 20
-"""The most that glibc's heap takes a block of. A larger one is mapped when it is allocated and unmapped when it is
-freed, and the kernel clears each of its pages when it is first written."""
+"""The largest block that glibc takes from its heap, in bytes. A larger one is mapped when it is allocated and unmapped
+when it is freed, and the kernel clears each of its pages when it is first written."""
 
-FLOPS = 1e11  # a second
-BYTES = 1e10  # a second
-LAUNCH = 5e-6  # seconds, of any operator
+FLOPS = 1e11  # floating-point operations a second
+BYTES = 1e10  # bytes a second
+LAUNCH = 5e-6  # seconds of any operator
 
-_PASS = 1 / BYTES  # of a byte
+_PASS = 1 / BYTES  # seconds of a byte
 
-# Several operators take the mean away, square what is left, add that up, and divide; and undo it. On a CPU one does, in
-# cache but for what it adds up first: measured, float32, one thread, 1.0 to 1.9 and 0.3 to 1.0 copies.
+# Standardising takes several operators on a GPU: subtract the mean, square, sum, divide; and the same to undo it. On a
+# CPU one operator does it, mostly in cache: measured with float32 and one thread, it takes as long as 1.0 to 1.9 copies
+# to store and 0.3 to 1.0 to restore.
 _IN_PASSES, _IN_CACHE = (4.0, 2.0), (1.5, 0.75)
 
 
 def _constant(device: str, itemsize: int) -> Rates:
-    """Ten floating-point operations for each byte, as on a CPU core with AVX2 and on a GPU without tensor cores; codecs
-    by the bytes of the tensor that they read and write."""
+    """Rates with ten floating-point operations for each byte, as on a CPU core with AVX2 and on a GPU without tensor
+    cores. A codec takes the time of the bytes that it reads and writes."""
     on_cpu = device == "cpu"
-    store = {"groups": Line(0.0, 4 * itemsize * _PASS), "mask": Line(0.0, 1.5 * itemsize * _PASS)}
-    restore = {"groups": Line(0.0, 2 * itemsize * _PASS), "mask": Line(0.0, 1.5 * itemsize * _PASS)}
+    store = {"groups": LinearTime(0.0, 4 * itemsize * _PASS), "mask": LinearTime(0.0, 1.5 * itemsize * _PASS)}
+    restore = {"groups": LinearTime(0.0, 2 * itemsize * _PASS), "mask": LinearTime(0.0, 1.5 * itemsize * _PASS)}
     return Rates(
         measured=False,
         itemsize=itemsize,
@@ -159,25 +164,25 @@ def _constant(device: str, itemsize: int) -> Rates:
         draw=0.0,
         store=store,
         restore=restore,
-        to_host=Line(1e-5, 10 * _PASS),
-        from_host=Line(1e-5, 10 * _PASS),
+        to_host=LinearTime(1e-5, 10 * _PASS),
+        from_host=LinearTime(1e-5, 10 * _PASS),
         standardizing=_IN_CACHE if on_cpu else _IN_PASSES,
     )
 
 
 @cache
 def constant(device: str, dtype: torch.dtype) -> Rates:
-    """What needs no measuring, and is the same everywhere: what counts there is the ratio of times."""
+    """Rates that need no measuring and are the same everywhere: only the ratios of times matter."""
     return _constant(device, rated(dtype).itemsize)
 
 
 def rated(dtype: torch.dtype) -> torch.dtype:
-    """The dtype whose rates hold for one: integers are moved as ``float32`` is."""
+    """The dtype whose rates hold for ``dtype``: integers are moved as ``float32`` is."""
     return dtype if dtype in _OWN else torch.float32
 
 
 def rounded(seconds: float) -> float:
-    """To the nearest power of ``2 ** (1 / STEPS)``."""
+    """Rounds to the nearest power of ``2 ** (1 / STEPS)``."""
     if seconds <= 0:
         return 0.0
     return float(2.0 ** (round(STEPS * math.log2(seconds)) / STEPS))

@@ -1,8 +1,8 @@
-"""``Repeated``: a call made again, on tensors that look like its arguments; and what it takes on a CPU.
+"""``Repeated``: a call that is repeated on tensors like its arguments, and what it takes on a CPU.
 
-This imports torch and nothing of this package, and is run as a script, too: a process of its own, which has the C
-library give back at once what is freed, and is to be quick. It reads a pickled ``setting()`` and packed calls, and
-writes a line for each that could be made: ``ANSWER``, its place, its seconds and its scratch in bytes.
+The module imports torch and nothing of this package. It is also run as a script, in a process of its own whose C
+library gives freed memory back at once. The script reads a pickled ``setting()`` and packed calls, and writes a line
+for each call that could be run: ``ANSWER``, the call's place, its seconds and its scratch in bytes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from integrations._torch import AutoDispatchBelowAutograd, DisableAutocast, get_
 ANSWER = "cost of call "
 
 MMAP_THRESHOLD = 65536
-"""Bytes from which a block is mapped for itself, and unmapped when it is freed."""
+"""From this size on, in bytes, a block is mapped by itself and unmapped when it is freed."""
 
-_MOST = 32 << 20  # the largest that there is
+_MOST = 32 << 20  # the largest threshold that glibc takes
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_RUNS, _LONG = 5, 0.01  # of timing: at most, and the seconds that are enough
-_LOOKS = 2  # at the memory of a call: the kernel counts pages by processor, and adds them up a little later
+_RUNS, _LONG = 5, 0.01  # at most so many timed runs, until so many seconds are over
+_LOOKS = 2  # times a call's memory is looked at: the kernel counts pages by processor and adds them up a little later
 
 
 class Repeated:
-    """A call that can be made as often as one likes.
+    """A call that can be run any number of times.
 
     Args:
         packed: what ``Call.packed`` returned.
@@ -50,26 +50,26 @@ class Repeated:
         self._function = getattr(getattr(getattr(torch.ops, library), name), overload)
 
     def __call__(self) -> Any:
-        """Makes it, below autograd and autocast, where it was seen."""
+        """Runs the call below autograd and autocast, where it was seen."""
         with torch.set_grad_enabled(self._grad), AutoDispatchBelowAutograd(), DisableAutocast():
             return self._function(*self._args, **self._kwargs)
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: the device of its first tensor that is not a number on the CPU, or the one that it is asked
-        for."""
+        """The device on which the call runs: that of its first tensor that is not a number on the CPU, or the one that
+        it is asked for."""
         found = [storage.device for storage in _storages((self._args, self._kwargs.values()))]
         asked = torch.device(self._kwargs.get("device") or "cpu")
         return next((device for device in [*found, asked] if device.type != "cpu"), torch.device("cpu"))
 
     def new_bytes(self, out: Any) -> int:
-        """Bytes of the results' storages that are not the arguments'."""
+        """Bytes of the results' storages that are not the arguments' storages."""
         given = {storage._cdata for storage in _storages((self._args, self._kwargs.values()))}
         found = {storage._cdata: storage.nbytes() for storage in _storages((out,))}
         return sum(nbytes for key, nbytes in found.items() if key not in given)
 
     def seconds(self, clock: Callable[[], float]) -> float:
-        """The least of some runs."""
+        """The least seconds of several runs."""
         least, start = float("inf"), clock()
         now = start
         for _ in range(_RUNS):
@@ -84,7 +84,7 @@ class Repeated:
 
 class _Unpacker(pickle.Unpickler):
     def persistent_load(self, entry: Any) -> Tensor:
-        """A tensor. Its numbers are zeros where they may be places in others, and a half elsewhere."""
+        """A tensor. Its elements are zeros if they may be indices, and 0.5 otherwise."""
         size, stride, offset, dtype, device, nbytes = entry
         value = 0.5 if dtype.is_floating_point or dtype.is_complex else 0
         memory = torch.full((-(-nbytes // dtype.itemsize),), value, dtype=dtype, device=device)
@@ -101,7 +101,7 @@ def _storages(given: Any) -> Iterator[torch.UntypedStorage]:
 
 
 def setting() -> dict[str, Any]:
-    """What kernels are chosen by in this process, besides their arguments."""
+    """The settings of this process by which kernels are chosen, besides their arguments."""
     return {
         "threads": torch.get_num_threads(),
         "mkldnn": get_mkldnn_enabled(),
@@ -121,7 +121,7 @@ def scratch_of(repeated: Repeated) -> int:
     """Bytes that become resident during a call beyond its results; 0 where the system does not tell."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
-        repeated()  # pays for caches
+        repeated()  # fills caches
         return max(0, min(_above(repeated, trim) for _ in range(_LOOKS)))
     except (OSError, AttributeError):
         return 0
@@ -129,7 +129,7 @@ def scratch_of(repeated: Repeated) -> int:
 
 def _above(repeated: Repeated, trim: Callable[[int], int]) -> int:
     trim(0)
-    _CLEAR_REFS.write_text("5")  # forgets the peak so far
+    _CLEAR_REFS.write_text("5")  # resets the peak
     before = _resident("VmRSS")
     out = repeated()
     return _resident("VmHWM") - before - repeated.new_bytes(out)
@@ -140,7 +140,7 @@ def seconds_of(repeated: Repeated) -> float:
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return repeated.seconds(time.perf_counter)
-    trim_threshold, mmap_threshold = -1, -3  # as malloc.h numbers them
+    trim_threshold, mmap_threshold = -1, -3  # the numbers of these options in malloc.h
     for option in (trim_threshold, mmap_threshold):
         mallopt(option, _MOST)
     try:
@@ -159,7 +159,7 @@ def _resident(key: str) -> int:
 
 
 def main() -> None:
-    """Answers, call by call: what ends the process ends it after what it has found."""
+    """Answers call by call, so that a call that ends the process loses no earlier answer."""
     given, calls = pickle.load(sys.stdin.buffer)
     _put(given)
     gc.disable()
@@ -168,7 +168,7 @@ def main() -> None:
             repeated = Repeated(packed)
             scratch = scratch_of(repeated)
             print(f"{ANSWER}{place} {seconds_of(repeated)!r} {scratch}", flush=True)
-        except Exception:  # as modelled: it cannot be called with what was made up for it
+        except Exception:  # the call cannot be run with tensors made up for it: its cost is modelled
             continue
 
 

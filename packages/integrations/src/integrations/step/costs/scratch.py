@@ -1,9 +1,9 @@
-"""``scratch_of``: bytes that a kernel has beside its arguments and results, where arithmetic tells them.
+"""``scratch_of``: the bytes that a kernel takes beside its arguments and results, where arithmetic tells them.
 
-oneDNN's convolutions on a CPU, which do most of what is worth telling. They read weights in blocks of their own, and
-images, too, unless channels come last; a product over the channels alone takes its arguments as they lie. What lies
-in another order than the rest, or with gaps, as a part of what was joined does, is copied before. What they were
-measured to take, with AVX-512, is this within some per cent; ``workspaces`` measures it.
+These are oneDNN's convolutions on a CPU, which make up most of it. They read weights in blocks of their own, and
+images, too, unless channels come last; a product over the channels alone takes its arguments as they lie. A tensor that
+lies in another order than the others, or with gaps, as a part of a concatenation does, is copied first. The model is
+within some per cent of what was measured with AVX-512; ``workspaces`` measures it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from integrations._torch import OpOverload, get_mkldnn_enabled
 
 _BLOCK = 16  # channels in a block
 _SLIDING = 3  # columns of a kernel that slides over one channel
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
-    """Bytes that a call takes while it runs, as far as they are modelled; else 0."""
+    """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
     packet = function.overloadpacket
     backward = packet is torch.ops.aten.convolution_backward
     if not backward and packet is not torch.ops.aten.convolution:
@@ -51,11 +51,11 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
 
 
 def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:
-    """Bytes for copies of weights where channels come last, in groups: each has whole blocks of channels, however few
-    there are, so that one kernel of 5 x 5 to each channel takes 256 times its size.
+    """Bytes for copies of the weights of a convolution with groups, where channels come last. Each group is padded to
+    whole blocks of channels, so that one kernel of 5 x 5 for each channel takes 256 times its size.
 
-    In a forward, groups of few channels have kernels that read weights as they lie. For one channel each there is one
-    that makes their gradient so, too, as long as three columns hold it.
+    In a forward, groups of few channels have kernels that read weights as they lie. For groups of one channel, so does
+    the kernel of their gradient, up to three columns.
     """
     made, read = weight.shape[0] // groups, weight.shape[1]
     few = made == read < _BLOCK
@@ -68,26 +68,27 @@ def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> in
     size = weight.element_size()
     if not backward:
         return elements * size
-    summed = 4 if size < 4 else 0  # sums of what has half a float's bits are floats
+    summed = 4 if size < 4 else 0  # halves are summed in float
     return elements * (size + summed) * (1 if min(made, read) < _BLOCK else 2)
 
 
 def _last(tensor: Tensor) -> bool:
-    """Whether channels come last, which torch does not ask of a line or of a single channel. Kernels of 1 x 1, and
-    parts of images, are told by their strides."""
+    """Whether channels come last. Torch does not tell for a line or a single channel. Kernels of 1 x 1 and parts of
+    images are told by their strides."""
     if tensor.dim() not in _LAST or tensor.shape[1] == 1:
         return False
     return tensor.stride(1) == 1 and tensor.stride(-1) >= tensor.shape[1]
 
 
 def _copied(tensor: Tensor, last: bool) -> int:
-    """Bytes of a copy in the order in which a kernel reads it, where it does not lie so."""
+    """Bytes of a copy in the order in which a kernel reads the tensor; 0 if it lies so."""
     order = _LAST.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
     return 0 if tensor.is_contiguous(memory_format=order) else _nbytes(tensor)
 
 
 def _blocked(tensor: Tensor) -> int:
-    """Bytes of an image whose channels come in blocks; few of them, as of a photograph, are read as they lie."""
+    """Bytes of an image whose channels come in blocks. An image of few channels, such as a photograph, is read as it
+    lies."""
     channels = max(1, tensor.shape[1])
     if channels < 4:
         return 0

@@ -1,8 +1,8 @@
-"""``measured``: what the operators of a training step take on this machine; those that differ are called a few times.
+"""``measured``: what the operators of a training step take on this machine. Each distinct call is run a few times.
 
-Kernels have memory of their own while they run: copies of their arguments in another layout, partial sums. oneDNN's
-convolutions copy images and weights, which can be as much as a checkpointed step takes without. Only a call tells how
-much. The training is not touched: calls are made on tensors that look like its own, for a CPU in another process.
+Kernels take memory of their own while they run: copies of their arguments in another layout, partial sums. oneDNN's
+convolutions copy images and weights, which can take as much as the rest of a checkpointed step. Only running a call
+tells how much. The training is not touched: calls run on tensors that look like its own, for a CPU in another process.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ import torch
 
 from integrations.common.warn import warn
 from integrations.step.costs import repeated
-from integrations.step.costs.calls import Call
+from integrations.step.costs.calls import CostedCall
 from integrations.step.costs.modelled import Cost, modelled
 from integrations.step.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, setting
 
-_SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"  # its folder stays off sys.path
+# Keeps the script's folder off sys.path.
+_SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
-def measured(calls: Sequence[Call]) -> list[Cost]:
+def measured(calls: Sequence[CostedCall]) -> list[Cost]:
     """Seconds and scratch of calls, measured on CPU and CUDA.
 
-    As ``modelled`` has it is what cannot be called so: operators of other libraries than torch's, sparse tensors and
-    subclasses, other devices. Scratch on a CPU is what becomes resident (``VmHWM``), which Linux tells; elsewhere it is
-    none. On CUDA it is what the caching allocator hands out, whose peak counter starts anew.
+    Calls that cannot be run so are modelled: operators of other libraries than torch's, sparse tensors and subclasses,
+    other devices. Scratch on a CPU is what becomes resident (``VmHWM``), which Linux tells; elsewhere it counts as
+    none. On CUDA it is what the caching allocator hands out; its peak counter is reset.
 
-    Measuring takes about the time of a few steps, for a CPU also that of importing torch. Times are never quite the
-    same: ranks that are to follow one plan get it from one of them.
+    Measuring takes about the time of a few steps, for a CPU also that of importing torch. Times vary from run to run:
+    ranks that are to follow one plan get it from one of them.
 
     Args:
-        calls: those of a training step that differ.
+        calls: the distinct calls of a training step.
     """
     costs = modelled(calls)
     for device, measure in (("cpu", _on_cpu), ("cuda", _on_cuda)):
@@ -48,7 +49,7 @@ def measured(calls: Sequence[Call]) -> list[Cost]:
 
 
 def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
-    """By place, as a process of its own has found them."""
+    """The costs by place, as a process of its own measures them."""
     try:
         child = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _SCRIPT, repeated.__file__],
@@ -78,15 +79,15 @@ def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
 
 
 def _on_cuda(calls: Sequence[bytes]) -> Mapping[int, Cost]:
-    """By place, as the caching allocator and the clock tell."""
+    """The costs by place, as the caching allocator and the clock tell them."""
     found: dict[int, Cost] = {}
     with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
         for place, packed in enumerate(calls):
             try:
                 call = Repeated(packed)
-                with torch.cuda.device(call.device):  # whose counters and clock are asked
+                with torch.cuda.device(call.device):  # selects the counters and the clock
                     found[place] = _cost_on_cuda(call)
-            except Exception:  # as modelled: it cannot be called with what was made up for it
+            except Exception:  # the call cannot be run with tensors made up for it: its cost is modelled
                 continue
     return found
 
@@ -96,7 +97,7 @@ def _cost_on_cuda(call: Repeated) -> Cost:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     out = call()
-    # What is left is what was there, and the results in the blocks that they have got.
+    # This leaves out what was allocated before, and the results.
     scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     del out
     return Cost(call.seconds(_cuda_clock), scratch)

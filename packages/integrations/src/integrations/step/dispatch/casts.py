@@ -1,4 +1,4 @@
-"""``fresh_casts``: a block in which autocast makes its casts of the weights again."""
+"""``fresh_casts``: a block in which autocast casts the weights anew."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from integrations._torch import is_any_autocast_enabled
 
 @contextmanager
 def fresh_casts() -> Iterator[None]:
-    """A forward that finds casts of an earlier one has other operators than one that makes them."""
+    """A block in which autocast's cache starts empty. A forward that finds casts of an earlier one runs other operators
+    than one that makes them."""
     kept = is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
     if kept:
         torch.clear_autocast_cache()

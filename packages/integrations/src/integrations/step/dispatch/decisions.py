@@ -1,8 +1,8 @@
-"""Operators that decide: of which arguments that differ a little may give another result altogether.
+"""Operators that decide: for arguments that differ a little, they may give a wholly different result.
 
-A comparison, a sort, the choice of an expert. What backward computes again from rounded values decides as the forward
-did everywhere but near a tie, and there the gradient belongs to another function than the loss, however the rounding
-falls: that is no noise, and no mean over steps takes it away.
+Examples are a comparison, a sort, the choice of an expert. What backward recomputes from rounded values decides as the
+forward did, except near a tie. There the gradient belongs to another function than the loss, however the rounding
+falls: that is no noise, and no mean over steps removes it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _listed(names: str) -> frozenset[str]:
 
 
 _OF_SHAPES = _aten(OF_SHAPES)
-_DRAWN = "aten::bernoulli", "p"  # as good as an overload of rand_like; those that read probabilities decide
+_DRAWN = "aten::bernoulli", "p"  # draws as rand_like does; the other overloads read probabilities, and decide
 
-# Their integers and truth values are drawn, or notes of a kernel to its own backward.
+# Their integers and truth values are drawn, or are a kernel's notes for its own backward.
 _NOTES = _listed(
     """native_dropout _fused_dropout _native_multi_head_attention
     _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
@@ -48,23 +48,25 @@ _NOTES = _listed(
     _cudnn_rnn mkldnn_rnn_layer miopen_rnn cudnn_batch_norm _batch_norm_with_update"""
 )
 
-# Nor do ours, whose bytes are stored forms and steps of smooth derivatives, but for a ReLU's signs and a pool's places.
+# Our operators do not decide either: their bytes are stored forms and steps of smooth derivatives; exceptions are a
+# ReLU's signs and a pool's indices.
 _OURS = frozenset({"actcore", "integrations"})
 _OURS_DECIDING = frozenset({"actcore::relu_mask", "actcore::positive_mask", "actcore::max_pool"})
 
 _JUMPING = _aten(JUMPING)
-_ROUNDING_MODE = "_mode"  # how the overloads of div end that round
+_ROUNDING_MODE = "_mode"  # the overloads of div that round
 
-# Backward looks for the results among the arguments: neither may be rounded, nor made again from what is.
+# Backward looks for the results among the arguments: neither may be rounded or recomputed from rounded values.
 _FOUND_AGAIN = _listed(
     """max min amax amin aminmax maximum minimum fmax fmin median nanmedian
     scatter_reduce index_reduce segment_reduce"""
 )
-_OF_ORDER = {"aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_cdist_forward": 2}  # the same for inf
+# By operator: the place of its order. A norm of order inf picks its largest element.
+_OF_ORDER = {"aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_cdist_forward": 2}
 
 
 def reads_elements(function: OpOverload) -> bool:
-    """Whether the elements of its arguments have to do with an operator's results."""
+    """Whether an operator's results depend on the elements of its arguments."""
     schema = function._schema
     return schema.name not in _OF_SHAPES and (schema.name, schema.overload_name) != _DRAWN
 
@@ -74,8 +76,8 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
 
     Args:
         function: the operator.
-        args: positional ones of its call.
-        results: of its call.
+        args: the positional arguments of its call.
+        results: the call's results.
     """
     name = function._schema.name
     if name.endswith("_") and not name.endswith("__"):  # in place
@@ -88,7 +90,7 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
     jumps = name in _JUMPING or may_jump_unseen(name) or function._schema.overload_name.endswith(_ROUNDING_MODE)
     if torch.bool in dtypes or jumps or _by_order(name, args):
         return Decides.EXACTLY
-    # Of a dimension's largest elements there are the places, and backward asks for nothing else.
+    # Only the indices of the largest elements of a dimension are returned, and backward reads nothing else.
     places = any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes)
     if places:
         return Decides.WHOLE_NUMBERS
@@ -109,5 +111,5 @@ def _has_gradient(args: tuple[Any, ...]) -> bool:
 
 
 def may_be_rounded(tensor: Tensor) -> bool:
-    """Whether a repetition may find a tensor rounded that it reads."""
+    """Whether a repetition may read a rounded tensor in this one's place."""
     return tensor.requires_grad and tensor.is_floating_point()

@@ -1,11 +1,11 @@
-"""What a forward may look at is computed even where the rest is fake.
+"""Computes what a forward may look at, even where everything else is fake.
 
-Masks, positions and indices decide which way a forward takes: transformers' models look whether a mask masks, and
-attend without one if it does not. They are small beside what is fake, and depend on nothing that is. Integers and truth
-values are real tensors, so that whoever asks for their elements, or whether they are fake, is answered as in training.
-Of small fractions on the way from one to the other (a mask that is made of ``torch.ones``, the logarithm of a distance)
-real twins are kept, one for each fake storage, until something that is not known is written there. A tensor is looked
-up by the storage in which it lies at that moment, since ``set_`` and ``.data`` give it another.
+Masks, positions and indices decide which way a forward takes: transformers' models check whether a mask masks anything,
+and attend without one if it does not. Such tensors are small, and depend on nothing that is fake. So tensors of
+integers and truth values are real, and code that asks for their elements, or whether they are fake, is answered as in
+training. Small tensors of fractions on the way from one to the other (a mask made of ``torch.ones``, the logarithm of a
+distance) have real twins, one for each fake storage, until something unknown is written there. The twin is looked up by
+the storage in which a tensor lies at that moment, since ``set_`` and ``.data`` give it another.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from integrations.step.dispatch.memory import Geometry, is_plain, key_of, parts_
 from integrations.step.dispatch.operators import Traits
 
 _MOST = 1 << 24
-"""Elements: a larger tensor is fake."""
+"""A tensor with more elements is fake."""
 
 _MOST_OF_TWINS = 1 << 20
-"""Elements: a larger tensor of fractions has no twin, and larger packed weights have no elements."""
+"""A tensor of fractions with more elements has no twin, and packed weights with more have no elements."""
 
-# Weights are packed in these. Masks are of truth values, and positions of 64 bits.
+# Weights are packed in these dtypes. Masks are of truth values, and positions of 64 bits.
 _PACKED = frozenset(
-    {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}  # GPTQ packs eight into an int32
+    # GPTQ packs eight weights into an int32.
+    {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 )
 
-# They make the same of nothing but numbers.
+# These make tensors of numbers alone, always the same ones.
 _FACTORIES = frozenset(
     f"aten::{name}" for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros")
 )
@@ -42,7 +43,7 @@ _TWIN = "_actcore_twin"  # an attribute of fake tensors' storages
 
 
 class MixedIndices(RuntimeError):
-    """Elements that are not known were about to be written into integers or truth values that are."""
+    """Unknown elements were about to be written into real integers or truth values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +53,7 @@ class _Twin:
     Attributes:
         base: some tensor in that memory.
         valid: whether the elements are still those that the fake storage would have.
-        shared: whether integers or truth values that are real lie there, too.
+        shared: whether real integers or truth values lie there, too.
     """
 
     base: Tensor
@@ -61,29 +62,28 @@ class _Twin:
 
 
 def is_index(tensor: Tensor) -> bool:
-    """Whether it is of integers or truth values, and no larger than those that are computed."""
+    """Whether a tensor is of integers or truth values and small enough to be computed."""
     return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.numel() <= _MOST
 
 
 def keeps_elements(tensor: Tensor) -> bool:
-    """Whether what stands in for a parameter, a buffer or an input, or is made in a forward, is to have its elements.
+    """Whether the stand-in of a parameter, buffer or input, or a tensor made in a forward, is to have its elements.
 
-    Large weights that are packed in integers do not, nor what they are unpacked to: nobody looks at them, and a forward
-    makes fractions of all of them.
+    Large weights that are packed in integers are not, nor what they are unpacked to: a forward does not look at them,
+    and makes fractions of all of them.
     """
     return is_index(tensor) and (tensor.dtype not in _PACKED or tensor.numel() <= _MOST_OF_TWINS)
 
 
 def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls an operator of a forward on fake tensors: on elements, if all that it reads is known.
+    """Calls an operator of a forward on fake tensors; on real elements if all that it reads is known.
 
     Raises:
-        MixedIndices: it would write what is not known into integers or truth values that are real, and stay as they
-            were: a fake result would take their place.
+        MixedIndices: it would write unknown elements into real integers or truth values. These stay as they were.
     """
     given = [*tensors_of(args), *tensors_of(kwargs.values())]
     if traits.view and any(isinstance(tensor, FakeTensor) for tensor in given):
-        return function(*args, **kwargs)  # it lies in the same fake storage, and so is known if that is
+        return function(*args, **kwargs)  # a view lies in the same fake storage, and is known if that is
     written = traits.written(args, kwargs)
     if traits.updates_statistics(args):
         written += tensors_of(args[place] for place in traits.statistics[:2])
@@ -92,7 +92,7 @@ def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: di
         return function(*args, **kwargs)
     made, is_made = None, False
     if not _is_small(function, traits, given):
-        with suppress(Exception):  # sizes that follow from elements; what is wrong with the call is raised below
+        with suppress(Exception):  # sizes may depend on elements; an error of the call itself is raised below
             made, is_made = function(*args, **kwargs), True
         if not all(keeps_elements(result) or result.numel() <= _MOST_OF_TWINS for result in tensors_of([made])):
             _forget(traits, written)
@@ -113,7 +113,7 @@ def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: di
 def _follows(
     function: OpOverload, traits: Traits, args: tuple[Any, ...], given: list[Tensor], written: list[Tensor]
 ) -> bool:
-    """Whether the elements of a call's results follow from what is known."""
+    """Whether the elements of a call's results follow from known ones."""
     if traits.random or not traits.known or any(isinstance(item, torch.UntypedStorage) for item in args):
         return False
     if not given and function._schema.name not in _FACTORIES:
@@ -122,7 +122,8 @@ def _follows(
 
 
 def _may_be_written(tensor: Tensor) -> bool:
-    """Whether a write in a known tensor is seen by all that lie there, and by nobody outside the capture."""
+    """Whether a write to a known tensor is seen through all tensors in its memory, and by nothing outside of the
+    capture."""
     if _is_real(tensor):
         return is_index(tensor)
     found = _twin(tensor)
@@ -147,7 +148,7 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _is_known(tensor: Tensor) -> bool:
-    """Whether somebody knows its elements, and they are few."""
+    """Whether a tensor's elements are known, and few."""
     if not is_plain(tensor):
         return False
     if _is_real(tensor) and is_index(tensor):
@@ -156,7 +157,7 @@ def _is_known(tensor: Tensor) -> bool:
 
 
 def _twin(tensor: Tensor) -> _Twin | None:
-    """What lies beside a plain fake tensor's storage, if it is like that."""
+    """The twin of a plain fake tensor's storage; ``None`` if it has no valid one."""
     storage = tensor.untyped_storage()
     found: _Twin | None = getattr(storage, _TWIN, None)
     if found is None or not found.valid or found.base.untyped_storage().nbytes() != storage.nbytes():
@@ -165,7 +166,7 @@ def _twin(tensor: Tensor) -> _Twin | None:
 
 
 def _known(tensor: Tensor) -> Tensor:
-    """The real tensor that is like one whose elements are known."""
+    """The real tensor in the place of one whose elements are known."""
     if _is_real(tensor):
         return tensor
     found = _twin(tensor)
@@ -175,7 +176,7 @@ def _known(tensor: Tensor) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """The same where a view is made of it: not of fractions of somebody else's, which would be written in its place."""
+    """The same for a view's base: a copy of fractions that belong to the caller, which would be written otherwise."""
     if is_index(tensor):
         return tensor
     with unset_fake_temporarily():
@@ -183,16 +184,16 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _attach(fake: Tensor, result: Tensor, given: list[Tensor]) -> None:
-    """Notes what an operator has made beside the fake tensor that it has made."""
+    """Notes an operator's real result beside its fake one."""
     if not isinstance(fake, FakeTensor):
         return
-    fake.constant = None  # torch's own twin of a literal stays as it is when ``.data`` is set
+    fake.constant = None  # torch's own twin of a literal does not follow ``.data``
     if not is_plain(fake) or not is_plain(result):
         return
     storage, key = fake.untyped_storage(), key_of(result)
     found: _Twin | None = getattr(storage, _TWIN, None)
     if found is not None:
-        found.valid = found.valid and key_of(found.base) == key  # else it lies elsewhere than the fake one
+        found.valid = found.valid and key_of(found.base) == key  # otherwise it lies elsewhere than the fake one
         return
     if Geometry.of(fake) != Geometry.of(result) or storage.nbytes() != result.untyped_storage().nbytes():
         return
@@ -210,7 +211,7 @@ def _attach(fake: Tensor, result: Tensor, given: list[Tensor]) -> None:
 
 
 def _forget(traits: Traits, written: list[Tensor]) -> None:
-    """What is in the memory of these is not known any more."""
+    """Marks the elements in the memory of these tensors as unknown."""
     mixed = False
     for tensor in written:
         mixed |= is_index(tensor) and _is_real(tensor)

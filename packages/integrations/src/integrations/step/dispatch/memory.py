@@ -1,6 +1,6 @@
 """Which tensor lies in which value's memory.
 
-A value is a storage, and storages are known by themselves and never by an address of elements: those are used again as
+A value is a storage. Storages are identified by themselves and never by an address of elements, which is used again as
 soon as something is freed.
 """
 
@@ -28,7 +28,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def key_of(tensor: Tensor) -> int:
-    """What names a plain tensor's storage as long as somebody refers to that, if only weakly."""
+    """A key for a plain tensor's storage, valid as long as something refers to the storage, if only weakly."""
     address: int = tensor.untyped_storage()._cdata
     return address
 
@@ -37,25 +37,25 @@ def allocated(nbytes: int, device: torch.device) -> int:
     """The bytes that memory of some size takes, as the device's allocator counts them.
 
     torch's caching allocator for CUDA hands out blocks of whole multiples of 512 bytes and counts those, in
-    ``memory_allocated`` and in its peak. What it cannot divide is not here: a block of the large pool keeps up to 1 MiB
-    that the one before it in the same place had more (none with ``expandable_segments``), and what is reserved and not
+    ``memory_allocated`` and in its peak. Two things are not counted: a block of the large pool keeps up to 1 MiB that
+    the one before it in the same place had more (none with ``expandable_segments``), and what is reserved and not
     handed out depends on the order of all that came before.
     """
     return -(-nbytes // _CUDA_BLOCK) * _CUDA_BLOCK if device.type == "cuda" else nbytes
 
 
 def allocated_for(tensor: Tensor) -> int:
-    """The same of a tensor's whole storage."""
+    """``allocated`` for a tensor's whole storage."""
     return allocated(tensor.untyped_storage().nbytes(), tensor.device)
 
 
 def allocated_for_elements(tensor: Tensor) -> int:
-    """The same of memory for a tensor's elements, also those that a sparse one has not."""
+    """``allocated`` for a tensor's elements, including those that a sparse tensor leaves out."""
     return allocated(tensor.numel() * tensor.element_size(), tensor.device)
 
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors in whose memory a tensor is, as those are that a DTensor wraps."""
+    """The plain tensors in whose memory a tensor lies, such as those that a DTensor wraps."""
     if is_plain(tensor):
         yield tensor
     elif is_traceable_wrapper_subclass(tensor):
@@ -77,26 +77,27 @@ class Memory:
     """The storages that hold values.
 
     Attributes:
-        storages: they, with the values.
+        storages: the value in each storage.
     """
 
     def __init__(self) -> None:
         self.storages: StorageMap[int] = StorageMap()
 
     def value_in(self, tensor: Tensor) -> int | None:
-        """The value that a plain tensor is a view of; ``None`` for what is none: parameters, inputs."""
+        """The value that a plain tensor is a view of; ``None`` for parameters, inputs and other memory without a
+        value."""
         return self.value_at(key_of(tensor))
 
     def value_at(self, key: int) -> int | None:
-        """The same of a storage's name."""
+        """The value in the storage with this key."""
         return self.storages.by_address.get(key)
 
     def add(self, tensor: Tensor, value: int) -> None:
-        """The tensor's storage holds this value from now on."""
+        """Notes that the tensor's storage holds this value from now on."""
         self.storages.put(tensor.untyped_storage(), value)
 
     def new(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Tensor]]:
-        """The results, with their places among all, that lie in storages of their own."""
+        """The results that lie in storages of their own, with their places among all results."""
         found: list[tuple[int, Tensor]] = []
         known = self.storages.by_address
         keys: set[int] | None = None
@@ -110,7 +111,7 @@ class Memory:
                 given = (*tensors_of(args), *tensors_of(kwargs.values())) if kwargs else tensors_of(args)
                 keys = {key_of(tensor) for tensor in given if is_plain(tensor)}
             if key not in keys:
-                keys.add(key)  # several results may share one
+                keys.add(key)  # several results may share one storage
                 found.append((place, result))
         return found
 
@@ -127,7 +128,7 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Geometry:
-        """Of a plain tensor."""
+        """The geometry of a plain tensor."""
         return cls(
             tensor.shape,
             tensor.stride(),
@@ -138,7 +139,7 @@ class Geometry(NamedTuple):
         )
 
     def view(self, base: Tensor) -> Tensor:
-        """The tensor that lies so in the storage of ``base``."""
+        """The tensor of this geometry in the storage of ``base``."""
         if base.dtype == self.dtype and not base.is_conj() and not base.is_neg():
             tensor = torch.as_strided(base, self.size, self.stride, self.offset)
         else:
@@ -150,5 +151,6 @@ class Geometry(NamedTuple):
 
 
 def shapes_of(results: Any) -> tuple[tuple[int, ...], ...]:
-    """Shapes of an operator's results; but for bytes, which are a kernel's own notes, of a size that depends on it."""
+    """The shapes of an operator's results. Results of bytes are left out: they are a kernel's notes, whose size depends
+    on the kernel."""
     return tuple(tuple(tensor.shape) for tensor in tensors_of(results) if tensor.dtype is not torch.uint8)

@@ -12,25 +12,25 @@ from torch import Tensor
 from integrations._torch import OpOverload
 from integrations.step.dispatch.memory import tensors_of
 
-# Operators of these libraries have no effects but those that their schemas tell. Of others nobody knows: one may count
-# its calls, or have a generator of its own.
+# Operators of these libraries have no effects but those in their schemas. Another library's may count its calls or have
+# a generator of its own.
 _KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore", "integrations"})
 
 # These count their calls, or look at what is saved.
 _STATEFUL = frozenset({"actcore::next_stream", "integrations::met_in_region"})
 
-# Collectives, whose schemas do not tell that they write the tensors that they are given.
+# Collectives write to tensors that they are given, and their schemas do not tell.
 _WRITERS = "c10d"
 
-# They return what they are given, as no schema can tell where nothing is written: a view of it.
+# These return their argument, which no schema can tell if nothing is written. They count as views.
 _WAITS = frozenset({"_c10d_functional::wait_tensor"})
 
-# They change how a tensor lies in its memory, and that may be another one afterwards. Others of the kind, such as the
-# ``as_strided_`` of a pooling whose result is to lie as its input does, leave the memory as it is.
+# These may give a tensor other memory. Similar operators, such as the ``as_strided_`` that makes a pool's result lie as
+# its input does, leave the memory as it is.
 _NEW_MEMORY = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"})
 
-# Positions of running_mean and running_var, and of the flag by which these are updated and not read (-1: they always
-# are). The schemas of most do not tell that they are written.
+# Positions of running_mean and running_var, and of the flag that says whether they are updated or read (-1: always
+# updated). Most schemas do not tell that they are written.
 _STATISTICS = {
     "aten::native_batch_norm": (3, 4, 5),
     "aten::cudnn_batch_norm": (3, 4, 5),
@@ -45,16 +45,16 @@ _STATISTICS = {
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Of an operator.
+    """What is known of an operator.
 
     Attributes:
         name: with its library and overload.
-        view: it makes nothing: its results share memory with its arguments.
+        view: whether it makes nothing: its results share memory with its arguments.
         writes: positions and names of the arguments that it changes.
         statistics: positions of the running statistics that it may update, and of the flag; empty for most.
-        random: it draws from a generator.
-        known: it has no effects but those.
-        dynamic: the shapes of its results follow from the values that it reads.
+        random: whether it draws from a generator.
+        known: whether it has no other effects.
+        dynamic: whether the shapes of its results depend on the values that it reads.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Traits:
     dynamic: bool
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """The arguments that a call changes, running statistics aside."""
+        """The arguments that a call changes, except running statistics."""
         found: list[Tensor] = []
         for position, name in self.writes:
             given = args[position] if position < len(args) else kwargs.get(name)
@@ -77,7 +77,7 @@ class Traits:
         return found
 
     def updates_statistics(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call writes its running statistics, and does not read them."""
+        """Whether a call updates its running statistics, rather than reading them."""
         if not self.statistics:
             return False
         flag = self.statistics[2]
@@ -125,8 +125,8 @@ def generator_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.de
 
 
 def is_drawable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a random operator, or the one of another device that this one stands for, draws from a generator that is
-    known."""
+    """Whether the generator is known that a random operator draws from, or the operator of another device that this one
+    stands for."""
     device = device_of(args, kwargs)
     return device.type in ("meta", "cuda") or generator_of(args, kwargs, device) is not None
 

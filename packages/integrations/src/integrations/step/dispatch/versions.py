@@ -14,16 +14,16 @@ from integrations.step.dispatch.memory import Geometry, is_plain
 
 
 class Version:
-    """A saved tensor's version, which autograd checks only where no hook is active."""
+    """A saved tensor's version. Autograd itself checks versions only where no hook is active."""
 
     __slots__ = ("_counter", "_found")
 
     def __init__(self, tensor: Tensor) -> None:
         self._found = tensor._version
-        # Shares the version counter and nothing else. Versions are of tensors: parts of one memory may be written that
-        # others do not see.
+        # The alias shares the version counter and nothing else. Each tensor has a version of its own: a part of the
+        # memory may be written that others do not see.
         self._counter = unseen_alias(tensor)
-        if not tensor.is_meta:  # which has no memory, and takes none but its like
+        if not tensor.is_meta:  # it has no memory to let go, and takes no other device's data
             self._counter.data = _EMPTY
 
     def check(self, geometry: Geometry) -> None:
@@ -42,13 +42,13 @@ _EMPTY = torch.empty(0)
 
 
 def unseen_alias(tensor: Tensor) -> Tensor:
-    """The tensor, detached, without asking the modes: 4 us instead of 28."""
+    """The tensor, detached without asking the modes: 4 us instead of 28."""
     with unseen(tensor):
         return tensor.detach()
 
 
 def unseen(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A block in which modes do not see what is done with the tensor, if it can do without them."""
+    """A block in which modes do not see operations on the tensor, if the tensor can do without them."""
     if isinstance(tensor, FakeTensor) or not is_plain(tensor):
         return nullcontext()
     guard: AbstractContextManager[Any] = ExcludeDispatchKeyGuard(_modes())
@@ -57,5 +57,5 @@ def unseen(tensor: Tensor) -> AbstractContextManager[Any]:
 
 @cache
 def _modes() -> Any:
-    """What torch calls modes by."""
+    """The dispatch keys by which torch calls modes."""
     return DispatchKeySet(DispatchKey.Python).add(DispatchKey.PythonTLSSnapshot)

@@ -1,1 +1,1 @@
-"""A training step as numbers, and what a choice of values to keep means for its operators."""
+"""A training step as numbers, and what a choice of kept values means for its operators."""

@@ -1,4 +1,4 @@
-"""``entry_of``: a dataclass from JSON, which may come from anywhere, with each field of its own type."""
+"""``entry_of``: a dataclass from untrusted JSON, with the type of each field checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def of_format(content: Any, version: int, writer: str) -> dict[str, Any]:
 
 @contextmanager
 def complete(writer: str) -> Iterator[None]:
-    """A block that takes an object apart; what that raises is said of the text that it comes from.
+    """A block that takes an object apart. What is raised in it is raised as an error about the text.
 
     Raises:
         ValueError: the object lacks or adds an entry, or one is of another type, or contradicts others.
@@ -78,10 +78,10 @@ def fields_of(kind: type[Any], content: Any) -> dict[str, Any]:
 
 
 def of_type(hint: Any, value: Any, name: str) -> Any:
-    """A value of JSON as a type: plain values, dataclasses, and tuples of such; floats may be written as integers.
+    """A value of JSON as a type: plain values, dataclasses, and tuples of these; floats may be written as integers.
 
     Raises:
-        TypeError: it is of another.
+        TypeError: the value is of another type.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin is tuple:

@@ -1,4 +1,4 @@
-"""``fingerprint``: what tells one model from another."""
+"""``fingerprint``: a number that tells models apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from integrations.step.graphs.sharding import class_of
 def fingerprint(model: nn.Module) -> str:
     """A number for the model's modules, and the shapes and dtypes of its parameters and buffers.
 
-    Neither values, devices nor modes: a plan is good for another step, another rank, another day.
+    Values, devices and modes do not count: a plan holds for another step, another rank, another day.
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules(remove_duplicate=False):

@@ -14,8 +14,8 @@ from typing import Any
 from integrations.step.graphs.entries import complete, entry_of, loaded, of_format
 from integrations.step.graphs.signature import Signature
 
-FORMAT = 2  # which a field with a default does not raise: files without it are read
-"""In format 1 nothing was said of what decides."""
+FORMAT = 2  # a new field with a default does not raise it: files without the field can be read
+"""Format 1 did not say which operators decide."""
 _WRITER = "Graph.to_json"
 
 
@@ -29,10 +29,10 @@ class Value:
         nbytes: bytes of the storage, as the device's allocator counts them.
         producer: the operator that makes it.
         reuses: the value whose storage it takes over, whose contents are gone from then on; -1 for a new storage.
-        until: the last event at which somebody other than autograd holds it, such as a variable of the forward; the
+        until: the last event at which something other than autograd holds it, such as a variable of the forward; the
             very last event for what the model returns.
         saved: the last event at which autograd holds it, where it is kept; -1 if autograd never saves it.
-        exact: whether something was decided by it that is only right beside it as it was, as a mask is.
+        exact: whether something was decided by it that is right only beside its exact elements, such as a mask.
     """
 
     nbytes: int
@@ -53,13 +53,13 @@ class Op:
         reads: values among its arguments.
         makes: values that it makes: first those that it changes in place, then its results.
         seconds: its time, modelled or measured.
-        repeatable: whether it may be run once more, and what it reads is there or can be made again.
-        packs: values that autograd saves between this operator and the next; of a memory that is written later on, the
-            last one there.
+        repeatable: whether it may be run once more, and what it reads is kept or can be recomputed.
+        packs: values that autograd saves between this operator and the next. Of memory that is written later, it is the
+            last value there.
         shapes: the shapes of its results, by which a run is compared with the capture.
         scratch: bytes that it takes only while it runs, as far as they are known.
-        decides: whether it may decide otherwise where it reads what was made again from rounded values.
-        remade: whether backward makes what it made for itself, too, and makes it once where that is wanted again.
+        decides: whether it may decide otherwise where it reads what was recomputed from rounded values.
+        remade: whether backward makes its results anyway, so that recomputing them costs nothing.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Op:
 
     @property
     def repeat_seconds(self) -> float:
-        """What backward takes longer if it makes its values again."""
+        """The seconds that backward takes longer if it recomputes the operator's values."""
         return 0.0 if self.remade else self.seconds
 
 
@@ -85,7 +85,7 @@ class Step:
     """A node of backward, or the part of it in which it only reads what was saved.
 
     Attributes:
-        reads: saved values that it reads; what has to be made again for it is made first.
+        reads: saved values that it reads; those that have to be recomputed are made first.
         seconds: its time, modelled or measured.
     """
 
@@ -99,25 +99,26 @@ class Graph:
 
     Attributes:
         ops: the forward's operators.
-        values: what they make, in the order in which it is made.
+        values: the operators' values, in the order in which they are made.
         steps: backward.
-        other: of each event, the bytes that are alive and are no values, whatever is kept: gradients, and what backward
-            makes in passing, its kernels' workspaces included as far as they are known.
+        other: by event: the bytes that are alive and are no values, whatever is kept: gradients, and what backward
+            makes and frees again, its kernels' workspaces included as far as they are known.
         outputs: the values that the model returns.
         gradients: bytes of the parameters' gradients, which are in the last entry of ``other``.
         fingerprint: of the model.
-        inputs: what it was captured with.
+        inputs: the inputs that it was captured with.
         note: why it was captured on real tensors; empty where fake ones sufficed.
         measured: whether times and workspaces were measured; otherwise times are modelled, and workspaces none
             or those of convolutions by arithmetic.
-        standing: of each event, the bytes in ``other`` that are complete gradients of parameters. In a step that finds
-            gradients there, as all but the first do that accumulate them, these are not there: each is added to its
-            parameter's. Empty: not known.
+        standing: by event: the bytes in ``other`` that are complete gradients of parameters. In a step that finds
+            gradients, as all but the first of an accumulation do, these bytes are not alive: each gradient is added to
+                its
+            parameter's. Empty if not known.
         differentiated: what backward starts from, in words.
         holds_outputs: whether all that the model returns is held during backward.
         accumulates: whether each parameter has a gradient already, to which backward adds.
-        rounded: whether it is of a forward in which what backward reads may be rounded: with attention that keeps
-            query, key and value alone, from which backward computes it again, and in which nothing is decided again.
+        rounded: whether what backward reads may be rounded in the captured forward: its attention keeps query, key and
+            value alone and is recomputed from them, and nothing is decided a second time.
     """
 
     ops: tuple[Op, ...]
@@ -138,7 +139,7 @@ class Graph:
 
     @property
     def seconds(self) -> float:
-        """Of forward and backward, as they are."""
+        """The seconds of forward and backward without a plan."""
         return sum(op.seconds for op in self.ops) + sum(step.seconds for step in self.steps)
 
     @property
@@ -148,8 +149,8 @@ class Graph:
         return replace(self, other=other, standing=(), gradients=0, accumulates=True)
 
     def keeping(self, fixed: Collection[int]) -> Graph:
-        """The graph, in which these values are not made again, nor what would need them after their memory was taken
-        over: what is gone and cannot be made again cannot be read again."""
+        """The graph without recomputation of these values, nor of what would need them after their memory was taken
+        over: what is gone and cannot be recomputed cannot be read."""
         taken_over = {value.reuses for value in self.values}
         repeatable: list[bool] = []
         for op in self.ops:
@@ -160,12 +161,12 @@ class Graph:
 
     @cached_property
     def keeping_all(self) -> Graph:
-        """The graph, in which nothing is made again."""
+        """The graph without recomputation."""
         return self.keeping(range(len(self.values)))
 
     def with_remade(self, values: Collection[int]) -> Graph:
-        """The graph, of which backward makes these values for itself. That spares nothing where their memory is written
-        again, or where they would have to stay for that alone."""
+        """The graph in which backward makes these values anyway. It stays as it is for a value whose memory is written
+        later, or that would have to stay alive for this alone."""
         taken_over = {value.reuses for value in self.values}
         spared = (value for value in values if self.values[value].saved >= 0 and value not in taken_over)
         remade = {self.values[value].producer for value in spared}
@@ -174,7 +175,8 @@ class Graph:
 
     @cached_property
     def where_rounded(self) -> Graph:
-        """The graph, where what is kept is rounded: what decides is not repeated, nor what has to go with that."""
+        """The graph for kept values that are rounded: operators that decide are not repeated, nor what has to go with
+        them."""
         fixed = {value for op in self.ops if op.decides for value in op.makes}
         fixed.update(number for number, value in enumerate(self.values) if value.exact)
         return self.keeping(fixed) if fixed else self
@@ -189,7 +191,7 @@ class Graph:
         return json.dumps(self.content())
 
     def content(self) -> dict[str, Any]:
-        """The JSON object that it is there."""
+        """The JSON object of the graph."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
@@ -197,16 +199,16 @@ class Graph:
         """The graph that ``to_json`` wrote.
 
         Raises:
-            ValueError: it is no such text, or of another version, or its numbers contradict each other.
+            ValueError: the text is not a graph, or of another version, or its numbers contradict each other.
         """
         return cls.from_content(loaded(text, _WRITER))
 
     @classmethod
     def from_content(cls, content: Any) -> Graph:
-        """The graph of such a JSON object.
+        """The graph of a JSON object that ``content`` returned.
 
         Raises:
-            ValueError: it is none, or of another version, or its numbers contradict each other.
+            ValueError: it is not a graph, or of another version, or its numbers contradict each other.
         """
         given = of_format(content, FORMAT, _WRITER)
         with complete(_WRITER):
@@ -215,14 +217,14 @@ class Graph:
         return graph
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
-        """The graph itself: nobody changes it, and copies of a model share it."""
+        """The graph itself: it never changes, and copies of a model share it."""
         return self
 
     def check(self) -> None:
-        """Refuses a graph whose numbers contradict each other.
+        """Checks that the graph's numbers do not contradict each other.
 
         Raises:
-            ValueError: so it is.
+            ValueError: they do.
         """
         made = [value for op in self.ops for value in op.makes]
         if made != list(range(len(self.values))):

@@ -1,4 +1,4 @@
-"""``Schedule``: what a choice of values to keep means for each operator of a graph."""
+"""``Schedule``: what a choice of kept values means for each operator of a graph."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Planned:
     Attributes:
         name: the ATen operator.
         module: path of the module in whose forward it runs.
-        shapes: of its results; ``None`` where any will do.
-        makes: values, in order.
+        shapes: the shapes of its results; ``None`` where any will do.
+        makes: the values that it makes, in order.
         segment: the segment that repeats it; -1 where none does.
         inner: the inner segment that repeats it, once more where ``segment`` does, too; -1 where none does.
     """
@@ -38,13 +38,13 @@ class Schedule:
 
     Attributes:
         ops: in order.
-        recomputed: the values that are made again instead of being kept, for themselves or for others.
-        becomes: values whose memory is taken over, and by which.
-        inner: those of the recomputed ones that inner segments make: what an outer one makes of them does not stay.
-        graph: of which it is.
+        recomputed: the values that are recomputed instead of being kept, for their own readers or for other values.
+        becomes: by value whose memory is taken over: the value that takes it over.
+        inner: those of the recomputed values that inner segments make: an outer segment does not hold them.
+        graph: the graph that it belongs to.
         kept, held: as they were asked for.
         any_sizes: whether it is for inputs of any sizes.
-        stores: of values that do not wait for backward as they are, by what their memory holds in the end.
+        stores: by what a value's memory holds in the end: its store, if it does not wait as it is.
     """
 
     ops: tuple[Planned, ...]
@@ -59,7 +59,8 @@ class Schedule:
     _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def within(self, units: frozenset[str]) -> Schedule:
-        """The schedule in which no repetition leaves a unit of ``fully_shard``: what enters and leaves one is kept."""
+        """The schedule in which no repetition leaves a unit of ``fully_shard``: the values that enter and leave a unit
+        are kept."""
         if not units:
             return self
         if units not in self._within:
@@ -69,7 +70,7 @@ class Schedule:
 
     @cached_property
     def where_rounded(self) -> Schedule:
-        """The schedule where what is kept is rounded: nothing is decided again."""
+        """The schedule for kept values that are rounded: nothing is decided a second time."""
         if self.graph.where_rounded is self.graph:
             return self
         made = Schedule.of(self.graph.where_rounded, self.kept, self.held, self.stores)
@@ -77,21 +78,21 @@ class Schedule:
 
     @property
     def needs_tape(self) -> bool:
-        """Whether each forward has to be followed operator by operator, and not only the first: something is made
-        again, or what is saved may have other shapes than before."""
+        """Whether each forward has to be followed operator by operator, and not only the first: if something is
+        recomputed, or what is saved may have other shapes than before."""
         return bool(self.recomputed) or self.any_sizes
 
     def is_recomputed(self, value: int) -> bool:
-        """Whether what the memory of a value holds in the end is not kept."""
+        """Whether what the memory of a value holds in the end is recomputed."""
         return self.final(value) in self.recomputed
 
     def is_recomputed_inside(self, value: int) -> bool:
-        """Whether that is made by an inner segment."""
+        """Whether an inner segment recomputes it."""
         return self.final(value) in self.inner
 
     def store_of(self, value: int) -> Store | None:
-        """The store in which what the memory of a value holds in the end waits for backward, be it kept or made again;
-        ``None`` where it waits as it is."""
+        """The store in which what the memory of a value holds in the end waits, be it kept or recomputed; ``None`` if
+        it waits as it is."""
         return self.stores.get(self.final(value))
 
     def final(self, value: int) -> int:
@@ -101,7 +102,7 @@ class Schedule:
         return value
 
     def of_any_sizes(self) -> Schedule:
-        """The same for inputs of other sizes."""
+        """The schedule for inputs of other sizes."""
         ops = tuple(replace(op, shapes=None) for op in self.ops)
         return replace(self, ops=ops, any_sizes=True, _within={})
 
@@ -113,18 +114,18 @@ class Schedule:
         held: Collection[int] | None = None,
         stores: Mapping[int, Store] | None = None,
     ) -> Schedule:
-        """The schedule by which these values are kept, and the others if they have to be.
+        """The schedule that keeps these values, and others if they have to be kept.
 
-        Kept is also what cannot be made again. What backward needs neither by itself nor for what it needs is left
-        alone. A value whose memory an operator takes over cannot be kept: it is made again if an operator that reads it
-        is repeated.
+        A value that cannot be recomputed is kept, too. A value that backward needs neither itself nor to recompute
+        others is left alone. A value whose memory an operator takes over cannot be kept: it is recomputed if an
+        operator that reads it is repeated.
 
         Args:
-            graph: of the model.
+            graph: the model's.
             kept: numbers of values.
-            held: numbers of values that a segment holds when it has made them again. The others are made once more, by
-                inner segments, from those that are kept or held. ``None``: all are held.
-            stores: of values that do not wait as they are.
+            held: numbers of values that a segment holds when it has recomputed them. The others are recomputed once
+                more, by inner segments, from values that are kept or held. ``None``: all are held.
+            stores: the stores of values that do not wait as they are.
 
         Raises:
             ValueError: ``kept``, ``held`` or ``stores`` names a value that the graph does not have.

@@ -1,8 +1,8 @@
-"""Models whose parameters ``torch.distributed.fsdp.fully_shard`` has cut.
+"""Models whose parameters ``torch.distributed.fsdp.fully_shard`` has sharded.
 
-A module that was given to it is a *unit*: its parameters are whole from the start of its forward to its end, and from
+A module that was given to it is a *unit*: its parameters are whole from the start of its forward to the end, and from
 the first gradient of its outputs to the last of its inputs. In between their memory is given back, so an operator that
-reads them may be repeated only within its unit's backward. ``within_units`` keeps it there.
+reads them may be repeated only within its unit's backward. ``within_units`` sees to that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FSDP = "torch.distributed.fsdp"
 
 
 class Follower(Protocol):
-    """A mode that looks on while a forward runs, and away while it is paused."""
+    """A mode that follows a forward, unless it is paused."""
 
     paused: bool
 
@@ -35,12 +35,12 @@ def distributed() -> bool:
 
 def is_unit(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was given the module."""
-    fsdp = sys.modules.get(_FSDP)  # who has not imported it has no such module
+    fsdp = sys.modules.get(_FSDP)  # without the module, nothing can be a unit
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def is_of_unit(hook: Callable[..., Any] | None) -> bool:
-    """Whether a hook, of a module or a tensor, is there because a module is a unit."""
+    """Whether a hook, of a module or a tensor, was added by ``fully_shard``."""
     return getattr(hook, "__module__", "").startswith(_FSDP)
 
 
@@ -52,17 +52,17 @@ def units_of(model: nn.Module) -> frozenset[str]:
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
-    """A module's class; of a unit, the one that it had before."""
+    """A module's class; for a unit, the class that it had before."""
     if is_unit(module):
         return next(kind for kind in type(module).__mro__[1:] if not kind.__module__.startswith(_FSDP))
     return type(module)
 
 
 def within_units(graph: Graph, units: Collection[str]) -> Graph:
-    """The graph, in which a value that is read in another unit than the one that makes it is kept.
+    """The graph in which a value is kept if another unit reads it than the one that makes it.
 
-    Then a repetition never leaves the unit whose backward asks for it. Values that enter and leave a unit are those
-    that ``torch.utils.checkpoint`` keeps, too, where units are what is checkpointed.
+    Then a repetition never leaves the unit whose backward asks for it. ``torch.utils.checkpoint`` keeps the same values
+    where the units are what is checkpointed.
     """
     if not units:
         return graph
@@ -77,7 +77,7 @@ def within_units(graph: Graph, units: Collection[str]) -> Graph:
 
 
 def _owner(path: str, units: Collection[str]) -> str:
-    """The innermost unit around a module; empty for the model's own."""
+    """The innermost unit around a module; empty for the model itself."""
     while path and path not in units:
         path = path.rpartition(".")[0]
     return path
@@ -85,7 +85,7 @@ def _owner(path: str, units: Collection[str]) -> str:
 
 @contextmanager
 def hooks_unseen(model: nn.Module, follower: Follower) -> Iterator[None]:
-    """A block in which units gather their parameters and give them back unseen: what runs then is not the model's."""
+    """A block in which units gather their parameters and give them back unseen: these operators are not the model's."""
 
     def unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -103,7 +103,7 @@ def hooks_unseen(model: nn.Module, follower: Follower) -> Iterator[None]:
 
 @contextmanager
 def without_hooks(model: nn.Module, follower: Follower) -> Iterator[None]:
-    """A block in which units do nothing but cast their inputs and outputs, unseen: their parameters are whole."""
+    """A block in which units only cast their inputs and outputs, unseen: their parameters are whole."""
 
     def casts(module: nn.Module, hook: Callable[..., Any], before: bool) -> Callable[..., Any]:
         policy = _policy(module)
@@ -130,17 +130,17 @@ def without_hooks(model: nn.Module, follower: Follower) -> Iterator[None]:
 
 
 def whole_parameters(model: nn.Module) -> dict[int, tuple[torch.dtype, torch.device]]:
-    """The dtypes and devices of a model's cut parameters when they are whole, by the parameters' ids.
+    """The dtypes and devices of a model's sharded parameters when they are whole, by the parameters' ids.
 
     Raises:
-        ValueError: some are cut in another way, too, and their units compute with parts.
+        ValueError: some are sharded in another way, too, so that their units compute with parts.
     """
     found: dict[int, tuple[torch.dtype, torch.device]] = {}
     if _FSDP not in sys.modules:
         return found
     from torch.distributed.tensor import DTensor
 
-    for module in reversed(list(model.modules())):  # a parameter is of the innermost unit
+    for module in reversed(list(model.modules())):  # a parameter belongs to the innermost unit
         if not is_unit(module):
             continue
         dtype = _policy(module).param_dtype
@@ -167,8 +167,8 @@ def _policy(module: nn.Module) -> Any:
 def _hooks_replaced(
     model: nn.Module, stand_in: Callable[[nn.Module, Callable[..., Any], bool], Callable[..., Any]]
 ) -> Iterator[None]:
-    """A block in which others stand in the place of the units' hooks: of the module, the hook, and whether it runs
-    before the forward."""
+    """A block in which other hooks replace the units' hooks. ``stand_in`` is called with the module, the hook, and
+    whether it runs before the forward."""
     replaced: list[tuple[dict[int, Callable[..., Any]], int, Callable[..., Any]]] = []
     try:
         for module in model.modules() if _FSDP in sys.modules else ():

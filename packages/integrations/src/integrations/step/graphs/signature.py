@@ -17,10 +17,10 @@ class Signature:
     """The inputs of a forward, without their contents.
 
     Attributes:
-        structure: how they are nested, what is no tensor (numbers that may be fractions by their type alone, since
-            these scale and seldom choose), and the autocast that they meet.
-        kinds: of each tensor, its dtype and whether it requires a gradient.
-        shapes: of each tensor.
+        structure: how they are nested, what is no tensor, and the autocast that is on. Of a number that may be a
+            fraction it has the type alone, since such numbers scale and seldom choose.
+        kinds: by tensor: its dtype and whether it requires a gradient.
+        shapes: by tensor.
     """
 
     structure: str
@@ -29,7 +29,7 @@ class Signature:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
-        """Of a call's inputs."""
+        """The signature of a call's inputs."""
         leaves, structure = tree_flatten((args, dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         others = [None if isinstance(leaf, Tensor) else _described(leaf) for leaf in leaves]
@@ -40,13 +40,13 @@ class Signature:
         )
 
     def alike(self, other: Signature) -> bool:
-        """Whether the inputs differ in nothing but the tensors' sizes."""
+        """Whether the inputs differ only in the tensors' sizes."""
         return (self.structure, self.kinds) == (other.structure, other.kinds) and [*map(len, self.shapes)] == [
             *map(len, other.shapes)
         ]
 
     def within(self, other: Signature) -> bool:
-        """Whether these are such inputs, none larger in any dimension."""
+        """Whether these inputs are like the other ones, and none is larger in any dimension."""
         return self.alike(other) and all(
             size <= limit
             for shape, limits in zip(self.shapes, other.shapes, strict=True)
@@ -58,7 +58,7 @@ class Signature:
 
 
 def _autocast() -> str:
-    """The dtypes that autocast casts to, of the devices that it is on for."""
+    """The dtypes that autocast casts to, on the devices for which it is on."""
     if not is_any_autocast_enabled():
         return ""
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]

@@ -1,0 +1,153 @@
+"""The first example of each page of docs/ and of the README runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import integrations
+from integrations import fewbit
+
+from .libraries import library_or_skip
+from .nets import normal
+
+ROOT = Path(__file__).parents[3]
+TESTED_ELSEWHERE = {"extend.md"}  # by bench's test_extend.py, whole
+
+
+def first_example(page):
+    found = re.search(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return found and found.group(1)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10)).train()
+
+
+def two_steps(names):
+    """What a page leaves out where it says "train as before"."""
+    model, batch = names["model"], names["batch"]
+    for _ in range(2):
+        model.zero_grad()
+        output = model(**batch) if isinstance(batch, dict) else model(batch)
+        loss = output.loss if hasattr(output, "loss") else F.cross_entropy(output, names["y"])
+        loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+# ---- what each page takes for granted ----
+
+
+def of_vectors():
+    x = normal(32, 64)
+    return {"model": mlp(), "batch": x, "images": x, "x": x, "y": torch.arange(32) % 10, "nn": nn}
+
+
+def compressed():
+    names = of_vectors()
+    integrations.compress_model(names["model"], level="L1")
+    two_steps(names)
+    return {**names, "integrations": integrations}
+
+
+def with_integrations():
+    return {**of_vectors(), "integrations": integrations}
+
+
+def of_images():
+    timm = library_or_skip("timm")
+    model = timm.create_model("resnet10t", num_classes=10).train()
+    return {"model": model, "batch": normal(8, 3, 32, 32), "y": torch.arange(8) % 10}
+
+
+def convolutions():
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)]
+    return {"model": nn.Sequential(*layers).train(), "batch": normal(8, 3, 16, 16), "y": torch.arange(8) % 10}
+
+
+def of_tokens():
+    transformers = library_or_skip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=2, use_cache=False)
+    ids = torch.randint(0, 128, (8, 32), generator=torch.Generator().manual_seed(0))
+    return {"model": transformers.GPT2LMHeadModel(config).train(), "batch": {"input_ids": ids, "labels": ids}}
+
+
+def classified_tokens():
+    transformers = library_or_skip("transformers")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=128, **sizes)).train()
+    ids = torch.randint(0, 128, (8, 32), generator=torch.Generator().manual_seed(0))
+    return {"model": model, "batch": {"input_ids": ids, "labels": torch.arange(8) % 2}}
+
+
+def trained():
+    transformers = library_or_skip("transformers")
+    library_or_skip("accelerate")
+    names = of_tokens()
+    data = [{"input_ids": row, "labels": row} for row in names["batch"]["input_ids"]]
+    arguments = transformers.TrainingArguments(
+        "trained", max_steps=2, per_device_train_batch_size=4, report_to=[], use_cpu=True, save_strategy="no"
+    )
+    return {**names, "Trainer": transformers.Trainer, "arguments": arguments, "data": data}
+
+
+def few_bits():
+    return {**of_vectors(), "fewbit": fewbit}
+
+
+def a_linear_layer():
+    return {"linear": nn.Linear(768, 3072)}
+
+
+def norms():
+    model = nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768), nn.GELU())
+    return {
+        "model": model,
+        "torchs": nn.LayerNorm(768),
+        "x": normal(4, 768),
+        "weight": torch.ones(768),
+        "bias": torch.zeros(768),
+    }
+
+
+PAGES = {
+    "README.md": dict,
+    "docs/checkpoint.md": of_vectors,
+    "docs/core.md": dict,
+    "docs/experts.md": classified_tokens,
+    "docs/fewbit.md": few_bits,
+    "docs/fewbit_linear.md": a_linear_layer,
+    "docs/fewbit_norms.md": norms,
+    "docs/index.md": of_images,
+    "docs/levels.md": with_integrations,
+    "docs/losses.md": of_tokens,
+    "docs/operators.md": dict,
+    "docs/options.md": of_vectors,
+    "docs/qmodules.md": convolutions,
+    "docs/report.md": compressed,
+    "docs/trainers.md": trained,
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_first_example(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
+    matplotlib.use("agg")
+    torch.manual_seed(0)
+    names = PAGES[page]()
+    names["two_steps"] = lambda: two_steps(names)
+    code = re.sub(r"^\.\.\.(?=  # train)", "two_steps()", first_example(page), flags=re.MULTILINE)
+    exec(compile(code, page, "exec"), names)
+    if page == "docs/experts.md":  # which is only about the call
+        two_steps(names)
+
+
+def test_all_pages_with_an_example_are_here():
+    pages = {path for path in ROOT.glob("docs/*.md") if path.name not in TESTED_ELSEWHERE}
+    with_example = {str(page.relative_to(ROOT).as_posix()) for page in pages if first_example(page.relative_to(ROOT))}
+    assert with_example | {"README.md"} == set(PAGES)
