@@ -75,7 +75,8 @@ _PRODUCT = Rule(Need.PRODUCT, Need.PRODUCT)
 # input, too.
 _OWN_SLOPE = Rule(input=Need.PRODUCT, result=Need.PRODUCT)
 # Of a variance 2 (x - mean) / (n - 1). The derivatives of std and norms divide by what may be small: a row of small
-# numbers in a group with large ones would be rounded as coarsely as those, and the quotient would make that error large.
+# numbers in a group with large ones would be rounded as coarsely as those, and the quotient would make that error
+# large.
 _MOMENT = Rule(Need.MOMENT, Need.MOMENT)
 _NORM = Rule(input=Need.NORM, why="statistics or scale of a normalisation: small, and every gradient uses them")
 # Where torch composes it of other operators, it saves its input once more, as that is cast, and as it is normalised.

@@ -81,8 +81,8 @@ class CallTracker(Calls, TorchFunctionMode):
             checkpoints.
         over: called with each call that is over and the tensors that it returned; with checkpoints only for calls that
             may concern them. ``None`` without an observer.
-        note: called with each call that is over and the tensors that it returned, but for functions that ``noted`` maps to
-            ``None``. ``None`` where nobody notes them.
+        note: called with each call that is over and the tensors that it returned, but for functions that ``noted`` maps
+            to ``None``. ``None`` where nobody notes them.
     """
 
     def __init__(self) -> None:
