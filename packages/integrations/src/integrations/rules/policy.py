@@ -300,7 +300,7 @@ def _row_group(saved: SavedTensor, limit: int) -> int:
 
 def _group_across(saved: SavedTensor, limit: int) -> int:
     """The same where rows lie across each other, and are to be stored one after the other; 0 where there is none."""
-    if Layout(saved.shape, saved.strides).dense and 0 not in saved.strides:
+    if saved.strides and 0 not in saved.strides and Layout(saved.shape, saved.strides).dense:
         return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
     return 0
 

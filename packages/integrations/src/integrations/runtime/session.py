@@ -128,7 +128,7 @@ class Session:
         if self.level.bits is not None:
             self.tracker.pack = self._hook
         if self.level.recompute:
-            self._formulas = Formulas(self)
+            self._formulas = Formulas(self.storages, self.owners, self.tracker)
             self.tracker.note, self.tracker.noted = self._formulas.note, KNOWN
         self.checkpoints = self.tracker.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
         if self.level.rounds_checkpoints:

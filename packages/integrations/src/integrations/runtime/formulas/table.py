@@ -51,7 +51,9 @@ from integrations.watching.owners import BUFFER, PARAMETER
 
 if TYPE_CHECKING:
     from integrations.rules.policy import Decision
-    from integrations.runtime.session import Session
+    from integrations.storing.storage import Storages
+    from integrations.watching.owners import Owners
+    from integrations.watching.tracker import CallTracker
 
 _DEAREST = 12
 """A tensor's formulas may make at most this many times as many elements as the tensor has."""
@@ -63,11 +65,13 @@ class Formulas:
     """The formulas of the results that a forward has made so far.
 
     Args:
-        session: the forward's.
+        storages: what is stored of the forward's memory.
+        owners: say which memory the model keeps.
+        tracker: follows the forward's calls.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session: Session = weakref.proxy(session)
+    def __init__(self, storages: Storages, owners: Owners, tracker: CallTracker) -> None:
+        self.storages, self.owners, self.tracker = storages, owners, tracker
         self._formulas: StorageMap[Formula] = StorageMap()
         self._last = LastComputed()
 
@@ -99,7 +103,7 @@ class Formulas:
         """
         if not isinstance(decision.codec, GroupAffine) or isinstance(call, Boundary) or call.recomputes:
             return None  # nothing would be rounded, or backward uses the tensor in another way
-        entry = self.session.storages.entries.get(storage)
+        entry = self.storages.entries.get(storage)
         if entry is not None and any(region.value or region.kept for region in entry.alive()):
             return None  # storing it costs nothing or little, beside what is stored of its memory already
         formula = self._of_saved(tensor, storage, call, role)
@@ -199,7 +203,7 @@ class _Operands:
     """
 
     def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
-        self._formulas, self._session = formulas, formulas.session
+        self._formulas = formulas
         self._overwritten = overwritten
         self.cost, self.any_stored = 0, False
 
@@ -210,7 +214,7 @@ class _Operands:
             _NotStoredError: there is none.
         """
         storage = storage_of(tensor) if type(tensor) in PLAIN else None
-        if storage is None or storage in self._session.tracker.exposed:
+        if storage is None or storage in self._formulas.tracker.exposed:
             raise _NotStoredError
         # The operator that has overwritten it has raised its version by one.
         version = tensor._version - (tensor is self._overwritten)
@@ -223,7 +227,7 @@ class _Operands:
         raise _NotStoredError
 
     def _stored(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Stored | None:
-        entry = self._session.storages.entries.get(storage)
+        entry = self._formulas.storages.entries.get(storage)
         if entry is None:
             return None
         place, wanted = Place.of(tensor), (version, tensor.dtype, lazy_of(tensor))
@@ -244,7 +248,7 @@ class _Operands:
     def _is_there(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage belongs to the model, which leaves it as it is until backward has read it, or is small. The
         caller may write to what it gave to the model after the forward."""
-        return self._session.owners.holders.get(storage._cdata) in (PARAMETER, BUFFER) or storage.nbytes() <= _SMALL
+        return self._formulas.owners.holders.get(storage._cdata) in (PARAMETER, BUFFER) or storage.nbytes() <= _SMALL
 
 
 def _words(bound: Bound) -> str:
