@@ -140,7 +140,7 @@ def test_rows_that_lie_across_each_other_are_stored_row_by_row(view, norm):
     plain, compressed, model = plain_and_compressed(net, torch.zeros(()), level="L1.1", loss=torch.sum)
     found = [row for row in rows(model, norm.__name__) if row.role == "input"]
     assert {row.codec for row in found} == {"GroupAffine(bits=8, group_size=64, rounding='stochastic'), row by row"}
-    # A step is 1/255 of a row's range, of some five deviations; a row's gradient is a sum of two parts with such errors.
+    # A step is 1/255 of a row's range, of some five deviations; its gradient is a sum of two parts with such errors.
     for one, other in zip(view(plain["w"]).flatten(0, -2), view(compressed["w"]).flatten(0, -2), strict=True):
         assert (one - other).norm() <= 0.05 * one.norm()
 
