@@ -57,6 +57,23 @@ class Made:
 Operand = Stored | There | Made
 
 
+@dataclass(slots=True, eq=False)
+class Noted:
+    """A result that a forward has noted.
+
+    Attributes:
+        function: which has made it.
+        used: whether something that was saved is recomputed by its formula.
+    """
+
+    function: Callable[..., Any]
+    used: bool = False
+
+    def was_useless(self, function: Callable[..., Any]) -> bool:
+        """Whether it was of the same function, and of no use."""
+        return self.function is function and not self.used
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Formula:
     """A call of a cheap function whose tensor arguments are replaced by operands.
@@ -69,6 +86,7 @@ class Formula:
         cost: elements that the formula and those of its operands make.
         name: the operator's name.
         bound: the formula with its operands, for the tensors that are saved of its result, while one of them lives.
+        noted: is told that the formula is of use; ``None`` where nobody is.
     """
 
     call: Again
@@ -80,6 +98,7 @@ class Formula:
     cost: int
     name: str
     bound: weakref.ref[Bound] | None = None
+    noted: Noted | None = None
 
     def operands(self) -> Iterator[Operand]:
         """The operands that the formula reads."""
@@ -178,6 +197,8 @@ def bind(formula: Formula, bits: int) -> Bound | None:
         if formula.exactly and bound.bits < EXACT:
             return None
         formula.bound = weakref.ref(bound)
+        if formula.noted is not None:
+            formula.noted.used = True
     return bound if bound.bits >= bits else None
 
 

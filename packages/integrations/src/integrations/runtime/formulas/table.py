@@ -26,6 +26,7 @@ from integrations.runtime.formulas.formula import (
     Formula,
     LastComputed,
     Made,
+    Noted,
     Operand,
     Place,
     Recomputed,
@@ -61,6 +62,12 @@ _SMALL = 1 << 10
 """An operand of up to so many bytes may be kept for a formula alone."""
 
 
+def notes_all(step: int) -> bool:
+    """Whether the forward of this number notes every result, and stores nothing as the forward before did: other
+    formulas may be of use than those of before, as when a layer is unfrozen."""
+    return step % 16 == 0
+
+
 class Formulas:
     """The formulas of the results that a forward has made so far.
 
@@ -68,21 +75,36 @@ class Formulas:
         storages: what is stored of the forward's memory.
         owners: say which memory the model keeps.
         tracker: follows the forward's calls.
+        step: number of the forward.
+        before: the results that the forward before has noted. Those of the same calls that were of no use to it are not
+            noted again, since most are not.
+
+    Attributes:
+        noted: the results that this forward notes.
     """
 
-    def __init__(self, storages: Storages, owners: Owners, tracker: CallTracker) -> None:
+    def __init__(
+        self, storages: Storages, owners: Owners, tracker: CallTracker, step: int, before: Sequence[Noted]
+    ) -> None:
         self.storages, self.owners, self.tracker = storages, owners, tracker
+        self._before = () if notes_all(step) else before
+        self.noted: list[Noted] = []
         self._formulas: StorageMap[Formula] = StorageMap()
         self._last = LastComputed()
 
     def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """Notes by which formula, if any, the result of a call that is over can be recomputed."""
         # Tensors of other kinds are not looked at, since that may cost much.
-        if len(outputs) != 1 or type(outputs[0]) not in PLAIN:
+        if len(outputs) != 1 or type(outputs[0]) not in PLAIN or needs_exact(call.function) is None:
+            return
+        place, noted = len(self.noted), Noted(call.function)
+        self.noted.append(noted)
+        if place < len(self._before) and self._before[place].was_useless(call.function):
             return
         storage = storage_of(outputs[0])
         formula = None if storage is None else self._of_result(call, outputs[0])
         if storage is not None and formula is not None:
+            formula.noted = noted
             self._formulas.put(storage, formula)
 
     def of(self, storage: torch.UntypedStorage) -> Formula | None:
