@@ -6,17 +6,20 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench import commands
 from bench.activations import command as activations
 from bench.arguments import add_chart
+from bench.benches import BENCHES
 from bench.checkpoint import command as checkpointing
 from bench.errors import BenchError
 from bench.fewbit import command as fewbit
 from bench.gnn import command as gnn
 from bench.kernels import command as kernels
 from bench.llm import command as llm
+from bench.record.bench import Bench
+from bench.record.options import Options
 from bench.search import command as search
 from bench.sensitivity import command as sensitivity
 from bench.sweep import command as sweep
@@ -71,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add("llm", llm.add_arguments, "language models: the loss of large vocabularies, whole and in chunks")
 
+    for bench in BENCHES.values():
+        _add(parsers, bench)
+
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
@@ -88,3 +94,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--check", action="store_true", help="change nothing; fail where a table is another one")
     return parser
+
+
+def _add(parsers: Any, bench: Bench) -> None:
+    """The command of a bench."""
+    parser = parsers.add_parser(bench.kind.name, help=bench.what)
+    options = Options(parser)
+    bench.options(options)
+
+    def command(said: argparse.Namespace) -> None:
+        options.settle(said)
+        bench.command(said)
+
+    parser.set_defaults(command=command)

@@ -13,6 +13,7 @@ from bench import records
 from bench.activations import chart as activation_chart
 from bench.activations import report as activation_report
 from bench.activations.results import ActivationResults
+from bench.benches import BENCHES
 from bench.checkpoint import chart as checkpoint_chart
 from bench.checkpoint import report as checkpoint_report
 from bench.checkpoint.results import CheckpointResults
@@ -33,6 +34,7 @@ from bench.kernels.results import KernelResults
 from bench.layout import console
 from bench.llm import report as llm_report
 from bench.llm.results import LlmResults
+from bench.record.record import Record
 from bench.search import chart as search_chart
 from bench.search import report as search_report
 from bench.search.results import SearchResults
@@ -95,12 +97,17 @@ def draw(results: records.AnyResults, picture: Path) -> None:
     Raises:
         BenchError: it cannot be written, or there is nothing to draw.
     """
+    if isinstance(results, Record):
+        BENCHES[results.kind].report.save_chart(results, picture)
+        return
     _, drawn = _SHOWN[type(results)]
     drawn(results, picture)
 
 
 def shown(results: records.AnyResults) -> RenderableType:
     """What is printed of results: header, tables and notes."""
+    if isinstance(results, Record):
+        return BENCHES[results.kind].report.render(results)
     render, _ = _SHOWN[type(results)]
     return render(results)
 

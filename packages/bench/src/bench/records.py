@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.activations.results import ActivationResults
+from bench.benches import kind_of
 from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.fewbit.results import FewBitResults
@@ -17,6 +18,8 @@ from bench.json_files import FORMAT, save_as
 from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.llm.results import LlmResults
+from bench.record import files
+from bench.record.record import Record
 from bench.search.results import SearchResults
 from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
@@ -25,7 +28,8 @@ from bench.text.results import TextResults
 from bench.vision.results import VisionResults
 
 AnyResults = (
-    Results
+    Record
+    | Results
     | KernelResults
     | EstimateResults
     | SensitivityResults
@@ -41,7 +45,7 @@ AnyResults = (
     | StageResults
 )
 
-_KINDS: Mapping[str, type[AnyResults]] = {
+_KINDS: Mapping[str, Any] = {
     "gnn": Results,
     "kernels": KernelResults,
     "kernels-estimate": EstimateResults,
@@ -65,6 +69,9 @@ def save(results: AnyResults, path: Path) -> None:
     Raises:
         BenchError: the file cannot be written.
     """
+    if isinstance(results, Record):
+        files.save(results, path)
+        return
     kind = next(name for name, found in _KINDS.items() if isinstance(results, found))
     save_as(kind, results, path)
 
@@ -77,10 +84,13 @@ def load(path: Path) -> AnyResults:
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
+        if content.get("format") == files.FORMAT:
+            return files.load(path, kind_of)
         if content.pop("format") != FORMAT:
             raise ValueError("another format")
         # Files that say no kind are older than the kinds.
-        return _KINDS[content.pop("kind", "gnn")].of(content)
+        found: AnyResults = _KINDS[content.pop("kind", "gnn")].of(content)
+        return found
     except OSError as error:
         raise BenchError(f"results cannot be read from {path} ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

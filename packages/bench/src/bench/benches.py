@@ -1,0 +1,24 @@
+"""All benches, by the name of their command and of their records: the one place that knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from bench.record.bench import Bench
+from bench.record.kind import Kind
+
+_ALL: tuple[Bench, ...] = ()
+
+BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
+
+
+def kind_of(name: str) -> Kind:
+    """A kind of record.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in BENCHES:
+        raise ValueError(f"there is no bench {name!r}")
+    return BENCHES[name].kind
