@@ -17,7 +17,6 @@ from bench.errors import BenchError
 from bench.fewbit import command as fewbit
 from bench.gnn import command as gnn
 from bench.kernels import command as kernels
-from bench.llm import command as llm
 from bench.record.bench import Bench
 from bench.record.options import Options
 from bench.search import command as search
@@ -71,8 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")
     add("sweep", sweep.add_arguments, "one compressed training step of many models and layers")
     add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
-
-    add("llm", llm.add_arguments, "language models: the loss of large vocabularies, whole and in chunks")
 
     for bench in BENCHES.values():
         _add(parsers, bench)

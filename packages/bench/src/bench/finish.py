@@ -32,8 +32,6 @@ from bench.kernels import report as kernel_report
 from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.layout import console
-from bench.llm import report as llm_report
-from bench.llm.results import LlmResults
 from bench.record.record import Record
 from bench.search import chart as search_chart
 from bench.search import report as search_report
@@ -72,7 +70,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),
         TextResults: (text_report.render, text_chart.save_chart),
-        LlmResults: (llm_report.render, llm_report.no_chart),
         StageResults: (gpu_report.render, gpu_report.no_chart),
     }
 )

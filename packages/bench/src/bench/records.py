@@ -17,7 +17,6 @@ from bench.gpu.results import StageResults
 from bench.json_files import FORMAT, save_as
 from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
-from bench.llm.results import LlmResults
 from bench.record import files
 from bench.record.record import Record
 from bench.search.results import SearchResults
@@ -41,7 +40,6 @@ AnyResults = (
     | SweepResults
     | SearchResults
     | TextResults
-    | LlmResults
     | StageResults
 )
 
@@ -58,7 +56,6 @@ _KINDS: Mapping[str, Any] = {
     "sweep": SweepResults,
     "search": SearchResults,
     "text": TextResults,
-    "llm": LlmResults,
     "gpu": StageResults,
 }
 

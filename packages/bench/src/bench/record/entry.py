@@ -47,7 +47,7 @@ def table(unit: str, words: str) -> Any:
     return field(default_factory=dict, metadata={"role": METRIC, "unit": unit, "words": words})
 
 
-@dataclass_transform(field_specifiers=(at, metric, series, table), frozen_default=True)
+@dataclass_transform(field_specifiers=(at,), frozen_default=True)  # the others always have a default
 def part(name: str, words: str) -> Callable[[type[Declared]], type[Declared]]:
     """Makes a class of entries of the class that it decorates.
 
