@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bench.llm import measure as llm_measure
-from bench.llm import report as llm_report
-from bench.llm import results as llm_results
+from bench.llm.command import BENCH as LLM
 from bench.record.bench import Bench
 from bench.record.kind import Kind
+from bench.sensitivity.command import BENCH as SENSITIVITY
 
-_ALL: tuple[Bench, ...] = (
-    Bench(
-        llm_results.KIND,
-        "language models: the loss of large vocabularies, whole and in chunks",
-        llm_measure.options,
-        llm_measure.run,
-        llm_report.REPORT,
-    ),
-)
-
-BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
+BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in (SENSITIVITY, LLM)})
 
 
 def kind_of(name: str) -> Kind:

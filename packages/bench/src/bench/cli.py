@@ -20,7 +20,6 @@ from bench.kernels import command as kernels
 from bench.record.bench import Bench
 from bench.record.options import Options
 from bench.search import command as search
-from bench.sensitivity import command as sensitivity
 from bench.sweep import command as sweep
 from bench.systems import command as systems
 from bench.text import command as text
@@ -61,7 +60,6 @@ def _parser() -> argparse.ArgumentParser:
 
     add("gnn", gnn.add_arguments, "train GNNs at full precision and compressed; accuracy, memory and time")
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
-    add("sensitivity", sensitivity.add_arguments, "how well adaptive levels know which tensors matter")
     add("activations", activations.add_arguments, "bytes, gradients and time of models of any kind")
     add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
     add("fewbit", fewbit.add_arguments, "few-bit activations and randomized linear layers")

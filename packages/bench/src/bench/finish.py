@@ -36,9 +36,6 @@ from bench.record.record import Record
 from bench.search import chart as search_chart
 from bench.search import report as search_report
 from bench.search.results import SearchResults
-from bench.sensitivity import chart as sensitivity_chart
-from bench.sensitivity import report as sensitivity_report
-from bench.sensitivity.results import SensitivityResults
 from bench.style import require_drawable
 from bench.sweep import report as sweep_report
 from bench.sweep.results import SweepResults
@@ -61,7 +58,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         Results: (gnn_report.render, gnn_chart.save_chart),
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
         EstimateResults: (estimate_report.render, estimate_report.no_chart),
-        SensitivityResults: (sensitivity_report.render, sensitivity_chart.save_chart),
         ActivationResults: (activation_report.render, activation_chart.save_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),
         FewBitResults: (fewbit_report.render, fewbit_chart.save_chart),

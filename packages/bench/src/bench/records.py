@@ -20,7 +20,6 @@ from bench.kernels.results import KernelResults
 from bench.record import files
 from bench.record.record import Record
 from bench.search.results import SearchResults
-from bench.sensitivity.results import SensitivityResults
 from bench.sweep.results import SweepResults
 from bench.systems.results import SystemResults
 from bench.text.results import TextResults
@@ -31,7 +30,6 @@ AnyResults = (
     | Results
     | KernelResults
     | EstimateResults
-    | SensitivityResults
     | ActivationResults
     | VisionResults
     | FewBitResults
@@ -47,7 +45,6 @@ _KINDS: Mapping[str, Any] = {
     "gnn": Results,
     "kernels": KernelResults,
     "kernels-estimate": EstimateResults,
-    "sensitivity": SensitivityResults,
     "activations": ActivationResults,
     "vision": VisionResults,
     "fewbit": FewBitResults,

@@ -9,28 +9,15 @@ from typing import Any
 
 import torch
 
-from bench.arguments import THREADS
 from bench.llm.results import KIND, Trained
-from bench.llm.subjects import QUICK, SUBJECTS
+from bench.llm.subjects import SUBJECTS
 from bench.machine import Machine
-from bench.record.options import Options
 from bench.record.record import Record
 from bench.record.run import Run
 from bench.workers import Ended, Worker
 
 ROUNDS, QUICK_ROUNDS = 5, 2
 _PACKAGES = ("torch", "transformers", "actcore", "actcore-integrations")
-
-
-def options(add: Options) -> None:
-    """Those of the command."""
-    usual = [name for name in SUBJECTS if name not in QUICK]
-    words = f"of {', '.join(SUBJECTS)}; repeatable"
-    add.many("--subject", SUBJECTS, words, default=usual, quick=QUICK, metavar="NAME")
-    add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
-    add.threads(THREADS)
-    add.quick(", ".join(QUICK))
-    add.json(", one by one; what the file has is not measured again")
 
 
 def run(asked: argparse.Namespace) -> Record:

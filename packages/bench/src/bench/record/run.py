@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.deadline import Deadline
-from bench.errors import BenchError, DoesNotApply, reason
+from bench.errors import BenchError, DoesNotApply, MissingLibrary, reason
 from bench.machine import Machine
 from bench.progress import progress
 from bench.record.entry import Entry
@@ -137,6 +137,8 @@ class Run:
                 found = None if deadline.over else replace(start, failure=str(error))
             except DoesNotApply as error:
                 found = replace(start, does_not_apply=str(error))
+            except MissingLibrary:
+                raise  # which is said before anything else, or is of all that is left
             except BenchError as error:
                 found = replace(start, failure=str(error))
             except Exception as error:  # whatever one fails with, others are to be measured
