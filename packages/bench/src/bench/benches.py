@@ -9,8 +9,9 @@ from bench.llm.command import BENCH as LLM
 from bench.record.bench import Bench
 from bench.record.kind import Kind
 from bench.sensitivity.command import BENCH as SENSITIVITY
+from bench.sweep.command import BENCH as SWEEP
 
-BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in (SENSITIVITY, LLM)})
+BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in (SWEEP, SENSITIVITY, LLM)})
 
 
 def kind_of(name: str) -> Kind:

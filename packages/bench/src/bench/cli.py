@@ -20,7 +20,6 @@ from bench.kernels import command as kernels
 from bench.record.bench import Bench
 from bench.record.options import Options
 from bench.search import command as search
-from bench.sweep import command as sweep
 from bench.systems import command as systems
 from bench.text import command as text
 from bench.vision import command as vision
@@ -66,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
     add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")
-    add("sweep", sweep.add_arguments, "one compressed training step of many models and layers")
     add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
 
     for bench in BENCHES.values():

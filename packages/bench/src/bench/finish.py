@@ -37,8 +37,6 @@ from bench.search import chart as search_chart
 from bench.search import report as search_report
 from bench.search.results import SearchResults
 from bench.style import require_drawable
-from bench.sweep import report as sweep_report
-from bench.sweep.results import SweepResults
 from bench.systems import chart as system_chart
 from bench.systems import report as system_report
 from bench.systems.results import SystemResults
@@ -62,7 +60,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         VisionResults: (vision_report.render, vision_chart.save_chart),
         FewBitResults: (fewbit_report.render, fewbit_chart.save_chart),
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
-        SweepResults: (sweep_report.render, sweep_report.no_chart),
         SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),
         TextResults: (text_report.render, text_chart.save_chart),

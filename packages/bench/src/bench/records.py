@@ -20,7 +20,6 @@ from bench.kernels.results import KernelResults
 from bench.record import files
 from bench.record.record import Record
 from bench.search.results import SearchResults
-from bench.sweep.results import SweepResults
 from bench.systems.results import SystemResults
 from bench.text.results import TextResults
 from bench.vision.results import VisionResults
@@ -35,7 +34,6 @@ AnyResults = (
     | FewBitResults
     | CheckpointResults
     | SystemResults
-    | SweepResults
     | SearchResults
     | TextResults
     | StageResults
@@ -50,7 +48,6 @@ _KINDS: Mapping[str, Any] = {
     "fewbit": FewBitResults,
     "checkpoint": CheckpointResults,
     "systems": SystemResults,
-    "sweep": SweepResults,
     "search": SearchResults,
     "text": TextResults,
     "gpu": StageResults,
