@@ -161,7 +161,7 @@ def test_the_larger_of_graph_and_allocator_counts():
     plain = Memory("resnet50", "L0", 110, None, 100)
     assert ratio_of(Memory("resnet50", "L2", 30, None, 100, 10), plain) == 5.0  # the allocator's 20
     assert ratio_of(Memory("resnet50", "L2", 18, None, 100, 10), plain) == 10.0  # the graph's
-    assert ratio_of(Memory("resnet50", "L2", None, None, 100, 10, "no counters"), plain) == 10.0
+    assert ratio_of(Memory("resnet50", "L2", None, None, 100, 10, not_measured="no counters"), plain) == 10.0
     assert ratio_of(plain, plain) is None
 
 

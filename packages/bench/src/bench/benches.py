@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from bench.activations.command import BENCH as ACTIVATIONS
 from bench.llm.command import BENCH as LLM
 from bench.record.bench import Bench
 from bench.record.kind import Kind
 from bench.sensitivity.command import BENCH as SENSITIVITY
 from bench.sweep.command import BENCH as SWEEP
 
-BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in (SWEEP, SENSITIVITY, LLM)})
+BENCHES: Mapping[str, Bench] = MappingProxyType(
+    {bench.kind.name: bench for bench in (ACTIVATIONS, SWEEP, SENSITIVITY, LLM)}
+)
 
 
 def kind_of(name: str) -> Kind:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench import commands
-from bench.activations import command as activations
 from bench.arguments import add_chart
 from bench.benches import BENCHES
 from bench.checkpoint import command as checkpointing
@@ -59,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
 
     add("gnn", gnn.add_arguments, "train GNNs at full precision and compressed; accuracy, memory and time")
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
-    add("activations", activations.add_arguments, "bytes, gradients and time of models of any kind")
     add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
     add("fewbit", fewbit.add_arguments, "few-bit activations and randomized linear layers")
     add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")

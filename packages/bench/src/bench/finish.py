@@ -10,9 +10,6 @@ from typing import Any
 from rich.console import RenderableType
 
 from bench import records
-from bench.activations import chart as activation_chart
-from bench.activations import report as activation_report
-from bench.activations.results import ActivationResults
 from bench.benches import BENCHES
 from bench.checkpoint import chart as checkpoint_chart
 from bench.checkpoint import report as checkpoint_report
@@ -56,7 +53,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         Results: (gnn_report.render, gnn_chart.save_chart),
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
         EstimateResults: (estimate_report.render, estimate_report.no_chart),
-        ActivationResults: (activation_report.render, activation_chart.save_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),
         FewBitResults: (fewbit_report.render, fewbit_chart.save_chart),
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),

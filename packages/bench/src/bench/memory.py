@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import integrations
 from bench.errors import BenchError
 from bench.process_memory import ENVIRONMENT, Counters, counters
+from bench.record.entry import Entry, at, metric, part
 
 REPEATS = 3
 
@@ -34,28 +35,16 @@ AGREEMENT = 0.05
 """By how much of themselves the measured bytes may differ from those that the report says are stored."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one step of one model at one level.
+@part("memory", "a step of a model at a level, measured in a process of its own")
+class Memory(Entry):
+    """One model at one level; level ``"L0"`` is the untouched model."""
 
-    Attributes:
-        model, level: which; level ``"L0"`` is the untouched model.
-        live_bytes, peak_bytes: as measured, see the module; ``None`` where not measured.
-        original_bytes: of what autograd alone keeps: at a level as the report says, of the untouched model as hooks
-            count; ``None`` for that in files of before hooks did.
-        stored_bytes: what the report says is kept instead; ``None`` for the untouched model.
-        not_measured: why nothing was measured; empty otherwise.
-        commit: that it was measured with; empty where the results say it of all.
-    """
-
-    model: str
-    level: str
-    live_bytes: int | None
-    peak_bytes: int | None
-    original_bytes: int | None = None
-    stored_bytes: int | None = None
-    not_measured: str = ""
-    commit: str = ""
+    model: str = at("its name")
+    level: str = at("of integrations.LEVELS, or a way's name")
+    live_bytes: int | None = metric("bytes", "that the forward left allocated, its result among them")
+    peak_bytes: int | None = metric("bytes", "the most in forward and backward, less those before and the gradients")
+    original_bytes: int | None = metric("bytes", "that autograd alone keeps: by the report, or as hooks count")
+    stored_bytes: int | None = metric("bytes", "that are kept instead, by the report; none of the untouched model")
 
     def agreement(self, plain: Memory) -> float | None:
         """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown.
@@ -140,7 +129,7 @@ def measure_step(
     if level is None:
         return Memory(model, "L0", live, peak, saved_bytes(network, forward), not_measured=reason)
     report = integrations.compression(network).report()
-    return Memory(model, level, live, peak, report.original_bytes, report.stored_bytes, reason)
+    return Memory(model, level, live, peak, report.original_bytes, report.stored_bytes, not_measured=reason)
 
 
 def step_bytes(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.activations.results import ActivationResults
 from bench.benches import kind_of
 from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
@@ -29,7 +28,6 @@ AnyResults = (
     | Results
     | KernelResults
     | EstimateResults
-    | ActivationResults
     | VisionResults
     | FewBitResults
     | CheckpointResults
@@ -43,7 +41,6 @@ _KINDS: Mapping[str, Any] = {
     "gnn": Results,
     "kernels": KernelResults,
     "kernels-estimate": EstimateResults,
-    "activations": ActivationResults,
     "vision": VisionResults,
     "fewbit": FewBitResults,
     "checkpoint": CheckpointResults,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from statistics import median
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 Declared = TypeVar("Declared", bound="Entry")
@@ -123,6 +124,20 @@ class Entry:
             TypeError: it has a name that is not declared.
         """
         return cls(**{name: value for name, value in content.items() if name != "part"})
+
+
+class Timed:
+    """What entries have whose steps took turns with plain ones."""
+
+    seconds: list[float]
+    plain_seconds: list[float]
+
+    @property
+    def ratio(self) -> float | None:
+        """A step's time over the plain one's of the same round, the median over rounds; ``None`` where not timed."""
+        if not self.seconds:
+            return None
+        return median(one / plain for one, plain in zip(self.seconds, self.plain_seconds, strict=True))
 
 
 def _is_empty(value: Any) -> bool:

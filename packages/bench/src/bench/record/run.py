@@ -109,45 +109,80 @@ class Run:
             deadline: after which none begins any more.
             advance: is told of each of ``wanted``, in place of a bar.
         """
-        left = [one for one in wanted if self._lacks(one, lacks)]
+
+        def one(some: Sequence[Wanted]) -> Iterable[Entry]:
+            found = measured(some[0])
+            return [found] if isinstance(found, Entry) else found
+
+        units = [[each] for each in wanted]
+        self.measure_together(units, one, name=name, lacks=lacks, deadline=deadline, advance=advance)
+
+    def measure_together(
+        self,
+        groups: Sequence[Sequence[Wanted]],
+        measured: Callable[[list[Wanted]], Iterable[Entry]],
+        *,
+        name: str = "",
+        lacks: Callable[[Wanted], bool] | None = None,
+        deadline: Deadline | None = None,
+        advance: Callable[[str], None] | None = None,
+    ) -> None:
+        """The same of entries that are measured together, such as ways that take turns.
+
+        Args:
+            groups: of entries without numbers.
+            measured: is given those of a group that are left.
+            name, lacks, deadline, advance: as of ``measure``.
+        """
+        units = [[one for one in group if self._lacks(one, lacks)] for group in groups]
+        deadline = deadline or Deadline()
         if advance is None:
+            left = [unit for unit in units if unit]
             with progress(name or self._kind.name, len(left)) as advance:
-                self._measure(left, measured, deadline or Deadline(), advance)
+                self._measure(left, measured, deadline, advance)
             return
-        for one in wanted:
-            if one in left:
-                self._measure([one], measured, deadline or Deadline(), advance)
+        for group, unit in zip(groups, units, strict=True):
+            if unit:
+                self._measure([unit], measured, deadline, advance)
             else:
-                advance(said(one))
+                advance(said(group[0]))
 
     def _measure(
         self,
-        left: Sequence[Wanted],
-        measured: Callable[[Wanted], Entry | Iterable[Entry]],
+        left: Sequence[Sequence[Wanted]],
+        measured: Callable[[list[Wanted]], Iterable[Entry]],
         deadline: Deadline,
         advance: Callable[[str], None],
     ) -> None:
-        for place, blank in enumerate(left):
-            known = self.found(blank)
-            start = blank if known is None or known.failure else known
-            found: Entry | Iterable[Entry] | None
-            try:
-                found = None if deadline.over else measured(start)
-            except TooLong as error:
-                found = None if deadline.over else replace(start, failure=str(error))
-            except DoesNotApply as error:
-                found = replace(start, does_not_apply=str(error))
-            except MissingLibrary:
-                raise  # which is said before anything else, or is of all that is left
-            except BenchError as error:
-                found = replace(start, failure=str(error))
-            except Exception as error:  # whatever one fails with, others are to be measured
-                found = replace(start, failure=reason(error))
+        for place, unit in enumerate(left):
+            found = None if deadline.over else self._outcome([self._start(one) for one in unit], measured, deadline)
             if found is None:
-                self.skip(f"{deadline} came before {_unreached(left[place:])}")
+                self.skip(f"{deadline} came before {_unreached([one for unit in left[place:] for one in unit])}")
                 return
-            self.add(*([found] if isinstance(found, Entry) else found))
-            advance(said(blank))
+            self.add(*found)
+            advance(said(unit[0]))
+
+    def _start(self, blank: Wanted) -> Wanted:
+        """What is measured further: what is there, but for what failed."""
+        known = self.found(blank)
+        return blank if known is None or known.failure else known
+
+    def _outcome(
+        self, unit: list[Wanted], measured: Callable[[list[Wanted]], Iterable[Entry]], deadline: Deadline
+    ) -> list[Entry] | None:
+        """The entries with their numbers, or with why there are none; ``None`` if the deadline came meanwhile."""
+        try:
+            return list(measured(unit))
+        except TooLong as error:
+            return None if deadline.over else [replace(one, failure=str(error)) for one in unit]
+        except MissingLibrary:
+            raise  # which is said of all that is left
+        except DoesNotApply as error:
+            return [replace(one, does_not_apply=str(error)) for one in unit]
+        except BenchError as error:
+            return [replace(one, failure=str(error)) for one in unit]
+        except Exception as error:  # whatever one fails with, others are to be measured
+            return [replace(one, failure=reason(error)) for one in unit]
 
     def _lacks(self, entry: Wanted, lacks: Callable[[Wanted], bool] | None) -> bool:
         known = self.found(entry)

@@ -48,7 +48,7 @@ def measure_here(levels: Sequence[str], case: Case) -> list[Memory]:
         live, peak, reason = step_bytes(case.model, case.loss, case.loss, torch.device("cpu"))
         original = found[0].original_bytes if found else saved_bytes(case.model, case.loss)
         stored = graph_bytes(case.model, case.loss) if found else None
-        found.append(Memory(MODEL, level, live, peak, original, stored, reason))
+        found.append(Memory(MODEL, level, live, peak, original, stored, not_measured=reason))
         if level != "L0":
             qmodules.revert(case.model)
     return found
