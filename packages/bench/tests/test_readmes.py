@@ -9,12 +9,12 @@ from bench.checkpoint.architectures import ARCHITECTURES
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
 from bench.checkpoint.results import CheckpointResults, Peak
 from bench.errors import BenchError
-from bench.fewbit.results import FewBitResults
 from bench.fewbit.results import Peak as RobertaPeak
 from bench.machine import Machine
 from bench.pages import rendered, to_markdown
 from bench.readmes import actnn, checkpointing, claims, fewbit, gact
 from bench.readmes.tables import TABLES
+from bench.record.record import Record
 from bench.search.results import Search, SearchResults
 from bench.vision.compression.results import Cell
 from bench.vision.dense.models import DENSE
@@ -68,10 +68,18 @@ def test_one_bit_relus_have_a_row_of_their_own(tmp_path):
 
 def test_fewbit_savings(tmp_path):
     peaks = [
-        RobertaPeak(way, [MIB], [(nbytes + 5) * MIB], [1000 * MIB + nbytes * MIB], 5 * MIB)
+        RobertaPeak(
+            way,
+            "",
+            16,
+            kept_bytes=[MIB],
+            peak_bytes=[(nbytes + 5) * MIB],
+            raw_bytes=[1000 * MIB + nbytes * MIB],
+            gradient_bytes=5 * MIB,
+        )
         for way, nbytes in (("vanilla", 1000), ("3-bit GELU", 860), ("both", 700))
     ]
-    records.save(FewBitResults(MACHINE, "cpu", peaks=peaks), tmp_path / fewbit.FILE)
+    records.save(Record("fewbit", MACHINE, {"device": "cpu"}, peaks), tmp_path / fewbit.FILE)
     vanilla, gelu, linear, both = rows(tmp_path, "fewbit")
     assert "| vanilla | 11.30 |  | 1,000.0 |" in vanilla
     assert "| 9.75 | 13.8 | 860.0 | 14.0 ✓ | 865.0 | 13.9 ✓ | 1,860.0 | 7.0 ✗ |" in gelu
@@ -103,15 +111,15 @@ def test_actnns_layers_beside_their_accuracies(tmp_path):
 
 
 def test_a_page_has_a_readmes_table_with_its_machine(tmp_path):
-    records.save(FewBitResults(MACHINE, "cpu"), tmp_path / fewbit.FILE)
+    records.save(Record("fewbit", MACHINE, {"device": "cpu"}), tmp_path / fewbit.FILE)
     page = rendered("<!-- readme fewbit -->\n<!-- /readme -->\n", tmp_path).text
     assert "| RoBERTa-base | peak, GiB published |" in page
     assert "\n\n`python -m bench`; a processor, 2 threads" in page
 
 
 def test_a_file_that_holds_something_else(tmp_path):
-    records.save(FewBitResults(MACHINE, "cpu"), tmp_path / checkpointing.USUAL)
-    with pytest.raises(BenchError, match="must hold CheckpointResults, got FewBitResults"):
+    records.save(Record("fewbit", MACHINE, {"device": "cpu"}), tmp_path / checkpointing.USUAL)
+    with pytest.raises(BenchError, match="must hold CheckpointResults, got Record"):
         TABLES["checkpointing"](tmp_path)
 
 

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from bench.activations.command import BENCH as ACTIVATIONS
+from bench.fewbit.command import BENCH as FEWBIT
 from bench.llm.command import BENCH as LLM
 from bench.record.bench import Bench
 from bench.record.kind import Kind
 from bench.sensitivity.command import BENCH as SENSITIVITY
 from bench.sweep.command import BENCH as SWEEP
 
-BENCHES: Mapping[str, Bench] = MappingProxyType(
-    {bench.kind.name: bench for bench in (ACTIVATIONS, SWEEP, SENSITIVITY, LLM)}
-)
+_ALL = (SENSITIVITY, ACTIVATIONS, FEWBIT, SWEEP, LLM)  # in the order in which commands are listed
+
+BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
 
 
 def kind_of(name: str) -> Kind:

@@ -13,7 +13,6 @@ from bench.arguments import add_chart
 from bench.benches import BENCHES
 from bench.checkpoint import command as checkpointing
 from bench.errors import BenchError
-from bench.fewbit import command as fewbit
 from bench.gnn import command as gnn
 from bench.kernels import command as kernels
 from bench.record.bench import Bench
@@ -59,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     add("gnn", gnn.add_arguments, "train GNNs at full precision and compressed; accuracy, memory and time")
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
     add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
-    add("fewbit", fewbit.add_arguments, "few-bit activations and randomized linear layers")
     add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
     add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")

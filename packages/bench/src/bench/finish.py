@@ -15,9 +15,6 @@ from bench.checkpoint import chart as checkpoint_chart
 from bench.checkpoint import report as checkpoint_report
 from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
-from bench.fewbit import chart as fewbit_chart
-from bench.fewbit import report as fewbit_report
-from bench.fewbit.results import FewBitResults
 from bench.gnn import chart as gnn_chart
 from bench.gnn import report as gnn_report
 from bench.gnn.results import Results
@@ -54,7 +51,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
         EstimateResults: (estimate_report.render, estimate_report.no_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),
-        FewBitResults: (fewbit_report.render, fewbit_chart.save_chart),
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
         SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),

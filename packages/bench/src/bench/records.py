@@ -10,7 +10,6 @@ from typing import Any
 from bench.benches import kind_of
 from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
-from bench.fewbit.results import FewBitResults
 from bench.gnn.results import Results
 from bench.gpu.results import StageResults
 from bench.json_files import FORMAT, save_as
@@ -29,7 +28,6 @@ AnyResults = (
     | KernelResults
     | EstimateResults
     | VisionResults
-    | FewBitResults
     | CheckpointResults
     | SystemResults
     | SearchResults
@@ -42,7 +40,6 @@ _KINDS: Mapping[str, Any] = {
     "kernels": KernelResults,
     "kernels-estimate": EstimateResults,
     "vision": VisionResults,
-    "fewbit": FewBitResults,
     "checkpoint": CheckpointResults,
     "systems": SystemResults,
     "search": SearchResults,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.layout import columns
-from bench.readmes.made import NOT_MEASURED, Made, recorded
+from bench.readmes.made import NOT_MEASURED, Made, recorded_before
 from bench.vision.compression.ways import PLAIN
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
@@ -25,7 +25,7 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: the file holds something else.
     """
-    results = recorded(folder, FILE, VisionResults)
+    results = recorded_before(folder, FILE, VisionResults)
     made = columns(
         "ResNet-50 in",
         "accuracy",

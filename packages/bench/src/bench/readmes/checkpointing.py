@@ -12,7 +12,7 @@ from bench.checkpoint.results import CheckpointResults, Peak
 from bench.checkpoint.targets import at_own_size, published_cut
 from bench.layout import columns
 from bench.marks import marked
-from bench.readmes.made import NOT_MEASURED, Made, recorded
+from bench.readmes.made import NOT_MEASURED, Made, recorded_before
 from bench.units import MIB
 
 CHANNELS_LAST, USUAL = "checkpoint-channels-last-cpu.json", "checkpoint-cpu.json"
@@ -27,7 +27,7 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: a file holds something else.
     """
-    last, usual = (recorded(folder, file, CheckpointResults) for file in (CHANNELS_LAST, USUAL))
+    last, usual = (recorded_before(folder, file, CheckpointResults) for file in (CHANNELS_LAST, USUAL))
     made = columns(
         "architecture",
         "inputs",

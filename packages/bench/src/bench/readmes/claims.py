@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from bench.layout import columns
 from bench.marks import marked
-from bench.readmes.made import NOT_MEASURED, Made, recorded
+from bench.readmes.made import NOT_MEASURED, Made, recorded_before
 from bench.search.report import times_plain
 from bench.search.results import SearchResults
 from bench.vision.compression.targets import PEAK
@@ -75,7 +75,10 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: a file holds something else.
     """
-    compression, search = recorded(folder, COMPRESSION, VisionResults), recorded(folder, SEARCH, SearchResults)
+    compression, search = (
+        recorded_before(folder, COMPRESSION, VisionResults),
+        recorded_before(folder, SEARCH, SearchResults),
+    )
     made = columns("claim", "", "times\npublished", "times\nmeasured", "way", "python -m bench", labels=2)
     made.columns[-2].justify = made.columns[-1].justify = "left"
     for claim in CLAIMS:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench import records
 from bench.errors import BenchError
+from bench.record.record import Record
 
 Results = TypeVar("Results", bound=records.AnyResults)
 
@@ -29,7 +30,21 @@ class Made:
     results: list[records.AnyResults] = field(default_factory=list)
 
 
-def recorded(folder: Path, file: str, kind: type[Results]) -> Results | None:
+def recorded(folder: Path, file: str, kind: str) -> Record | None:
+    """The record of a file; ``None`` where it is not there, so that its rows say that they are not measured.
+
+    Raises:
+        BenchError: the file holds something else.
+    """
+    if not (folder / file).exists():
+        return None
+    found = records.load(folder / file)
+    if not isinstance(found, Record) or found.kind != kind:
+        raise BenchError(f"{folder / file} must hold results of {kind}; name another folder")
+    return found
+
+
+def recorded_before(folder: Path, file: str, kind: type[Results]) -> Results | None:
     """The results of a file; ``None`` where it is not there, so that its rows say that they are not measured.
 
     Raises:

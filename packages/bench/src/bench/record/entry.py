@@ -65,6 +65,12 @@ def part(name: str, words: str) -> Callable[[type[Declared]], type[Declared]]:
     return declare
 
 
+@dataclass_transform(field_specifiers=(at,), kw_only_default=True, frozen_default=True)
+def metrics(cls: type[Declared]) -> type[Declared]:
+    """Makes a class of what several kinds of entries have in common; an entry is given them by name."""
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """What all entries have: why there is nothing, if there is nothing, and the commit.

@@ -122,8 +122,9 @@ class Options:
         self._parser.add_argument("--data-root", type=Path, metavar="DIR", help=words)
 
     def settle(self, namespace: argparse.Namespace) -> None:
-        """Gives what was not said its value, and the names of what was said without repetitions."""
+        """Gives what was not said its value, and names without repetitions; ``said`` has what was said."""
         quick = getattr(namespace, "quick", False)
+        namespace.said = {name for name in self._usual if getattr(namespace, name) is not None}
         for name, (default, in_a_quick_run) in self._usual.items():
             said = getattr(namespace, name)
             value = said if said is not None else in_a_quick_run if quick else default
