@@ -19,7 +19,6 @@ from bench.record.bench import Bench
 from bench.record.options import Options
 from bench.search import command as search
 from bench.systems import command as systems
-from bench.text import command as text
 from bench.vision import command as vision
 
 
@@ -61,8 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
     add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")
-    add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
-
     for bench in BENCHES.values():
         _add(parsers, bench)
 

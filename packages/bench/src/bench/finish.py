@@ -34,9 +34,6 @@ from bench.style import require_drawable
 from bench.systems import chart as system_chart
 from bench.systems import report as system_report
 from bench.systems.results import SystemResults
-from bench.text import chart as text_chart
-from bench.text import report as text_report
-from bench.text.results import TextResults
 from bench.vision import chart as vision_chart
 from bench.vision import report as vision_report
 from bench.vision.results import VisionResults
@@ -54,7 +51,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
         SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),
-        TextResults: (text_report.render, text_chart.save_chart),
         StageResults: (gpu_report.render, gpu_report.no_chart),
     }
 )

@@ -19,7 +19,6 @@ from bench.record import files
 from bench.record.record import Record
 from bench.search.results import SearchResults
 from bench.systems.results import SystemResults
-from bench.text.results import TextResults
 from bench.vision.results import VisionResults
 
 AnyResults = (
@@ -31,7 +30,6 @@ AnyResults = (
     | CheckpointResults
     | SystemResults
     | SearchResults
-    | TextResults
     | StageResults
 )
 
@@ -43,7 +41,6 @@ _KINDS: Mapping[str, Any] = {
     "checkpoint": CheckpointResults,
     "systems": SystemResults,
     "search": SearchResults,
-    "text": TextResults,
     "gpu": StageResults,
 }
 

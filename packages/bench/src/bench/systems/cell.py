@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.errors import reason
+from bench.errors import DoesNotApply, reason
 from bench.gradients import relative_error
 from bench.memory import step_peak_bytes
 from bench.process_memory import Counters, counters, release_cached
@@ -25,7 +25,7 @@ from bench.systems.device import figures, profiled, with_workspaces
 from bench.systems.results import Cell, Fresh
 from bench.systems.subject import Subject
 from bench.systems.subjects import made
-from bench.systems.ways import PLAIN, WAYS, DoesNotApply, Forward, Surroundings
+from bench.systems.ways import PLAIN, WAYS, Forward, Surroundings
 from bench.workers import Ended, Worker, serve
 from integrations.checkpoint import Plan, plan_of
 

@@ -8,9 +8,10 @@ from statistics import fmean
 from rich.table import Table
 
 from bench.layout import columns
+from bench.record.record import Record
 from bench.systems.ways import PLAIN
 from bench.text.published import LENGTH, MNLI, SKETCHES, THROUGHPUTS, Throughput
-from bench.text.results import Cell, TextResults
+from bench.text.results import Cell, Run, finished
 
 _TABLES_MODEL = "roberta"  # that FewBit's figures are of
 
@@ -87,7 +88,7 @@ def _of(record: Record, one: Throughput) -> Cell | None:
 
 
 def _score(record: Record, task: str, way: str, metric: str) -> str:
-    runs = [run for run in results.finished(_TABLES_MODEL, task, way) if run.fine_tuned]
+    runs = [run for run in finished(record, _TABLES_MODEL, task, way) if run.fine_tuned]
     return f"{fmean(run.metrics[metric] for run in runs):.2f}" if runs else ""
 
 
@@ -98,3 +99,9 @@ def _time_over_plain(record: Record, way: str) -> str:
         if cell is not None and cell.ratio is not None:
             return f"{cell.ratio:.2f}"
     return ""
+
+
+def timed(record: Record, model: str, way: str, length: int, batch: int | None = None) -> Cell | None:
+    """A cell whose steps were timed, of a network in a way; of any batch, if none is named."""
+    found = (cell for cell in record.of(Cell, model=model, way=way, length=length) if cell.seconds)
+    return next((cell for cell in found if batch in (None, cell.batch)), None)

@@ -51,7 +51,7 @@ def run(asked: argparse.Namespace) -> Record:
         _accuracy(going, asked)
     if {"memory", "time"} & set(asked.parts):
         _steps(going, asked)
-    if not (going.record.of(Run) or going.record.of(Cell)):
+    if not going.record.of(Run) and not going.record.of(Cell):
         raise BenchError(going.record.skipped[0])
     return going.record
 
@@ -103,9 +103,7 @@ def _train(going: Going, asked: argparse.Namespace, model: str, found: texts.Tex
     )
 
 
-def _require_the_same(
-    record: Record, asked: argparse.Namespace, model: str, found: texts.Texts, how: Recipe
-) -> None:
+def _require_the_same(record: Record, asked: argparse.Namespace, model: str, found: texts.Texts, how: Recipe) -> None:
     """Runs of other sentences or another recipe are no pairs of those that are to come.
 
     Raises:
