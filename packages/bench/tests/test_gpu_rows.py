@@ -17,8 +17,9 @@ from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 from bench.kernels.results import KernelResults, Measurement, Timing
 from bench.machine import Machine
+from bench.record.record import Record
 from bench.search.results import Search, SearchResults, Trial
-from bench.systems.results import Cell, Figures, SystemResults
+from bench.systems.results import Cell, Figures
 
 MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
 
@@ -247,6 +248,9 @@ def test_kernels_that_were_cut_off_are_those_that_were_measured(tmp_path):
     assert file.exists()
 
 
+SETTINGS = {"device": "cuda", "seed": 0}
+
+
 def cell(way, peak, **more):
     return Cell("resnet50", way, "ResNet-50", peak, **more)
 
@@ -262,7 +266,7 @@ def test_models_whose_peaks_are_not_smaller():
         cell("torch_remat", 0, does_not_apply="not of this model"),
     ]
     found = list(
-        models.rows(SystemResults(MACHINE, "cuda", 0, cells, ["vit: plan: not reached"]), Done(1, "killed", 1.0))
+        models.rows(Record("systems", MACHINE, SETTINGS, cells, ["vit: plan: not reached"]), Done(1, "killed", 1.0))
     )
     assert [row.outcome for row in found] == [OK, OK, MISSED, OK, MISSED, FAILED, SKIPPED, NOT_REACHED, FAILED]
     assert [row.claims for row in found[-2:]] == [["smaller", "planned"]] * 2  # of what is left out, nothing is known
@@ -304,7 +308,7 @@ def test_what_was_not_searched_to_its_end_misses_nothing():
 @pytest.mark.parametrize(
     ("stage", "results"),
     [
-        (models, SystemResults(MACHINE, "cuda", 0, [cell("plain", 100), cell("L1", 50)])),
+        (models, Record("systems", MACHINE, SETTINGS, [cell("plain", 100), cell("L1", 50)])),
         (search, searched()),
     ],
 )

@@ -7,8 +7,9 @@ from bench import cli, pages, records
 from bench.errors import BenchError
 from bench.layout import columns
 from bench.machine import Machine
+from bench.record.record import Record
 from bench.search.results import Search, SearchResults, Trial
-from bench.systems.results import Cell, SystemResults
+from bench.systems.results import Cell
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 PAGE = """# Numbers
@@ -29,7 +30,7 @@ def folder(tmp_path):
         Cell("mlp", way, "an MLP, of 3 | 4 layers", peak, 0.0, [1.0], [1.0])
         for way, peak in (("plain", 2 << 20), ("L1", 1 << 20))
     ]
-    records.save(SystemResults(MACHINE, "cpu", cells=cells), tmp_path / "systems.json")
+    records.save(Record("systems", MACHINE, {"device": "cpu", "seed": 0}, cells), tmp_path / "systems.json")
     return tmp_path
 
 
@@ -75,7 +76,7 @@ def test_a_name_of_several_tables(folder):
     """The first was taken."""
     what = ("BERT, 4 layers", "BERT, 4 layers, 2 heads", "BERT, 8 layers")
     cells = [Cell(f"model {place}", "plain", words, 1 << 20) for place, words in enumerate(what)]
-    records.save(SystemResults(MACHINE, "cpu", cells=cells), folder / "systems.json")
+    records.save(Record("systems", MACHINE, {"device": "cpu", "seed": 0}, cells), folder / "systems.json")
     with pytest.raises(BenchError, match=r"has 3 tables 'BERT'; it has .BERT, 4 layers., 'BERT"):
         pages.rendered(PAGE.replace("an MLP", "BERT"), folder)
     assert "| BERT, 4 layers | peak" in pages.rendered(PAGE.replace("an MLP", "BERT, 4 layers"), folder).text

@@ -12,9 +12,10 @@ from bench.record.bench import Bench
 from bench.record.kind import Kind
 from bench.sensitivity.command import BENCH as SENSITIVITY
 from bench.sweep.command import BENCH as SWEEP
+from bench.systems.command import BENCH as SYSTEMS
 from bench.text.command import BENCH as TEXT
 
-_ALL = (SENSITIVITY, ACTIVATIONS, FEWBIT, SWEEP, TEXT, LLM)  # in the order in which commands are listed
+_ALL = (SENSITIVITY, ACTIVATIONS, FEWBIT, SYSTEMS, SWEEP, TEXT, LLM)  # in the order in which commands are listed
 
 BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
 

@@ -18,7 +18,6 @@ from bench.kernels import command as kernels
 from bench.record.bench import Bench
 from bench.record.options import Options
 from bench.search import command as search
-from bench.systems import command as systems
 from bench.vision import command as vision
 
 
@@ -58,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
     add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
     add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
-    add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
     add("search", search.add_arguments, "the largest models and batches that train within a given memory")
     for bench in BENCHES.values():
         _add(parsers, bench)

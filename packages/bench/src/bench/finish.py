@@ -31,9 +31,6 @@ from bench.search import chart as search_chart
 from bench.search import report as search_report
 from bench.search.results import SearchResults
 from bench.style import require_drawable
-from bench.systems import chart as system_chart
-from bench.systems import report as system_report
-from bench.systems.results import SystemResults
 from bench.vision import chart as vision_chart
 from bench.vision import report as vision_report
 from bench.vision.results import VisionResults
@@ -49,7 +46,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         EstimateResults: (estimate_report.render, estimate_report.no_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
-        SystemResults: (system_report.render, system_chart.save_chart),
         SearchResults: (search_report.render, search_chart.save_chart),
         StageResults: (gpu_report.render, gpu_report.no_chart),
     }

@@ -18,7 +18,6 @@ from bench.kernels.results import KernelResults
 from bench.record import files
 from bench.record.record import Record
 from bench.search.results import SearchResults
-from bench.systems.results import SystemResults
 from bench.vision.results import VisionResults
 
 AnyResults = (
@@ -28,7 +27,6 @@ AnyResults = (
     | EstimateResults
     | VisionResults
     | CheckpointResults
-    | SystemResults
     | SearchResults
     | StageResults
 )
@@ -39,7 +37,6 @@ _KINDS: Mapping[str, Any] = {
     "kernels-estimate": EstimateResults,
     "vision": VisionResults,
     "checkpoint": CheckpointResults,
-    "systems": SystemResults,
     "search": SearchResults,
     "gpu": StageResults,
 }

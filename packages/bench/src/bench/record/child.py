@@ -54,6 +54,12 @@ class Child:
         Raises:
             TooLong: the process was killed.
         """
+        return self.measure_with(function, entry, seconds, **options)[0]
+
+    def measure_with(
+        self, function: Callable[..., Any], entry: Measured, seconds: float | None = None, **options: Any
+    ) -> tuple[Measured, Any]:
+        """The same of a function that returns something besides the entry; ``None`` where it failed."""
         request = {
             "function": [function.__module__, function.__qualname__],
             "class": [type(entry).__module__, type(entry).__qualname__],
@@ -61,9 +67,10 @@ class Child:
             "options": options,
         }
         try:
-            return type(entry).of(self._worker.ask(request, seconds))
+            found = self._worker.ask(request, seconds)
         except Ended as error:
-            return replace(entry, failure=str(error))
+            return replace(entry, failure=str(error)), None
+        return type(entry).of(found["entry"]), found["more"]
 
     def end(self) -> None:
         """Ends the process, if there is one."""
@@ -83,12 +90,18 @@ def in_child(
 
 def here(function: Callable[..., Measured], entry: Measured, **options: Any) -> Measured:
     """The same in this process. What fails is said in the answer."""
+    return here_with(function, entry, **options)[0]
+
+
+def here_with(function: Callable[..., Any], entry: Measured, **options: Any) -> tuple[Measured, Any]:
+    """What ``Child.measure_with`` gives, in this process."""
     try:
-        return function(entry, **options)
+        found = function(entry, **options)
+        return found if isinstance(found, tuple) else (found, None)
     except DoesNotApply as error:
-        return replace(entry, does_not_apply=str(error))
+        return replace(entry, does_not_apply=str(error)), None
     except Exception as error:  # whatever one entry fails with, others are to be measured
-        return replace(entry, failure=reason(error))
+        return replace(entry, failure=reason(error)), None
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +111,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(request["options"])
     if "threads" in options:
         torch.set_num_threads(options.pop("threads"))
-    entry = _named(*request["class"])(**request["entry"])
-    return asdict(here(_named(*request["function"]), entry, **options))
+    entry = _named(*request["class"]).of(request["entry"])
+    found, more = here_with(_named(*request["function"]), entry, **options)
+    return {"entry": asdict(found), "more": more}
 
 
 def _named(module: str, name: str) -> Any:

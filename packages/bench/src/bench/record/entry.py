@@ -12,7 +12,7 @@ declaration, and a name that it has not is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
@@ -46,6 +46,17 @@ def series(unit: str, words: str) -> Any:
 def table(unit: str, words: str) -> Any:
     """Numbers of an entry by name; none where nothing was measured."""
     return field(default_factory=dict, metadata={"role": METRIC, "unit": unit, "words": words})
+
+
+def nested(kind: type, words: str) -> Any:
+    """Numbers that come together or not at all, as a class that ``numbers`` decorates; ``None`` where not measured."""
+    return field(default=None, metadata={"role": METRIC, "unit": "", "words": words, "nested": kind})
+
+
+@dataclass_transform(frozen_default=True)
+def numbers(cls: type[Any]) -> type[Any]:
+    """Makes a class of metrics that is a metric of entries itself."""
+    return dataclass(frozen=True)(cls)
 
 
 @dataclass_transform(field_specifiers=(at,), frozen_default=True)  # the others always have a default
@@ -113,8 +124,7 @@ class Entry:
     @classmethod
     def declared(cls) -> list[tuple[str, str, str, str]]:
         """Name, role, unit and words of each coordinate and metric."""
-        found = [one for one in fields(cls) if one.metadata]
-        return [(one.name, one.metadata["role"], one.metadata["unit"], one.metadata["words"]) for one in found]
+        return list(_declared(cls))
 
     def content(self) -> dict[str, Any]:
         """As files have it: by name, what is empty left out."""
@@ -129,7 +139,11 @@ class Entry:
         Raises:
             TypeError: it has a name that is not declared.
         """
-        return cls(**{name: value for name, value in content.items() if name != "part"})
+        found = {name: value for name, value in content.items() if name != "part"}
+        for one in fields(cls):
+            if "nested" in one.metadata and found.get(one.name) is not None:
+                found[one.name] = one.metadata["nested"](**found[one.name])
+        return cls(**found)
 
 
 class Timed:
@@ -144,6 +158,14 @@ class Timed:
         if not self.seconds:
             return None
         return median(one / plain for one, plain in zip(self.seconds, self.plain_seconds, strict=True))
+
+
+def _declared(cls: Any, of: str = "") -> Iterator[tuple[str, str, str, str]]:
+    for one in fields(cls):
+        if one.metadata:
+            yield f"{of}{one.name}", one.metadata["role"], one.metadata["unit"], one.metadata["words"]
+        if "nested" in one.metadata:
+            yield from _declared(one.metadata["nested"], f"{one.name}.")
 
 
 def _is_empty(value: Any) -> bool:
