@@ -18,7 +18,7 @@ from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 from bench.kernels.results import KernelResults, Measurement, Timing
 from bench.machine import Machine
 from bench.record.record import Record
-from bench.search.results import Search, SearchResults, Trial
+from bench.search.results import Search, Trial
 from bench.systems.results import Cell, Figures
 
 MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
@@ -284,7 +284,7 @@ def searched(**more):
         return Search("resnet50-batch", way, largest=largest if ended else None, ended=ended, trials=trials)
 
     searches = [one("plain", 100), one("L1", 410), one("L2", 300, **more), one("Q-layers", 700)]
-    return SearchResults(MACHINE, "cuda", {}, 0, searches)
+    return Record("search", MACHINE, SETTINGS, searches)
 
 
 def test_searches_beside_what_was_published():

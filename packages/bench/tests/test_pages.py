@@ -8,7 +8,7 @@ from bench.errors import BenchError
 from bench.layout import columns
 from bench.machine import Machine
 from bench.record.record import Record
-from bench.search.results import Search, SearchResults, Trial
+from bench.search.results import Search, Trial
 from bench.systems.results import Cell
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
@@ -85,9 +85,9 @@ def test_a_name_of_several_tables(folder):
 def test_entries_say_of_which_commits_they_are():
     """Also those in lists of entries, of which the last run's commit was said; and that files differed was not."""
     trials = [Trial(value, commit=commit) for value, commit in ((1, "aaaaaaaaaa"), (2, "bbbbbbbbbb+"), (3, ""))]
-    results = SearchResults(MACHINE, "cpu", {}, searches=[Search("gcn-layers", "plain", trials=trials)])
+    results = Record("search", MACHINE, {}, [Search("gcn-layers", "plain", trials=trials)])
     assert "; commits aaaaaaaaaa, bbbbbbbbbb+; " in pages.where(results)
-    assert "; commit 0123456789; " in pages.where(SearchResults(MACHINE, "cpu", {}))
+    assert "; commit 0123456789; " in pages.where(Record("search", MACHINE))
 
 
 def test_cells():

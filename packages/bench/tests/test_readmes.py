@@ -15,7 +15,7 @@ from bench.pages import rendered, to_markdown
 from bench.readmes import actnn, checkpointing, claims, fewbit, gact
 from bench.readmes.tables import TABLES
 from bench.record.record import Record
-from bench.search.results import Search, SearchResults
+from bench.search.results import Search
 from bench.vision.compression.results import Cell
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
@@ -157,7 +157,7 @@ def test_claims_have_the_lesser_of_two_peaks(tmp_path):
     searches = [
         Search("resnet50-batch", way, largest=largest, ended=True) for way, largest in (("plain", 10), ("Q-layers", 70))
     ]
-    records.save(SearchResults(MACHINE, "cpu", {}, searches=searches), tmp_path / claims.SEARCH)
+    records.save(Record("search", MACHINE, {"device": "cpu"}, searches), tmp_path / claims.SEARCH)
     found = {row.split(" | ")[1]: row for row in rows(tmp_path, "claims")}
     assert "| 11.3 | 12.50 ✓ |" in found["activations of ResNet-50, 2 bits"]  # 80 bytes by the allocator
     assert "| 4.4 | 4.00 ✗ |" in found["peak of ResNet-50, 2 bits"]

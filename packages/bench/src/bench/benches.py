@@ -10,12 +10,22 @@ from bench.fewbit.command import BENCH as FEWBIT
 from bench.llm.command import BENCH as LLM
 from bench.record.bench import Bench
 from bench.record.kind import Kind
+from bench.search.command import BENCH as SEARCH
 from bench.sensitivity.command import BENCH as SENSITIVITY
 from bench.sweep.command import BENCH as SWEEP
 from bench.systems.command import BENCH as SYSTEMS
 from bench.text.command import BENCH as TEXT
 
-_ALL = (SENSITIVITY, ACTIVATIONS, FEWBIT, SYSTEMS, SWEEP, TEXT, LLM)  # in the order in which commands are listed
+_ALL = (
+    SENSITIVITY,
+    ACTIVATIONS,
+    FEWBIT,
+    SYSTEMS,
+    SEARCH,
+    SWEEP,
+    TEXT,
+    LLM,
+)  # in the order in which commands are listed
 
 BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
 

@@ -17,7 +17,6 @@ from bench.gnn import command as gnn
 from bench.kernels import command as kernels
 from bench.record.bench import Bench
 from bench.record.options import Options
-from bench.search import command as search
 from bench.vision import command as vision
 
 
@@ -57,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
     add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
     add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
-    add("search", search.add_arguments, "the largest models and batches that train within a given memory")
     for bench in BENCHES.values():
         _add(parsers, bench)
 

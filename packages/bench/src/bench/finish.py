@@ -27,9 +27,6 @@ from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.layout import console
 from bench.record.record import Record
-from bench.search import chart as search_chart
-from bench.search import report as search_report
-from bench.search.results import SearchResults
 from bench.style import require_drawable
 from bench.vision import chart as vision_chart
 from bench.vision import report as vision_report
@@ -46,7 +43,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         EstimateResults: (estimate_report.render, estimate_report.no_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),
         CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
-        SearchResults: (search_report.render, search_chart.save_chart),
         StageResults: (gpu_report.render, gpu_report.no_chart),
     }
 )

@@ -17,19 +17,9 @@ from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.record import files
 from bench.record.record import Record
-from bench.search.results import SearchResults
 from bench.vision.results import VisionResults
 
-AnyResults = (
-    Record
-    | Results
-    | KernelResults
-    | EstimateResults
-    | VisionResults
-    | CheckpointResults
-    | SearchResults
-    | StageResults
-)
+AnyResults = Record | Results | KernelResults | EstimateResults | VisionResults | CheckpointResults | StageResults
 
 _KINDS: Mapping[str, Any] = {
     "gnn": Results,
@@ -37,7 +27,6 @@ _KINDS: Mapping[str, Any] = {
     "kernels-estimate": EstimateResults,
     "vision": VisionResults,
     "checkpoint": CheckpointResults,
-    "search": SearchResults,
     "gpu": StageResults,
 }
 

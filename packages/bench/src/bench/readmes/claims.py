@@ -9,9 +9,10 @@ from rich.console import RenderableType
 
 from bench.layout import columns
 from bench.marks import marked
-from bench.readmes.made import NOT_MEASURED, Made, recorded_before
-from bench.search.report import times_plain
-from bench.search.results import SearchResults
+from bench.readmes.made import NOT_MEASURED, Made, recorded, recorded_before
+from bench.record.record import Record
+from bench.search.compared import times_plain
+from bench.search.results import search_of
 from bench.vision.compression.targets import PEAK
 from bench.vision.compression.ways import PLAIN
 from bench.vision.results import VisionResults
@@ -77,7 +78,7 @@ def table(folder: Path) -> Made:
     """
     compression, search = (
         recorded_before(folder, COMPRESSION, VisionResults),
-        recorded_before(folder, SEARCH, SearchResults),
+        recorded(folder, SEARCH, "search"),
     )
     made = columns("claim", "", "times\npublished", "times\nmeasured", "way", "python -m bench", labels=2)
     made.columns[-2].justify = made.columns[-1].justify = "left"
@@ -88,10 +89,10 @@ def table(folder: Path) -> Made:
     return Made(made, [found for found in (compression, search) if found is not None])
 
 
-def _measured(claim: Claim, compression: VisionResults | None, search: SearchResults | None) -> float | None:
+def _measured(claim: Claim, compression: VisionResults | None, search: Record | None) -> float | None:
     if claim.measured in ("kept", "peak"):
         return None if compression is None else _smaller(compression, claim)
-    found = None if search is None else search.search(claim.measured, claim.way)
+    found = None if search is None else search_of(search, claim.measured, claim.way)
     return None if search is None or found is None else times_plain(search, found)
 
 

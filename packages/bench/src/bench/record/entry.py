@@ -48,9 +48,16 @@ def table(unit: str, words: str) -> Any:
     return field(default_factory=dict, metadata={"role": METRIC, "unit": unit, "words": words})
 
 
-def nested(kind: type, words: str) -> Any:
-    """Numbers that come together or not at all, as a class that ``numbers`` decorates; ``None`` where not measured."""
-    return field(default=None, metadata={"role": METRIC, "unit": "", "words": words, "nested": kind})
+def nested(kind: type, words: str, *, many: bool = False) -> Any:
+    """Numbers that come together, as a class that ``numbers`` decorates; ``None`` where not measured.
+
+    Args:
+        kind: that class.
+        words: what they are of.
+        many: whether it is a list of such; it is empty where nothing was measured.
+    """
+    metadata = {"role": METRIC, "unit": "", "words": words, "nested": kind}
+    return field(default_factory=list, metadata=metadata) if many else field(default=None, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True)
@@ -141,8 +148,9 @@ class Entry:
         """
         found = {name: value for name, value in content.items() if name != "part"}
         for one in fields(cls):
-            if "nested" in one.metadata and found.get(one.name) is not None:
-                found[one.name] = one.metadata["nested"](**found[one.name])
+            kind, value = one.metadata.get("nested"), found.get(one.name)
+            if kind is not None and value is not None:
+                found[one.name] = [kind(**some) for some in value] if isinstance(value, list) else kind(**value)
         return cls(**found)
 
 
