@@ -7,7 +7,7 @@ import pytest
 from bench import records
 from bench.checkpoint.architectures import ARCHITECTURES
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
-from bench.checkpoint.results import CheckpointResults, Peak
+from bench.checkpoint.results import Peak
 from bench.errors import BenchError
 from bench.fewbit.results import Peak as RobertaPeak
 from bench.machine import Machine
@@ -44,7 +44,7 @@ def test_every_row_is_there_without_results(tmp_path):
 def test_checkpointing_takes_channels_last_first(tmp_path):
     def save(file, plain, least):
         peaks = [Peak("vgg11", way, 64, 224, nbytes * MIB) for way, nbytes in ((PLAIN, plain), (LEAST, least))]
-        records.save(CheckpointResults(MACHINE, "cpu", 1 << 34, peaks=peaks), tmp_path / file)
+        records.save(Record("checkpoint", MACHINE, {"channels_last": False}, peaks), tmp_path / file)
 
     save(checkpointing.USUAL, 1000, 900)
     [row] = [row for row in rows(tmp_path, "checkpointing") if row.startswith("| vgg11 ")]
@@ -59,7 +59,7 @@ def test_checkpointing_takes_channels_last_first(tmp_path):
 def test_one_bit_relus_have_a_row_of_their_own(tmp_path):
     ways = ((PLAIN, 1000), (LEAST, 800), (LEAST_MASKS, 600))
     peaks = [Peak("alexnet", way, 1024, 224, nbytes * MIB) for way, nbytes in ways]
-    records.save(CheckpointResults(MACHINE, "cpu", 1 << 34, peaks=peaks), tmp_path / checkpointing.CHANNELS_LAST)
+    records.save(Record("checkpoint", MACHINE, {"channels_last": False}, peaks), tmp_path / checkpointing.CHANNELS_LAST)
     first, second, *_ = rows(tmp_path, "checkpointing")
     assert "| 1,000 | 800 | 20.0 ✗ |" in first
     assert second.startswith("| the same, 1-bit ReLUs |")
@@ -119,7 +119,7 @@ def test_a_page_has_a_readmes_table_with_its_machine(tmp_path):
 
 def test_a_file_that_holds_something_else(tmp_path):
     records.save(Record("fewbit", MACHINE, {"device": "cpu"}), tmp_path / checkpointing.USUAL)
-    with pytest.raises(BenchError, match="must hold CheckpointResults, got Record"):
+    with pytest.raises(BenchError, match="must hold results of checkpoint"):
         TABLES["checkpointing"](tmp_path)
 
 

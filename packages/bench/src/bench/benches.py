@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from bench.activations.command import BENCH as ACTIVATIONS
+from bench.checkpoint.command import BENCH as CHECKPOINT
 from bench.fewbit.command import BENCH as FEWBIT
 from bench.llm.command import BENCH as LLM
 from bench.record.bench import Bench
@@ -20,6 +21,7 @@ _ALL = (
     SENSITIVITY,
     ACTIVATIONS,
     FEWBIT,
+    CHECKPOINT,
     SYSTEMS,
     SEARCH,
     SWEEP,

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from bench import commands
 from bench.arguments import add_chart
 from bench.benches import BENCHES
-from bench.checkpoint import command as checkpointing
 from bench.errors import BenchError
 from bench.gnn import command as gnn
 from bench.kernels import command as kernels
@@ -55,7 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     add("gnn", gnn.add_arguments, "train GNNs at full precision and compressed; accuracy, memory and time")
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
     add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
-    add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
     for bench in BENCHES.values():
         _add(parsers, bench)
 

@@ -11,9 +11,6 @@ from rich.console import RenderableType
 
 from bench import records
 from bench.benches import BENCHES
-from bench.checkpoint import chart as checkpoint_chart
-from bench.checkpoint import report as checkpoint_report
-from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.gnn import chart as gnn_chart
 from bench.gnn import report as gnn_report
@@ -42,7 +39,6 @@ _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
         EstimateResults: (estimate_report.render, estimate_report.no_chart),
         VisionResults: (vision_report.render, vision_chart.save_chart),
-        CheckpointResults: (checkpoint_report.render, checkpoint_chart.save_chart),
         StageResults: (gpu_report.render, gpu_report.no_chart),
     }
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.benches import kind_of
-from bench.checkpoint.results import CheckpointResults
 from bench.errors import BenchError
 from bench.gnn.results import Results
 from bench.gpu.results import StageResults
@@ -19,14 +18,13 @@ from bench.record import files
 from bench.record.record import Record
 from bench.vision.results import VisionResults
 
-AnyResults = Record | Results | KernelResults | EstimateResults | VisionResults | CheckpointResults | StageResults
+AnyResults = Record | Results | KernelResults | EstimateResults | VisionResults | StageResults
 
 _KINDS: Mapping[str, Any] = {
     "gnn": Results,
     "kernels": KernelResults,
     "kernels-estimate": EstimateResults,
     "vision": VisionResults,
-    "checkpoint": CheckpointResults,
     "gpu": StageResults,
 }
 
