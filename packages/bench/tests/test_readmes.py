@@ -10,6 +10,7 @@ from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
 from bench.checkpoint.results import Peak
 from bench.errors import BenchError
 from bench.fewbit.results import Peak as RobertaPeak
+from bench.gnn.results import Curve
 from bench.machine import Machine
 from bench.pages import rendered, to_markdown
 from bench.readmes import actnn, checkpointing, claims, fewbit, gact
@@ -19,7 +20,8 @@ from bench.search.results import Search
 from bench.vision.compression.results import Cell
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
-from bench.vision.results import VisionResults
+
+from .gnn_records import replaced
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 MIB = 1 << 20
@@ -97,11 +99,11 @@ def test_actnns_layers_beside_their_accuracies(tmp_path):
         cell("fcn_resnet50", "plain", **plain),
         cell("fcn_resnet50", actnn.WAY, **small, gradient_error=0.125),
         cell("retinanet_resnet50_fpn", "plain", **plain),
-        cell("retinanet_resnet50_fpn", actnn.WAY, **small, losses=(1.0, 2.0)),
+        cell("retinanet_resnet50_fpn", actnn.WAY, **small, losses=[1.0, 2.0]),
         cell("fpn_resnet50", "plain", **plain),
         cell("fpn_resnet50", actnn.WAY, failure="it ended"),
     ]
-    records.save(VisionResults(MACHINE, "", {}, dense=cells), tmp_path / actnn.FILE)
+    records.save(Record("vision", MACHINE, {"device": "cpu"}, cells), tmp_path / actnn.FILE)
     found = {row.rpartition("--model ")[2].partition(" ")[0]: row for row in rows(tmp_path, "actnn")}
     # 100 bytes by the allocator, where the graph has 90.
     assert "| mIoU, Cityscapes | 73.6 | 72.9 | 12.0 | 5.50 | 0.125 |" in found["fcn_resnet50"]
@@ -134,15 +136,15 @@ def test_gacts_rows_are_those_of_the_graph_networks(results, tmp_path):
 
 
 def test_gacts_rows_are_of_the_most_seeds(results, tmp_path):
-    def accuracy(**changes):
-        records.save(replace(results, **changes), tmp_path / gact.FILES[1])
+    def accuracy(curves):
+        records.save(replaced(results, curves=curves), tmp_path / gact.FILES[1])
         return rows(tmp_path, "gact")[0].split(" | ")[2]
 
     records.save(results, tmp_path / gact.FILES[0])
     [both] = {row.split(" | ")[2] for row in rows(tmp_path, "gact")[:1]}
-    curves = [replace(curve, test=[40.0, curve.test[-1] + 5]) for curve in results.curves]
-    assert accuracy(curves=[curve for curve in curves if curve.seed == 0]) == both
-    assert accuracy(curves=curves) != both  # as many, and later
+    curves = [replace(curve, test=[40.0, curve.test[-1] + 5]) for curve in results.of(Curve)]
+    assert accuracy([curve for curve in curves if curve.seed == 0]) == both
+    assert accuracy(curves) != both  # as many, and later
 
 
 def test_claims_have_the_lesser_of_two_peaks(tmp_path):
@@ -153,7 +155,7 @@ def test_claims_have_the_lesser_of_two_peaks(tmp_path):
         cell("plain", live_bytes=1200, original_bytes=1000, peak_bytes=1000, standing_peak_bytes=1100),
         cell("L2.2", live_bytes=280, original_bytes=1000, stored_bytes=75, peak_bytes=250, standing_peak_bytes=200),
     ]
-    records.save(VisionResults(MACHINE, "", {}, compressions=cells), tmp_path / claims.COMPRESSION)
+    records.save(Record("vision", MACHINE, {"device": "cpu"}, cells), tmp_path / claims.COMPRESSION)
     searches = [
         Search("resnet50-batch", way, largest=largest, ended=True) for way, largest in (("plain", 10), ("Q-layers", 70))
     ]

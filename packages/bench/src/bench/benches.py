@@ -8,6 +8,7 @@ from types import MappingProxyType
 from bench.activations.command import BENCH as ACTIVATIONS
 from bench.checkpoint.command import BENCH as CHECKPOINT
 from bench.fewbit.command import BENCH as FEWBIT
+from bench.gnn.command import BENCH as GNN
 from bench.llm.command import BENCH as LLM
 from bench.record.bench import Bench
 from bench.record.kind import Kind
@@ -16,10 +17,13 @@ from bench.sensitivity.command import BENCH as SENSITIVITY
 from bench.sweep.command import BENCH as SWEEP
 from bench.systems.command import BENCH as SYSTEMS
 from bench.text.command import BENCH as TEXT
+from bench.vision.command import BENCH as VISION
 
 _ALL = (
+    GNN,
     SENSITIVITY,
     ACTIVATIONS,
+    VISION,
     FEWBIT,
     CHECKPOINT,
     SYSTEMS,

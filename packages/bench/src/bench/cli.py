@@ -12,11 +12,9 @@ from bench import commands
 from bench.arguments import add_chart
 from bench.benches import BENCHES
 from bench.errors import BenchError
-from bench.gnn import command as gnn
 from bench.kernels import command as kernels
 from bench.record.bench import Bench
 from bench.record.options import Options
-from bench.vision import command as vision
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,9 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, arguments: Callable[[argparse.ArgumentParser], None], what: str) -> None:
         arguments(parsers.add_parser(name, help=what))
 
-    add("gnn", gnn.add_arguments, "train GNNs at full precision and compressed; accuracy, memory and time")
     add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
-    add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
     for bench in BENCHES.values():
         _add(parsers, bench)
 

@@ -12,9 +12,6 @@ from rich.console import RenderableType
 from bench import records
 from bench.benches import BENCHES
 from bench.errors import BenchError
-from bench.gnn import chart as gnn_chart
-from bench.gnn import report as gnn_report
-from bench.gnn.results import Results
 from bench.gpu import report as gpu_report
 from bench.gpu.results import StageResults
 from bench.kernels import chart as kernel_chart
@@ -25,9 +22,6 @@ from bench.kernels.results import KernelResults
 from bench.layout import console
 from bench.record.record import Record
 from bench.style import require_drawable
-from bench.vision import chart as vision_chart
-from bench.vision import report as vision_report
-from bench.vision.results import VisionResults
 
 FOLDER = Path("bench-results")  # of the current folder, for what is given no other place
 
@@ -35,10 +29,8 @@ _Shown = tuple[Callable[[Any], RenderableType], Callable[[Any, Path], None]]
 
 _SHOWN: Mapping[type[records.AnyResults], _Shown] = MappingProxyType(
     {
-        Results: (gnn_report.render, gnn_chart.save_chart),
         KernelResults: (kernel_report.render, kernel_chart.save_chart),
         EstimateResults: (estimate_report.render, estimate_report.no_chart),
-        VisionResults: (vision_report.render, vision_chart.save_chart),
         StageResults: (gpu_report.render, gpu_report.no_chart),
     }
 )

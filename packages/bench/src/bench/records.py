@@ -9,22 +9,18 @@ from typing import Any
 
 from bench.benches import kind_of
 from bench.errors import BenchError
-from bench.gnn.results import Results
 from bench.gpu.results import StageResults
 from bench.json_files import FORMAT, save_as
 from bench.kernels.estimate import EstimateResults
 from bench.kernels.results import KernelResults
 from bench.record import files
 from bench.record.record import Record
-from bench.vision.results import VisionResults
 
-AnyResults = Record | Results | KernelResults | EstimateResults | VisionResults | StageResults
+AnyResults = Record | KernelResults | EstimateResults | StageResults
 
 _KINDS: Mapping[str, Any] = {
-    "gnn": Results,
     "kernels": KernelResults,
     "kernels-estimate": EstimateResults,
-    "vision": VisionResults,
     "gpu": StageResults,
 }
 

@@ -22,6 +22,8 @@ from bench.record.options import Options
 from bench.record.record import Record
 from bench.style import STYLE, require_drawable, write
 
+FOLDER = Path("bench-results")  # of the current folder, for what is given no other place
+
 Lines = Callable[[Record], Iterable[str]]
 
 
@@ -110,6 +112,19 @@ class Bench:
         if chart is not None:
             self.report.save_chart(record, chart)
         self.done(record, options)
+
+
+def default(name: str) -> Path:
+    """Where a file goes that was given no place.
+
+    Raises:
+        BenchError: the folder cannot be made.
+    """
+    try:
+        FOLDER.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{FOLDER} cannot be made ({error.strerror}); use --json and --chart") from error
+    return FOLDER / name
 
 
 def require_writable(json: Path | None, chart: Path | None, page: Path | None = None) -> None:

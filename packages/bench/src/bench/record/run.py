@@ -72,15 +72,23 @@ class Run:
         self.record = replace(self.record, skipped=[*self.record.skipped, why])
 
     def set(self, **settings: Any) -> None:
-        """Says settings that are known only now.
+        """Says settings that are known only now; those that have names themselves are added to what is known of them.
 
         Raises:
             BenchError: the file has others.
         """
         self._kind.require_settings(settings)
-        differing = [name for name, value in settings.items() if self.record.settings.get(name, value) != value]
-        self._refuse(self._file, [self._kind.others.get(name, name) for name in differing])
-        self.record = replace(self.record, settings={**self.record.settings, **settings})
+        known, differing = self.record.settings, []
+        for name, value in settings.items():
+            words, before = self._kind.others.get(name, name), known.get(name, value)
+            if isinstance(value, dict):
+                if other := [one for one in value if before.get(one, value[one]) != value[one]]:
+                    differing.append(f"{words} ({', '.join(other)})")
+                settings[name] = {**before, **value}
+            elif before != value:
+                differing.append(f"{words} ({before}, not {value})")
+        self._refuse(self._file, differing)
+        self.record = replace(self.record, settings={**known, **settings})
 
     def update(self, **changes: Any) -> None:
         """Changes the record, and writes it."""
