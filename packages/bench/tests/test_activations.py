@@ -13,13 +13,13 @@ from bench.activations import adaptation, cases, initial, measure, memory, overh
 from bench.activations import levels as levels_of
 from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
 from bench.benches import BENCHES
-from bench.finish import draw, shown
 from bench.gradients import relative_error
 from bench.layout import console
 from bench.machine import Machine
 from bench.memory import AGREEMENT, Memory, saved_bytes
 from bench.networks import Case
 from bench.record.record import Record
+from bench.records import draw, shown
 
 
 def small():

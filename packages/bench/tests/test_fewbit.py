@@ -14,10 +14,10 @@ from bench.fewbit import measure, memory, roberta, step_time, training
 from bench.fewbit.notes import learned
 from bench.fewbit.results import BertRun, Peak, Times, held_out
 from bench.fewbit.roberta import WAYS, Shape, Way
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.record import Record
+from bench.records import shown
 from bench.vision.memory import graph_bytes
 from integrations.fewbit import RandomizedLinear
 

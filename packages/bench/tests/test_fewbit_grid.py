@@ -11,11 +11,11 @@ from bench import cli, records
 from bench.fewbit import measure, memory, published, roberta
 from bench.fewbit.results import GridCell, Times
 from bench.fewbit.roberta import RATIOS, WAYS, Shape, Way
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.pages import rendered
 from bench.record.record import Record
+from bench.records import shown
 from bench.vision.memory import graph_bytes
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")

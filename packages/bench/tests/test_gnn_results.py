@@ -6,11 +6,11 @@ import pytest
 
 from bench import records
 from bench.errors import BenchError
-from bench.finish import draw, shown
 from bench.gnn.results import Curve
 from bench.kernels import KernelTime
 from bench.layout import console
 from bench.memory import Memory
+from bench.records import draw, shown
 
 from .gnn_records import replaced, text_of
 

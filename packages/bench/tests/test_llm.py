@@ -5,12 +5,12 @@ import json
 import pytest
 
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.llm.cell import Cell
 from bench.llm.results import Trained
 from bench.llm.subjects import CHUNKED, DENSE, SUBJECTS
 from bench.process_memory import ENVIRONMENT
+from bench.records import shown
 
 SMALL = "loss-small"
 

@@ -8,10 +8,10 @@ import matplotlib.pyplot as plt
 import pytest
 
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.record import Record
+from bench.records import shown
 from bench.search import chart, measure
 from bench.search.bisection import Found, Grid, largest
 from bench.search.compared import relative_throughput, times_plain

@@ -10,10 +10,10 @@ import torch
 from bench import cli, records
 from bench.benches import BENCHES
 from bench.errors import BenchError
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.record import Record
+from bench.records import shown
 from bench.search import measure, processes
 from bench.search import trial as trials
 from bench.search.processes import Trials

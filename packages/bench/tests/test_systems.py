@@ -10,13 +10,13 @@ import torch_geometric.nn as geometric
 from torch import nn
 
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.process_memory import ENVIRONMENT
 from bench.record import child
 from bench.record.child import here
 from bench.record.record import Record
+from bench.records import shown
 from bench.search.dimensions import dimensions
 from bench.systems import cell as cells
 from bench.systems import chart, subjects

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.child import here
 from bench.record.record import Record
+from bench.records import shown
 from bench.systems import cell as cells
 from bench.systems.budgets import within_budgets
 from bench.systems.peak_subjects import BESIDE

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench import cli, process_memory, records, step_clock
 from bench.benches import BENCHES
 from bench.deadline import Deadline
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.child import here
 from bench.record.record import Record
+from bench.records import shown
 from bench.systems import cell as cells
 from bench.systems import device, gpu_subjects, measure, ways
 from bench.systems.results import Cell, Figures

@@ -11,11 +11,11 @@ import torch
 
 from bench import cli, records, sentences
 from bench.errors import DoesNotApply
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.child import here, in_child
 from bench.record.record import Record
+from bench.records import shown
 from bench.systems.ways import PLAIN
 from bench.text import cell as cells
 from bench.text import chart, encoding, measure, models, texts, training, ways

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.networks import Case
 from bench.record.record import Record
+from bench.records import shown
 from bench.vision import images, measure, memory, resnet, step_time, tasks, training, variance
 from bench.vision.notes import below
 from bench.vision.report import ratio_of

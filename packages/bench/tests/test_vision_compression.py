@@ -8,7 +8,6 @@ from torch import nn
 
 import integrations
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.memory import standing_peak_bytes
@@ -16,6 +15,7 @@ from bench.networks import Case
 from bench.pages import rendered
 from bench.record.child import here
 from bench.record.record import Record
+from bench.records import shown
 from bench.vision import models
 from bench.vision.compression import cell as cells
 from bench.vision.compression import measure as compressing

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.child import here
 from bench.record.record import Record
+from bench.records import shown
 from bench.vision.compression import cell as compression_cell
 from bench.vision.compression.cell import Settings
 from bench.vision.compression.ways import PLAIN

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench import commands
-from bench.arguments import add_chart
 from bench.benches import BENCHES
 from bench.errors import BenchError
-from bench.kernels import command as kernels
 from bench.record.bench import Bench
 from bench.record.options import Options
 
@@ -45,18 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m bench", description="What compressed activations save and cost, measured.")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, arguments: Callable[[argparse.ArgumentParser], None], what: str) -> None:
-        arguments(parsers.add_parser(name, help=what))
-
-    add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
     for bench in BENCHES.values():
         _add(parsers, bench)
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
-    add_chart(show)
+    Options(show).chart()
 
     report = parsers.add_parser("report", help="make the tables of pages anew, from recorded results")
     report.set_defaults(command=commands.report)

@@ -50,7 +50,8 @@ class Report:
     def render(self, record: Record) -> Group:
         """Header, tables and notes."""
         made = self.head or (lambda record: header(self.title, record.machine, record.seconds))
-        return Group(made(record), *self.tables(record), Text("\n".join(self._notes(record)), style="dim"))
+        notes = "\n".join(self._notes(record))
+        return Group(made(record), *self.tables(record), *([Text(notes, style="dim")] if notes else []))
 
     def save_chart(self, record: Record, path: Path) -> None:
         """Draws a record into a file of the type that its name says, such as PNG or SVG.
@@ -83,6 +84,7 @@ class Bench:
         report: of its records.
         check: sees whether options go together, before any work, and settles what is particular to the command.
         done: is called with what was found, when all is written and printed.
+        others: kinds of record that the command makes, too, and their reports.
     """
 
     kind: Kind
@@ -92,6 +94,12 @@ class Bench:
     report: Report
     check: Callable[[argparse.Namespace], None] = lambda options: None
     done: Callable[[Record, argparse.Namespace], None] = lambda record, options: None
+    others: tuple[tuple[Kind, Report], ...] = ()
+
+    @property
+    def reports(self) -> dict[str, tuple[Kind, Report]]:
+        """All kinds of record that it knows, by name."""
+        return {kind.name: (kind, report) for kind, report in ((self.kind, self.report), *self.others)}
 
     def command(self, options: argparse.Namespace) -> None:
         """Runs it: checks, measures, writes, prints and draws.
@@ -108,9 +116,10 @@ class Bench:
             record = self.run(options)
         if json is not None:
             save(record, json)
-        console().print(self.report.render(record))
+        _, report = self.reports[record.kind]
+        console().print(report.render(record))
         if chart is not None:
-            self.report.save_chart(record, chart)
+            report.save_chart(record, chart)
         self.done(record, options)
 
 

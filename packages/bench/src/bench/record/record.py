@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.machine import Machine
 from bench.record.entry import Entry
-from bench.statistics import Difference, paired_difference
+
+if TYPE_CHECKING:
+    from bench.statistics import Difference
 
 Found = TypeVar("Found", bound=Entry)
 
@@ -72,6 +74,8 @@ def paired(entries: Iterable[Found], references: Iterable[Found], value: Callabl
         references: the same, most often of plain training.
         value: of an entry.
     """
+    from bench.statistics import paired_difference  # scipy, which a machine that is lent need not have
+
     pairs = pairs_of(entries, references)
     if not pairs:
         return None
