@@ -1,9 +1,12 @@
 """``python -m bench report``: a page's tables are those of the results that it names."""
 
+from pathlib import Path
+
 import pytest
 from rich.text import Text
 
 from bench import cli, pages, records
+from bench.benches import RECORDS
 from bench.errors import BenchError
 from bench.layout import columns
 from bench.machine import Machine
@@ -124,3 +127,21 @@ def test_a_mark_of_another_form(folder):
         pages.rendered("<!-- readme other -->\n<!-- /readme -->", folder)
     with pytest.raises(BenchError, match="1 tables and charts begin"):
         pages.rendered("<!-- chart systems.json: a -->\n<!-- /table -->", folder)
+
+
+def test_every_page_is_that_of_the_records():
+    root = Path(__file__).parents[3]
+    written = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    texts = {page: page.read_text() for page in written if "_build" not in page.parts}
+    marked = {page: text for page, text in texts.items() if "<!-- /" in text}
+    assert len(marked) >= 14
+    for page, text in marked.items():
+        assert pages.rendered(text, root / "packages" / "bench" / "results").text == text, page
+
+
+def test_every_kind_of_record_is_documented():
+    text = (Path(__file__).parents[3] / "docs" / "benchmarks" / "files.md").read_text()
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("<!-- entries ")} == set(RECORDS)
+    assert "| ways | peak_bytes | bytes | the most in forward and backward" in text
+    with pytest.raises(BenchError, match="there is no kind of record 'other'; there are gnn, "):
+        pages.rendered("<!-- entries other -->\n<!-- /entries -->", Path())

@@ -14,10 +14,14 @@ A page says which, and what is between is replaced::
     <!-- stage kernels -->
     <!-- /stage -->
 
+    <!-- entries systems -->
+    <!-- /entries -->
+
 A table's name is how its headings begin, as ``python -m bench show`` prints them, with `` | `` between; most often a
 part of the first is enough. A chart has a place beside the page, and words for those who do not see it. A README's
 table is one of ``bench.readmes``. A stage is one of ``tools/gpu.sh``, whose results are in ``gpu-kernels.json``; where
-that file is not there, the page says that nothing was measured, and what would be settled.
+that file is not there, the page says that nothing was measured, and what would be settled. Entries are those of a kind
+of record, as its bench declares them.
 """
 
 from __future__ import annotations
@@ -31,19 +35,22 @@ from rich.table import Table
 from rich.text import Text
 
 from bench import records
+from bench.benches import RECORDS
 from bench.errors import BenchError
 from bench.gpu import report as stages
 from bench.gpu.claims import CLAIMS
 from bench.gpu.results import StageResults
 from bench.machine import Machine
 from bench.readmes.tables import TABLES
+from bench.record.declared import declared
 from bench.record.record import Record
 
 _MARKED = re.compile(
-    r"(?P<begin><!-- (?P<kind>table|chart|readme|stage) (?P<what>[^\n]+?) -->\n).*?(?P<end><!-- /(?P=kind) -->)",
+    r"(?P<begin><!-- (?P<kind>table|chart|readme|stage|entries) (?P<what>[^\n]+?) -->\n)"
+    r".*?(?P<end><!-- /(?P=kind) -->)",
     re.DOTALL,
 )
-_BEGUN = re.compile(r"<!-- (?:table|chart|readme|stage) ")
+_BEGUN = re.compile(r"<!-- (?:table|chart|readme|stage|entries) ")
 
 
 @dataclass
@@ -91,7 +98,13 @@ class _Maker:
 
     def between(self, match: re.Match[str]) -> str:
         """A mark, what it asks for, and its end."""
-        kinds = {"table": self._table, "chart": self._chart, "readme": self._readme, "stage": self._stage}
+        kinds = {
+            "table": self._table,
+            "chart": self._chart,
+            "readme": self._readme,
+            "stage": self._stage,
+            "entries": self._entries,
+        }
         made = kinds[match["kind"]](match["what"])
         return f"{match['begin']}{made}\n{match['end']}"
 
@@ -134,6 +147,12 @@ class _Maker:
         tables = [to_markdown(one) for one in (stages.claims(results), stages.table(results))]
         failed = [f"- {row.case}: {row.outcome}: {row.reason}" for row in stages.failed(results)]
         return self._with_where("\n\n".join([*tables, *filter(None, ["\n".join(failed)])]), record)
+
+    def _entries(self, what: str) -> str:
+        if what not in RECORDS:
+            raise BenchError(f"there is no kind of record {what!r}; there are {', '.join(RECORDS)}")
+        kind, _ = RECORDS[what]
+        return to_markdown(declared(kind))
 
     def _with_where(self, made: str, *all_results: Record) -> str:
         """A table, and below it what made its numbers, which a page says of each file once."""
