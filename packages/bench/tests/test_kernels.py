@@ -272,7 +272,7 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
         ("actcore", "decompress", 2),
     ]
     assert results.machine.threads == 1
-    assert set(results.machine.versions) == {"torch", "actcore"}
+    assert set(results.machine.versions) >= {"torch", "actcore"}
 
     assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
     assert capsys.readouterr().out == shown

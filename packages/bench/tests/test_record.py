@@ -189,7 +189,7 @@ def test_settings_that_are_known_late_are_the_same_too(tmp_path):
     run.set(data="digits")
     run.update()
     begun(file).set(data="digits")
-    with pytest.raises(BenchError, match="another data;"):
+    with pytest.raises(BenchError, match=r"another data \(digits, not photographs\);"):
         begun(file).set(data="photographs")
 
 

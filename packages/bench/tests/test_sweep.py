@@ -8,6 +8,7 @@ import torch
 
 import integrations
 from bench import cli, records
+from bench.machine import Machine
 from bench.networks import Case
 from bench.record.record import Record
 from bench.sweep import measure, page, run
@@ -140,7 +141,7 @@ def test_the_report_says_why_nothing_is_smaller(monkeypatch):
     assert "smaller than min_bytes=1024" in found.why
     assert found.passed
     results = Record(
-        "sweep", run.Machine.here(torch.device("cpu"), 1, ["torch"]), {"level": "L1", "steps": 1, "seed": 0}, [found]
+        "sweep", Machine.here(torch.device("cpu"), 1, ["torch"]), {"level": "L1", "steps": 1, "seed": 0}, [found]
     )
     assert "No fewer bytes are stored of tiny: 256 B: smaller than min_bytes=1024" in words(page.page(results))
 

@@ -292,7 +292,7 @@ def asked(monkeypatch):
 
     process = Processes(measured)
     monkeypatch.setattr(cells, "Processes", lambda threads: process)
-    monkeypatch.setattr(measure, "missing_for", lambda name: "")
+    monkeypatch.setattr(measure, "require", lambda name: None)
     return SimpleNamespace(cells=found, process=process)
 
 

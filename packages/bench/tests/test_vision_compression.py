@@ -8,6 +8,7 @@ from torch import nn
 
 import integrations
 from bench import cli, records
+from bench.errors import MissingLibrary
 from bench.layout import console
 from bench.machine import Machine
 from bench.memory import standing_peak_bytes
@@ -26,6 +27,11 @@ from bench.vision.compression.targets import KEPT
 from bench.vision.compression.ways import PLAIN, WAYS
 from bench.vision.models import ImageModel
 from bench.vision.published import COMPRESSED
+
+
+def missing(name):
+    raise MissingLibrary("torchvision cannot be imported")
+
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 SETTINGS = Settings("cpu", 1, 0, 1 << 30)
@@ -254,7 +260,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
         return replace(PLAIN_CELL, **{**vars(blank), "failure": "it ended" if blank.way == "L2" else ""})
 
     monkeypatch.setattr(cells, "measure", measure)
-    monkeypatch.setattr(compressing, "missing", lambda models: {})
+    monkeypatch.setattr(compressing, "require", lambda name: None)
     command = ["vision", "--part", "compression", "--model", "resnet50", "--threads", "1", "--json", str(file)]
     command += ["--way", "L1", "--way", "L2"]
     assert cli.main(command) == 0
@@ -297,11 +303,11 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     other = records.load(file)
     records.save(replace(other, settings={**other.settings, "data": "CIFAR-10 subset (3,805 images)"}), file)
     assert cli.main(command) == 1
-    assert "holds results of another images (CIFAR-10 subset" in capsys.readouterr().err
+    assert "holds results of another set of images (CIFAR-10 subset" in capsys.readouterr().err
 
 
 def test_what_needs_a_library_is_left_out(monkeypatch, capsys):
-    monkeypatch.setattr(compressing, "missing", lambda models: {"resnet18": "torchvision cannot be imported"})
+    monkeypatch.setattr(compressing, "require", missing)
     assert cli.main(["vision", "--part", "compression", "--quick", "--threads", "1"]) == 0
     assert "Left out: compression of resnet18: torchvision cannot be imported." in " ".join(
         capsys.readouterr().out.split()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench import cli, records
+from bench.errors import MissingLibrary
 from bench.layout import console
 from bench.machine import Machine
 from bench.record.child import here
@@ -22,6 +23,11 @@ from bench.vision.dense.moco import MOMENTUM, TEMPERATURE, MoCo
 from bench.vision.dense.models import DENSE, DenseModel
 from bench.vision.dense.results import DenseCell
 from bench.vision.published import TRAINED
+
+
+def missing(name):
+    raise MissingLibrary("torchvision cannot be imported")
+
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 SETTINGS = Settings("cpu", 1, 0, 1 << 34)
@@ -208,7 +214,7 @@ def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
         return replace(PLAIN_CELL, **{**vars(blank), "losses": [1.0, 1.0], "failure": "x" * (blank.way == "L2")})
 
     monkeypatch.setattr(compression_cell, "measure", measure)
-    monkeypatch.setattr(dense, "missing", lambda: "")
+    monkeypatch.setattr(dense, "require", lambda name: None)
     command = ["vision", "--part", "dense", "--threads", "1", "--json", str(file)]
     assert cli.main([*command, "--quick"]) == 0
     assert asked == [("fcn_resnet50", way, 1, 96) for way in (PLAIN, "L2", "Q-layers L3")]
@@ -225,6 +231,6 @@ def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main([*command, "--model", "resnet50"]) == 1
     assert "--model must name one of part dense, got resnet50" in capsys.readouterr().err
-    monkeypatch.setattr(dense, "missing", lambda: "torchvision cannot be imported")
+    monkeypatch.setattr(dense, "require", missing)
     assert cli.main([*command[:-2], "--quick"]) == 0
     assert "Left out: dense: torchvision cannot be imported." in " ".join(capsys.readouterr().out.split())

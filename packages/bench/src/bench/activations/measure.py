@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import torch
-
 from bench.activations import adaptation, cases, initial, levels, memory, overhead
 from bench.activations.results import KIND, Adaptation, InitialError, LevelResult, Overhead
 from bench.errors import BenchError, MissingLibrary
-from bench.machine import Machine
 from bench.memory import Memory
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import Run, begun
 from integrations import LEVELS as KNOWN
 
 PARTS = ("models", "overhead", "memory", "adaptation", "initial")
@@ -31,9 +28,10 @@ def run(asked: argparse.Namespace) -> Record:
     Raises:
         BenchError: no model's library is installed, or the file holds other results.
     """
-    machine = Machine.here(torch.device("cpu"), asked.threads, ("torch", "actcore", "actcore-integrations"))
-    going = Run(KIND, machine, {}, asked.json)
-    names = _installed(asked.models, going) if _OF_MODELS & set(asked.parts) else []
+    going = begun(KIND, asked)
+    names = going.present(asked.models, cases.made) if _OF_MODELS & set(asked.parts) else []
+    if not names and _OF_MODELS & set(asked.parts):
+        raise BenchError(f"no model can be measured: {'; '.join(going.record.skipped)}")
     for part in asked.parts:
         _RUN[part](going, names, asked)
     return going.record
@@ -88,17 +86,3 @@ def _initial(going: Run, names: Sequence[str], asked: argparse.Namespace) -> Non
 
 
 _RUN = {"models": _models, "overhead": _overhead, "memory": _memory, "adaptation": _adaptation, "initial": _initial}
-
-
-def _installed(models: Sequence[str], going: Run) -> list[str]:
-    """Those that can be made; the others are left out."""
-    names = []
-    for name in models:
-        try:
-            cases.made(name)
-            names.append(name)
-        except MissingLibrary as error:
-            going.skip(f"{name}: {error}")
-    if not names:
-        raise BenchError(f"no model can be measured: {'; '.join(going.record.skipped)}")
-    return names

@@ -18,12 +18,11 @@ from bench.checkpoint.planning import Planner
 from bench.checkpoint.results import KIND, Peak, Planned, StepTimes
 from bench.checkpoint.sizes import fitting, small
 from bench.checkpoint.targets import left
-from bench.errors import MissingLibrary, reason
-from bench.machine import Machine
+from bench.errors import reason
 from bench.networks import needs
 from bench.progress import progress
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import Run, begun
 from bench.units import GIB
 from integrations import checkpoint
 from integrations.checkpoint import Plan
@@ -40,7 +39,6 @@ as long on two cores."""
 _PARTS = (0.5,)
 _CLOSE_PARTS = (0.75, 0.5, 0.4, 0.35, 0.25)
 _COMPILED_PARTS = (0.5, 0.1)
-_PACKAGES = ("torch", "actcore", "actcore-integrations")
 
 
 @dataclass(frozen=True)
@@ -72,38 +70,23 @@ def run(asked: argparse.Namespace) -> Record:
     Raises:
         BenchError: the file holds other results.
     """
-    names = ("device", "memory_limit", "seed", "channels_last")
-    settings = {name: getattr(asked, name) for name in names}
-    machine = Machine.here(torch.device(asked.device), asked.threads, _PACKAGES)
-    going = Run(KIND, machine, settings, asked.json)
-    options = Options(asked, Settings(threads=asked.threads, **settings))
-    steps = [(name, part) for name in asked.models for part in asked.parts if _asked(asked, name, part)]
+    going = begun(KIND, asked)
+    options = Options(asked, Settings(threads=asked.threads, **going.record.settings))
+    models = going.present(asked.models, lambda name: needs(ARCHITECTURES[name].library))
+    steps = [(name, part) for name in models for part in asked.parts if _asked(asked, name, part)]
     with progress("checkpoint", len(steps)) as advance:
         checkpoint.plan(nn.Linear(1, 1), torch.zeros(1, 1))  # pays for what is imported at the first plan
-        for name in asked.models:
+        for name in models:
             architecture = ARCHITECTURES[name]
             planner = Planner(architecture, options.settings.setup)
-            missing = _missing(architecture)
-            if missing:
-                going.skip(f"{name}: {missing}")
             for part in (part for one, part in steps if one == name):
-                if not missing:
-                    _RUN[part](architecture, planner, options, going)
+                _RUN[part](architecture, planner, options, going)
                 advance(f"{name}, {part}")
     return going.record
 
 
 def _asked(asked: argparse.Namespace, name: str, part: str) -> bool:
     return part != "compile" or name in asked.compiled
-
-
-def _missing(architecture: Architecture) -> str:
-    """Which library it lacks, and what to do; empty if none."""
-    try:
-        needs(architecture.library)
-    except MissingLibrary as error:
-        return str(error)
-    return ""
 
 
 def _plan(architecture: Architecture, planner: Planner, options: Options, going: Run) -> None:

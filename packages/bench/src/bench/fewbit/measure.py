@@ -13,12 +13,11 @@ from bench.fewbit import memory, step_time, training
 from bench.fewbit.bert import Recipe
 from bench.fewbit.results import KIND, BertRun, Times
 from bench.fewbit.roberta import WAYS, Shape, Way
-from bench.machine import Machine, installed
 from bench.networks import needs
 from bench.progress import progress
 from bench.record.child import in_child
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import Run, begun
 from bench.sentences import Sentences
 from integrations.fewbit import FUNCTIONS
 
@@ -27,7 +26,6 @@ SEEDS, QUICK_SEEDS = 5, 1
 QUICK_STEPS = 100
 
 _LIBRARIES = {"memory": "transformers", "grid": "transformers", "training": "transformers"}
-_PACKAGES = ("torch", "actcore", "actcore-integrations")
 
 
 def run(asked: argparse.Namespace) -> Record:
@@ -36,10 +34,7 @@ def run(asked: argparse.Namespace) -> Record:
     Raises:
         BenchError: a part that was named lacks a library or the corpus; the file holds other results.
     """
-    machine = Machine.here(
-        torch.device(asked.device), asked.threads, (*_PACKAGES, *filter(installed, ("transformers",)))
-    )
-    going = Run(KIND, machine, {"device": asked.device}, asked.json)
+    going = begun(KIND, asked)
     data = _sentences(going, asked) if "training" in asked.parts else None
     for part in asked.parts:
         try:

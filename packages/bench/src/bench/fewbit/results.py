@@ -139,6 +139,11 @@ KIND = Kind(
     "fewbit",
     (Peak, GridCell, BertRun, Times),
     {"device": "device"},
-    {"data": "sentences", "recipe": "recipe of training", "entropy": "entropy of the words to be guessed, in nats"},
+    {
+        "data": "set of sentences",
+        "recipe": "recipe of training",
+        "entropy": "entropy of the words to be guessed, in nats",
+    },
     _order,
+    ("transformers",),
 )

@@ -20,10 +20,9 @@ from bench.gnn.results import FINAL, KIND, REFERENCE, Curve
 from bench.gnn.sampling import Walks
 from bench.gnn.summary import rows
 from bench.kernels import KernelTime, time_kernels
-from bench.machine import Machine
 from bench.memory import Memory
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import Run, begun
 
 PARTS = ("train", "memory", "kernels")
 
@@ -43,11 +42,10 @@ def run(asked: argparse.Namespace) -> Record:
     settings = {
         "data": str(graph),
         "recipe": _recipe(asked),
-        "device": asked.device,
         "dataset": graph.name,
         "measure": graph.measure,
     }
-    going = Run(KIND, Machine.here(device, asked.threads), settings, asked.json, asked.anew)
+    going = begun(KIND, asked, **settings)
     if "train" in asked.parts:
         _train(going, asked, graph.to(device))
     if "memory" in asked.parts:

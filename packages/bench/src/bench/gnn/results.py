@@ -74,4 +74,5 @@ KIND = Kind(
         "measure": "measure of what is guessed",
     },
     order=_order,
+    packages=("torch-geometric",),
 )

@@ -14,9 +14,8 @@ from bench.kernels.cases import Case, cases
 from bench.kernels.clock import in_turn
 from bench.kernels.contenders import Contender, yardsticks
 from bench.kernels.results import KIND, Measurement, Timing
-from bench.machine import Machine
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import begun
 from bench.units import GIB, KIB, MIB
 
 SIZES = {"cpu": (4 * KIB, MIB, 64 * MIB, 256 * MIB), "cuda": (4 * KIB, MIB, 64 * MIB, GIB)}
@@ -32,7 +31,6 @@ _CUDA_TARGETS = {"float32": 0.9, "bfloat16": 0.8, "int64": 0.9, "int32": 0.9}
 _BLOCK = 4 * MIB  # bytes that a timed row of calls works on, so that the clock's own cost does not show
 # A GPU takes some thousand launches ahead of it; where more are enqueued behind a spin, Python waits for its end.
 _MOST_CALLS = {"cpu": 200, "cuda": 20}
-_PACKAGES = ("torch", "actcore")
 
 
 def run(asked: argparse.Namespace) -> Record:
@@ -50,8 +48,7 @@ def run(asked: argparse.Namespace) -> Record:
     }
     if not wanted:
         raise BenchError("no case has the codec, bits and dtype that were chosen together; leave one of them out")
-    machine = Machine.here(torch.device(asked.device), asked.threads, _PACKAGES)
-    going = Run(KIND, machine, {"device": asked.device, "rounds": asked.rounds}, asked.json)
+    going = begun(KIND, asked)
     libraries = {} if asked.alone else rivals.present()
     going.set(libraries=libraries)
 

@@ -7,17 +7,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from bench.llm.results import KIND, Trained
 from bench.llm.subjects import SUBJECTS
-from bench.machine import Machine
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import begun
 from bench.workers import Ended, Worker
 
 ROUNDS, QUICK_ROUNDS = 5, 2
-_PACKAGES = ("torch", "transformers", "actcore", "actcore-integrations")
 
 
 def run(asked: argparse.Namespace) -> Record:
@@ -26,8 +22,7 @@ def run(asked: argparse.Namespace) -> Record:
     Raises:
         BenchError: the file holds other results.
     """
-    machine = Machine.here(torch.device("cpu"), asked.threads, _PACKAGES)
-    going = Run(KIND, machine, {"rounds": asked.rounds}, asked.json)
+    going = begun(KIND, asked)
     wanted = [Trained(name, SUBJECTS[name].ways[0]) for name in asked.subjects]
     going.measure(wanted, lambda first: measured(first.subject, asked.rounds, asked.threads))
     return going.record

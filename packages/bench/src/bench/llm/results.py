@@ -25,4 +25,4 @@ class Trained(Entry):
         return median(one / other for one, other in zip(self.seconds, plain.seconds, strict=True))
 
 
-KIND = Kind("llm", (Trained,), {"rounds": "number of rounds"})
+KIND = Kind("llm", (Trained,), {"rounds": "number of rounds"}, packages=("transformers",))

@@ -19,6 +19,7 @@ class Kind:
         settings: names of what must be the same for a run to be taken up, with what they are in words.
         others: names of settings that are known only after a while, or are of one part, in the same way.
         order: to sort entries by; ``None`` leaves them as they were found.
+        packages: whose versions matter where they are installed, besides ``bench.machine.PACKAGES``.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Kind:
     settings: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
     order: Callable[[Any], Any] | None = field(default=None, compare=False)
+    packages: tuple[str, ...] = ()
 
     def entry_of(self, content: Mapping[str, Any]) -> Entry:
         """An entry, from what a file has of it.

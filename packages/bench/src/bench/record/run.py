@@ -3,15 +3,18 @@ found."""
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from bench.deadline import Deadline
 from bench.errors import BenchError, DoesNotApply, MissingLibrary, reason
-from bench.machine import Machine
+from bench.machine import PACKAGES, Machine
 from bench.progress import progress
 from bench.record.entry import Entry
 from bench.record.files import load, save
@@ -89,6 +92,23 @@ class Run:
                 differing.append(f"{words} ({before}, not {value})")
         self._refuse(self._file, differing)
         self.record = replace(self.record, settings={**known, **settings})
+
+    def present(self, names: Iterable[str], make: Callable[[str], object], what: str = "") -> list[str]:
+        """Those of which ``make`` does not say that a library is missing; the others are left out, by name.
+
+        Args:
+            names: of subjects.
+            make: makes one, or asks for its library.
+            what: is measured of them, in words such as ``"compression of "``.
+        """
+        found = []
+        for name in names:
+            try:
+                make(name)
+                found.append(name)
+            except MissingLibrary as error:
+                self.skip(f"{what}{name}: {error}")
+        return found
 
     def update(self, **changes: Any) -> None:
         """Changes the record, and writes it."""
@@ -226,6 +246,23 @@ class Run:
     def _refuse(self, file: Path | None, differing: Sequence[str]) -> None:
         if differing:
             raise BenchError(f"{file} holds results of another {', '.join(differing)}; name another file, or delete it")
+
+
+def begun(kind: Kind, asked: argparse.Namespace, **settings: Any) -> Run:
+    """A run of a command.
+
+    Args:
+        kind: of its records.
+        asked: the command's options, of which those with the names of settings are such.
+        **settings: those that are no options.
+
+    Raises:
+        BenchError: the file is there, and holds something else.
+    """
+    device = torch.device(getattr(asked, "device", "cpu"))
+    machine = Machine.here(device, asked.threads, (*PACKAGES, *kind.packages))
+    known = {name: settings[name] if name in settings else getattr(asked, name) for name in kind.settings}
+    return Run(kind, machine, known, asked.json, getattr(asked, "anew", False))
 
 
 def said(entry: Entry) -> str:

@@ -11,12 +11,11 @@ from dataclasses import replace
 import torch
 
 from bench.deadline import Deadline
-from bench.errors import BenchError, MissingLibrary
-from bench.machine import Machine, installed
+from bench.errors import BenchError
 from bench.networks import needs
 from bench.progress import progress
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import Run, begun
 from bench.search.bisection import Grid, largest
 from bench.search.dimensions import Dimension, dimensions
 from bench.search.processes import Trials
@@ -51,9 +50,7 @@ GPU_WAYS = (
 
 _MORE = 4  # times the limit, to tell a crash for want of memory from others
 
-_PACKAGES = ("torch", "actcore", "actcore-integrations")
 _LIBRARIES = {"resnet": "timm", "swin": "timm", "bert": "transformers", "gcn": "torch_geometric"}  # to import
-_DISTRIBUTIONS = ("timm", "transformers", "torch-geometric")
 
 Take = Callable[[Request, float | None], Trial]
 
@@ -65,16 +62,10 @@ def run(asked: argparse.Namespace) -> Record:
     Raises:
         BenchError: memory cannot be limited so; the file holds other results.
     """
-    device = torch.device(asked.device)
-    _require_limit(device, asked.memory_limits)
-    machine = Machine.here(device, asked.threads, (*_PACKAGES, *filter(installed, _DISTRIBUTIONS)))
-    settings = {"device": asked.device, "memory_limits": dict(asked.memory_limits), "seed": asked.seed}
-    going = Run(KIND, machine, settings, asked.json)
+    _require_limit(torch.device(asked.device), asked.memory_limits)
+    going = begun(KIND, asked, memory_limits=dict(asked.memory_limits))
     known = dimensions(asked.device)
-    missing = {name: why for name in asked.names if (why := _missing(known[name].family))}
-    for name, why in missing.items():
-        going.skip(f"{name}: {why}")
-    names = [name for name in asked.names if name not in missing]
+    names = going.present(asked.names, lambda name: needs(_LIBRARIES[known[name].family]))
     ways = {name: ways_of(known[name], asked.ways or None, asked.by_default) for name in names}
     left = [(name, way) for way in dict.fromkeys(way for some in ways.values() for way in some) for name in names]
     left = [(name, way) for name, way in left if way in ways[name]]
@@ -242,12 +233,3 @@ def _require_memory(limits: Mapping[str, int], total: int, whose: str) -> None:
             f"--memory-limit must be at most {whose} memory, {size_name(total >> 20 << 20)}, got {size_name(most)}; "
             "name a smaller one"
         )
-
-
-def _missing(family: str) -> str:
-    """Which library a family lacks; empty if none."""
-    try:
-        needs(_LIBRARIES[family])
-    except MissingLibrary as error:
-        return str(error)
-    return ""

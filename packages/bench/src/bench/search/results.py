@@ -82,6 +82,7 @@ KIND = Kind(
     "search",
     (Search,),
     {"device": "device", "memory_limits": "memory limit", "seed": "seed"},
+    packages=("timm", "transformers", "torch-geometric"),
     order=lambda one: (_NAMES.get(one.dimension, len(_NAMES)), _WAYS.get(one.way, len(_WAYS))),
 )
 

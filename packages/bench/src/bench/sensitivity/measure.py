@@ -15,10 +15,9 @@ from rich.progress import track
 
 import integrations
 from bench.gradients import backward, gradient, relative_error
-from bench.machine import Machine
 from bench.networks import Case, bert, gcn, resnet18, vit_tiny
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import begun
 from bench.sensitivity.results import KIND, Sensitivities
 from integrations import LEVELS
 from integrations.handle.two_seed import two_seed_errors
@@ -41,9 +40,7 @@ def run(asked: argparse.Namespace) -> Record:
     """
     bits = LEVELS[asked.level].bits
     assert bits is not None
-    machine = Machine.here(torch.device("cpu"), asked.threads, ("torch", "actcore", "actcore-integrations"))
-    settings = {"level": asked.level, "bits": bits, "pairs": asked.pairs, "steps": asked.steps}
-    going = Run(KIND, machine, settings, asked.json)
+    going = begun(KIND, asked, bits=bits)
     going.measure([Sensitivities(name) for name in asked.models], lambda blank: _measured(blank, asked, bits))
     return going.record
 

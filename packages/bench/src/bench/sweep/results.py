@@ -113,5 +113,6 @@ KIND = Kind(
     "sweep",
     (Swept,),
     {"level": "level", "steps": "number of steps", "seed": "seed"},
+    packages=("timm", "transformers", "torch-geometric"),
     order=lambda entry: _PLACES.get((entry.ecosystem, entry.name), len(_PLACES)),
 )

@@ -7,13 +7,10 @@ import gc
 import warnings
 from collections.abc import Sequence
 
-import torch
-
 from bench.errors import BenchError, MissingLibrary
-from bench.machine import Machine
 from bench.networks import needs
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import begun
 from bench.sweep.measure import measure
 from bench.sweep.results import KIND, Swept
 from bench.sweep.subjects import ECOSYSTEMS, Subject
@@ -21,8 +18,6 @@ from bench.sweep.subjects import ECOSYSTEMS, Subject
 LEVEL = "L1"
 STEPS, QUICK_STEPS = 3, 1
 THREADS = 1  # several may add up a gradient in another order each time, and no two would be the same
-
-_PACKAGES = ("torch", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
 
 
 def run(asked: argparse.Namespace) -> Record:
@@ -35,9 +30,7 @@ def run(asked: argparse.Namespace) -> Record:
     left = [subject for subject in asked.chosen if subject.ecosystem not in missing]
     if not left:
         raise BenchError(f"nothing can be swept: {'; '.join(missing.values())}")
-    machine = Machine.here(torch.device("cpu"), asked.threads, _PACKAGES)
-    settings = {"level": asked.level, "steps": asked.steps, "seed": asked.seed}
-    going = Run(KIND, machine, settings, asked.json)
+    going = begun(KIND, asked)
     for ecosystem, reason in missing.items():
         going.skip(f"{ecosystem}: {reason}")
     subjects = {(one.ecosystem, one.family, one.name): one for one in left}

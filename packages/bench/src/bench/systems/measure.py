@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from bench.deadline import Deadline
-from bench.errors import MissingLibrary
-from bench.machine import Machine, installed
 from bench.record.record import Record
-from bench.record.run import Run
+from bench.record.run import Run, begun
 from bench.systems import cell as cells
 from bench.systems import planning
 from bench.systems.gpu_subjects import LAST
@@ -19,8 +17,6 @@ from bench.systems.results import KIND, Cell, Compared, Planning
 from bench.systems.subjects import made
 
 ROUNDS, GPU_ROUNDS, QUICK_ROUNDS = 7, 5, 2
-_PACKAGES = ("torch", "actcore", "actcore-integrations")
-_LIBRARIES = ("timm", "transformers", "torch-geometric")  # that the models are of
 
 
 def run(asked: argparse.Namespace) -> Record:
@@ -30,10 +26,8 @@ def run(asked: argparse.Namespace) -> Record:
     Raises:
         BenchError: the file holds other results.
     """
-    device = torch.device(asked.device)
-    machine = Machine.here(device, asked.threads, (*_PACKAGES, *filter(installed, _LIBRARIES)))
-    going = Run(KIND, machine, {"device": asked.device, "seed": asked.seed}, asked.json)
-    names = _present(asked.models, going)
+    going = begun(KIND, asked)
+    names = going.present(asked.models, require)
     (_plan if asked.part == "planning" else _cells)(going, names, asked)
     return going.record
 
@@ -68,21 +62,7 @@ def _plan(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
     )
 
 
-def _present(names: Sequence[str], going: Run) -> list[str]:
-    """Those whose library is there; the others are left out."""
-    found = []
-    for name in names:
-        if why := "" if name in planning.DEEP else missing_for(name):
-            going.skip(f"{name}: {why}")
-        else:
-            found.append(name)
-    return found
-
-
-def missing_for(name: str) -> str:
-    """Which library a model lacks; empty if none."""
-    try:
+def require(name: str) -> None:
+    """Raises ``MissingLibrary`` where a model's library is not there."""
+    if name not in planning.DEEP:
         made(name, 0, torch.device("meta"))
-    except MissingLibrary as error:
-        return str(error)
-    return ""

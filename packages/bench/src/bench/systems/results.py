@@ -110,4 +110,10 @@ def _order(entry: Entry) -> tuple[int, int]:
 _SUBJECTS = {name: place for place, name in enumerate(NAMES)}
 _WAYS = {name: place for place, name in enumerate(WAYS)}
 
-KIND = Kind("systems", (Cell, Planning, Compared), {"device": "device", "seed": "seed"}, order=_order)
+KIND = Kind(
+    "systems",
+    (Cell, Planning, Compared),
+    {"device": "device", "seed": "seed"},
+    order=_order,
+    packages=("timm", "transformers", "torch-geometric"),
+)

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from bench.errors import BenchError, MissingLibrary
-from bench.machine import Machine
 from bench.networks import needs
 from bench.record.child import in_child
 from bench.record.record import Record
 from bench.record.run import Run as Going
+from bench.record.run import begun
 from bench.text import encoding, models, texts, training
 from bench.text.cell import measure
 from bench.text.encoding import Encoded
@@ -33,7 +33,6 @@ EPOCHS = 10  # as FewBit has
 QUICK_STEPS = 30
 QUICK_LENGTH, QUICK_BATCH = 32, 16
 
-_PACKAGES = ("torch", "actcore", "actcore-integrations")
 _SCRATCH_RATE, _SCRATCH_BATCH = 1e-3, 32
 
 
@@ -44,9 +43,8 @@ def run(asked: argparse.Namespace) -> Record:
         BenchError: the file holds other results; nothing at all could be measured.
     """
     transformers = needs("transformers")
-    machine = Machine.here(torch.device(asked.device), asked.threads, (*_PACKAGES, "transformers"))
     transformers.utils.logging.set_verbosity_error()  # what it says of heads that are drawn is known
-    going = Going(KIND, machine, {"device": asked.device}, asked.json)
+    going = begun(KIND, asked)
     if "accuracy" in asked.parts:
         _accuracy(going, asked)
     if {"memory", "time"} & set(asked.parts):

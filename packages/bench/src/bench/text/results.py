@@ -78,7 +78,7 @@ class Cell(Timed, Entry):
         return self.batch / median(self.seconds) if self.seconds else None
 
 
-KIND = Kind("text", (Facts, Run, Cell), {"device": "device"})
+KIND = Kind("text", (Facts, Run, Cell), {"device": "device"}, packages=("transformers",))
 
 
 def finished(record: Record, model: str, task: str, way: str) -> list[Run]:

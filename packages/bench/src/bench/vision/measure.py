@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.errors import MissingLibrary
-from bench.machine import Machine, installed
 from bench.memory import PLAIN, Memory
 from bench.networks import resnet50
 from bench.progress import progress
 from bench.record.record import Record
-from bench.record.run import Run, said
+from bench.record.run import Run, begun, said
 from bench.vision import folder, images, memory, step_time, training, variance
 from bench.vision import tasks as tasking
 from bench.vision.compression import cell as compression_cell
@@ -35,8 +33,6 @@ SEEDS, EPOCHS, REPEATS, ROUNDS = 10, 3, 10, 9
 QUICK_SEEDS, QUICK_EPOCHS, QUICK_REPEATS, QUICK_ROUNDS = 3, 1, 4, 3
 
 _WITHOUT_IMAGES = {"compression", "dense", "memory"}
-_PACKAGES = ("torch", "actcore", "actcore-integrations")
-_LIBRARIES = ("torchvision", "timm")  # that the models are of
 
 
 def run(asked: argparse.Namespace) -> Record:
@@ -45,8 +41,7 @@ def run(asked: argparse.Namespace) -> Record:
     Raises:
         BenchError: the images cannot be used; the file holds other results.
     """
-    machine = Machine.here(torch.device(asked.device), asked.threads, (*_PACKAGES, *filter(installed, _LIBRARIES)))
-    going = Run(KIND, machine, {"device": asked.device, "seed": asked.seed}, asked.json)
+    going = begun(KIND, asked)
     data: Images | None = None
     tasks: list[Task] = []
     if asked.dataset == folder.DATASET:
@@ -70,10 +65,8 @@ def run(asked: argparse.Namespace) -> Record:
 
 
 def _compression(going: Run, asked: argparse.Namespace, settings: Settings) -> None:
-    lacking = compressing.missing(asked.compressed.models)
-    for name, reason in lacking.items():
-        going.skip(f"compression of {name}: {reason}")
-    wanted = [cell for cell in asked.compressed.cells(asked.device) if cell.model not in lacking]
+    names = going.present(asked.compressed.models, compressing.require, "compression of ")
+    wanted = [cell for cell in asked.compressed.cells(asked.device) if cell.model in names]
     going.measure(
         wanted,
         lambda cell: compression_cell.measure(cell, settings, compression_cell.measure_here),
@@ -82,8 +75,7 @@ def _compression(going: Run, asked: argparse.Namespace, settings: Settings) -> N
 
 
 def _dense(going: Run, asked: argparse.Namespace, settings: Settings) -> None:
-    if reason := dense.missing():
-        going.skip(f"dense: {reason}")
+    if not going.present(["dense"], dense.require):
         return
     wanted = asked.dense.cells(asked.device)
     going.measure(wanted, lambda cell: compression_cell.measure(cell, settings, dense_cell.measure_here), name="dense")
@@ -117,10 +109,7 @@ def _training(going: Run, task: Task, asked: argparse.Namespace) -> None:
 
 
 def _memory(going: Run, asked: argparse.Namespace) -> None:
-    try:
-        resnet50(1)  # whether it can be made
-    except MissingLibrary as error:
-        going.skip(f"memory: {error}")
+    if not going.present(["memory"], lambda _: resnet50(1)):
         return
     wanted = [Memory(memory.MODEL, level) for level in (PLAIN, *LEVELS)]
     going.measure_together([wanted], lambda _: memory.measure(LEVELS, asked.threads), name="memory")

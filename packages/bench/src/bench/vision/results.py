@@ -105,8 +105,9 @@ KIND = Kind(
     "vision",
     (Cell, DenseCell, Memory, VisionCurve, Variance, Ablated, StepTimes),
     {"device": "device", "seed": "seed"},
-    {"data": "images", "recipe": "recipe"},
+    {"data": "set of images", "recipe": "recipe"},
     _order,
+    ("torchvision", "timm"),
 )
 
 

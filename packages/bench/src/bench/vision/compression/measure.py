@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.errors import MissingLibrary
 from bench.networks import needs
 from bench.units import GIB
 from bench.vision.compression.results import Cell
@@ -47,12 +46,6 @@ class Asked:
         ]
 
 
-def missing(models: Sequence[str]) -> dict[str, str]:
-    """Which of the models lack their library, and what to do."""
-    found = {}
-    for name in models:
-        try:
-            needs(MODELS[name].library)
-        except MissingLibrary as error:
-            found[name] = str(error)
-    return found
+def require(name: str) -> None:
+    """Raises ``MissingLibrary`` where a model's library is not there."""
+    needs(MODELS[name].library)
