@@ -41,7 +41,9 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
         "qwen3": Shape("Qwen3", "Qwen3", _GROUPED),
         "gemma2": Shape("Gemma 2", "Gemma2", _GROUPED),
         "mixtral": Shape(
-            "Mixtral, 2 of 8 experts", "Mixtral", {"num_key_value_heads": 2, "num_local_experts": 8, "intermediate_size": 512}
+            "Mixtral, 2 of 8 experts",
+            "Mixtral",
+            {"num_key_value_heads": 2, "num_local_experts": 8, "intermediate_size": 512},
         ),
     }
 )
