@@ -35,7 +35,7 @@ _BOUNDED = names("sigmoid tanh erf hardsigmoid hardtanh relu6 clamp clip clamp_m
 _STEEPEST = 4.0  # the factor from which on it is
 _FACTORS = names("mul multiply imul")
 _SUMS = names("add radd iadd sub rsub isub")
-_UNKNOWN_GAIN = names("addcmul glu layer_norm rms_norm group_norm batch_norm")
+_UNKNOWN_GAIN = names("addcmul glu")  # not norms, whose input is stored in groups that suit them
 # Activations that torch's layers ask by position to work in place.
 _IN_PLACE = names("relu relu6 leaky_relu elu celu silu mish hardswish hardtanh hardsigmoid")
 CASTING = names("linear conv1d conv2d conv3d mm bmm addmm baddbmm")

@@ -64,8 +64,6 @@ _DEAREST = 12
 """A tensor's formulas may make at most this many times as many elements as the tensor has."""
 _SMALL, _SMALL_BUFFER = 1 << 10, 1 << 16
 """Tensors of up to so many bytes are copied for a formula, and buffers of the model."""
-_SLIGHT = 8
-"""What is kept exactly for another operator serves a formula if that makes this many times as many elements."""
 
 
 def notes_all(step: int) -> bool:
@@ -158,7 +156,7 @@ class Formulas:
             return self._of_copy(call)
         made = again_saved(call, tensor) if role == "result" else None
         if made is not None:
-            return self._formula(call, made, _Operands(self, None, tensor), tensor, Place.of(tensor))
+            return self._formula(call, made, _Operands(self, None), tensor, Place.of(tensor))
         return self._of_cast(tensor, storage, call)
 
     def _of_copy(self, call: Call) -> Formula | None:
@@ -188,7 +186,7 @@ class Formulas:
         cast = Call(Tensor.to, (found[0], tensor.dtype), {})
         made = Again(cast.function, cast.given.args, {})
         place = Place(Layout.of(found[0]), 0)  # the tensor may be another view of it
-        return self._formula(cast, made, _Operands(self, None, tensor), tensor, place)
+        return self._formula(cast, made, _Operands(self, None), tensor, place)
 
     def _of_result(self, call: Call, result: Tensor) -> Formula | None:
         """The formula of a call's result."""
@@ -198,7 +196,7 @@ class Formulas:
         made = again(call, result, overwritten is not None)
         if made is None:
             return None
-        return self._formula(call, made, _Operands(self, overwritten, result), result, Place.of(result))
+        return self._formula(call, made, _Operands(self, overwritten), result, Place.of(result))
 
     def _formula(self, call: Call, made: Again, operands: _Operands, result: Tensor, place: Place) -> Formula | None:
         """The formula of a call's result at a place, as backward repeats the call; ``None`` if what it reads is not
@@ -236,7 +234,6 @@ class _Operands:
     Args:
         formulas: the forward's.
         overwritten: the argument that the call has overwritten; ``None`` for none.
-        result: of the call.
 
     Attributes:
         cost: elements that the formulas among the operands make.
@@ -244,9 +241,9 @@ class _Operands:
         gains: of each operand.
     """
 
-    def __init__(self, formulas: Formulas, overwritten: Tensor | None, result: Tensor) -> None:
+    def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
         self._formulas = formulas
-        self._overwritten, self._result = overwritten, result
+        self._overwritten = overwritten
         self.cost, self.any_stored = 0, False
         self.gains: list[float] = []
 
@@ -278,9 +275,7 @@ class _Operands:
             return None
         place, wanted = Place.of(tensor), (version, tensor.dtype, lazy_of(tensor))
         for region in entry.alive():
-            # What is kept for another operator may be let go before the formula is, unless that makes much more.
-            slight = _SLIGHT * region.numel <= self._result.numel()
-            told = region.value is not None or (region.kept is not None and slight)
+            told = region.value is not None or region.kept is not None
             alike = (region.version, region.dtype, region.lazy) == wanted
             if told and alike and region.reaches(*place):
                 return Stored(weakref.ref(region), place)
