@@ -16,7 +16,7 @@ HIGHEST = ("trainers", "forecast", "checkpoint", "saved")
 # The rooms below, the upper ones first. A room may import those after it.
 FLOORS = (
     *("handle", "measuring", "qmodules", "fewbit", "runtime", "planning", "report"),
-    *("losses", "adaptive", "step", "watching", "storing", "calls", "rules", "common", "fit"),
+    *("losses", "adaptive", "step", "watching", "storing", "calls", "rules", "common", "step_tables"),
 )
 # The files that are below all rooms, the upper one first: what is private in torch, and what becomes of a name of it.
 LOWEST = ("_torch", "_names")

@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 import actcore
 from actcore.stored import announce_pointwise, stands_for
-from integrations.fit.options import constant
+from integrations.step_tables.options import constant
 
 _ops = torch.ops.actcore
 
