@@ -41,7 +41,17 @@ def subject(name: str, batch: int, length: int, size: int | None, elements: bool
         import transformers
     except ImportError as error:
         raise ImportError("models of transformers need transformers: pip install actcore-integrations[hf]") from error
-    config = _configuration(transformers, name, options)
+    return of_config(configuration(transformers, name, options), batch, length, size, elements)
+
+
+def of_config(config: Any, batch: int, length: int, size: int | None = None, elements: bool = False) -> Subject:
+    """The model of a configuration, and a batch for it; the arguments are those of ``subject``.
+
+    Raises:
+        ValueError: the model takes something else than tokens, images or sound.
+    """
+    import transformers
+
     head = _head(transformers, config)
     auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
     model = made(lambda: auto.from_config(config), elements)
@@ -68,7 +78,12 @@ def subject(name: str, batch: int, length: int, size: int | None, elements: bool
     return Subject(f"{_title(config)}, batch {batch} x {length} tokens", model, (), inputs)
 
 
-def _configuration(transformers: Any, name: str, options: dict[str, Any]) -> Any:
+def configuration(transformers: Any, name: str, options: dict[str, Any]) -> Any:
+    """The configuration of a model type, or of a file.
+
+    Raises:
+        ValueError: there is no such type or file, or a field that the configuration does not have.
+    """
     path = Path(name)
     if path.exists():
         config = transformers.AutoConfig.from_pretrained(str(path))
