@@ -17,6 +17,7 @@ import integrations
 STATUS, REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 SHAPES = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 4}
 BATCH, TOKENS = 2, 256
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 def field(name):
@@ -40,12 +41,12 @@ def prepared(model, way):
     return model
 
 
-def trained(layers, vocabulary, way, batch, tokens, steps, before=0):
+def trained(layers, vocabulary, way, batch, tokens, optimizer, before=0):
     model = prepared(model_of(layers, vocabulary), way)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=1e-3)
     ids = torch.randint(vocabulary, (batch, tokens))
     peak = 0
-    for _ in range(steps):
+    for _ in range(2):
         gc.collect()
         REFS.write_text("5")
         loss = model(input_ids=ids, labels=ids).loss
@@ -61,16 +62,16 @@ def main():
     torch.set_num_threads(1)
     layers, vocabulary = 8, 8192
     found = {}
-    for way in sys.argv[1:]:
-        trained(1, 64, way, 1, 8, 3)  # what is made once
+    for asked in sys.argv[1:]:
+        way, optimizer = asked.split(",")
+        trained(1, 64, way, 1, 8, optimizer)  # what is made once
         gc.collect()
         before = field("VmRSS")
-        measured = trained(layers, vocabulary, way, BATCH, TOKENS, 3, before)
+        measured = trained(layers, vocabulary, way, BATCH, TOKENS, optimizer, before)
         gc.collect()
-        fit = integrations.fit(
-            model_of(layers, vocabulary), memory="64GiB", batch=BATCH, tokens=TOKENS, ways=[way], device="cpu"
-        )
-        found[way] = {"said": fit.best.peak, "measured": measured, "at_step": fit.best.at_step}
+        options = {"memory": "64GiB", "optimizer": optimizer, "batch": BATCH, "tokens": TOKENS, "ways": [way]}
+        best = integrations.fit(model_of(layers, vocabulary), **options).best
+        found[asked] = {"said": best.peak, "measured": measured, "at_step": best.at_step}
     print(json.dumps(found))
 
 

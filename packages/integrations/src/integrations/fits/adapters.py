@@ -11,7 +11,7 @@ _RULE = "lora must be a rank such as 16, 'r=16', a mapping such as {'r': 16, 'ta
 
 
 def with_adapters(model: nn.Module, lora: Any) -> nn.Module:
-    """The model, in which only adapters are trained, as ``peft.get_peft_model`` returns it.
+    """The model, in which only adapters are trained, as ``peft.get_peft_model`` leaves it inside of what it returns.
 
     Args:
         model: the model.
@@ -34,7 +34,7 @@ def with_adapters(model: nn.Module, lora: Any) -> nn.Module:
         config = peft.LoraConfig(**options)
     except TypeError as error:
         raise ValueError(f"{_RULE}; peft.LoraConfig says: {error}") from None
-    adapted: nn.Module = peft.get_peft_model(model, config)
+    adapted: nn.Module = peft.get_peft_model(model, config).get_base_model()
     return adapted
 
 

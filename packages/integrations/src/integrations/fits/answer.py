@@ -57,9 +57,10 @@ class Fit:
         ways: the ways that were tried, the cheapest in time first.
         answer: the first of them that fits; ``None`` if none does.
         batch, tokens: of the sample; ``tokens`` is ``None`` for a model of something else.
-        largest_batch: the largest batch that fits in the way of ``answer``, or else in the one of the least memory; 0
-            if not even one does, ``None`` if not known.
+        largest_batch: the largest batch that fits in the way ``grown``; 0 if not even one does, ``None`` if not known.
         longest: the longest sequences that fit so, in tokens; likewise.
+        grown: the way in which larger inputs were judged: that of ``answer``; where that is a plan, the one of the
+            least memory among the others that fit; where nothing fits, the one of the least memory.
         notes: what is assumed.
     """
 
@@ -76,6 +77,7 @@ class Fit:
     tokens: int | None = None
     largest_batch: int | None = None
     longest: int | None = None
+    grown: str = ""
     notes: tuple[str, ...] = field(default=())
 
     @property

@@ -8,7 +8,9 @@ from integrations.fits.profile import Profile
 from integrations.fits.ways import Room
 
 _MOST = 1 << 30
-_CHECKS = 4  # captures at a size that was foretold, at the most
+_CHECKS = 4  # captures at sizes that were foretold, at the most
+
+Line = Callable[[float], Profile]
 
 
 def largest(
@@ -27,41 +29,42 @@ def largest(
         at: the profile of a step with another size; ``None`` scales all that is no gradient.
         exact: whether bytes are on a line.
     """
+
+    def last(line: Line) -> int:
+        return _last(lambda count: room.fits(line(count), inputs * count // size))
+
     if at is None:
-        return _last(size, inputs, room, lambda times: profile.scaled(1 + times))
-    other, beyond = at(2 * size), 2 * size
-    found = None
-    for _ in range(1 if exact else _CHECKS):
-        line = _line(profile, other, size / (beyond - size))
-        found = None if line is None else _last(size, inputs, room, line)
-        if found is None or found in (0, beyond, size):
-            return found
-        if not exact:
-            other, beyond = at(found), found
-            if _last(size, inputs, room, _line(profile, other, size / (beyond - size)) or line) == found:
-                return found
+        return last(lambda count: profile.scaled(count / size))
+    line = _line(profile, size, at(2 * size), 2 * size)
+    if line is None and exact:  # a batch of one may take other operators than any other
+        line = _line(at(2 * size), 2 * size, at(4 * size), 4 * size)
+    found = None if line is None else last(line)
+    for _ in range(0 if exact else _CHECKS):
+        if found in (None, 0, size, 2 * size, _MOST):
+            break
+        assert found is not None
+        line = _line(profile, size, at(found), found)
+        before, found = found, None if line is None else last(line)
+        if found is not None and abs(found - before) <= before // 256:
+            break
     return found
 
 
-def _line(profile: Profile, other: Profile, per: float) -> Callable[[float], Profile] | None:
-    """The profile of inputs that are larger by so many times their size, by two of them."""
-    if profile.continued(other, 1.0) is None:
+def _line(one: Profile, size: int, other: Profile, beyond: int) -> Line | None:
+    """The profile of inputs of any size, by those of two sizes; ``None`` if these have other events."""
+    if one.continued(other, 1.0) is None:
         return None
 
-    def at(times: float) -> Profile:
-        found = profile.continued(other, times * per)
+    def at(count: float) -> Profile:
+        found = one.continued(other, (count - size) / (beyond - size))
         assert found is not None
         return found
 
     return at
 
 
-def _last(size: int, inputs: int, room: Room, at: Callable[[float], Profile]) -> int:
-    """The largest size whose profile fits."""
-
-    def fits(count: int) -> bool:
-        return room.fits(at((count - size) / size), inputs * count // size)
-
+def _last(fits: Callable[[int], bool]) -> int:
+    """The largest size that fits; 0 if 1 does not."""
     if not fits(1):
         return 0
     low, high = 1, 2

@@ -10,10 +10,11 @@ from integrations.fits.dtypes import precision_of
 from integrations.fits.growth import largest
 from integrations.fits.layers import blocks_of
 from integrations.fits.optimizers import nbytes, optimizer_of
+from integrations.fits.profile import Profile
 from integrations.fits.profiles import Profiles
 from integrations.fits.standing import Standing, standing_of
 from integrations.fits.trainings import Training, training_of
-from integrations.fits.ways import WAYS, Room, Tried, Tries
+from integrations.fits.ways import PLANNED, WAYS, Room, Tried, Tries
 from integrations.planning.bounds import ERROR
 from integrations.planning.budget import Budget, bytes_of, require_error
 from integrations.report.words import format_bytes
@@ -115,6 +116,7 @@ def fit(
     inputs = sum(map(nbytes, training.tensors))
     tried = list(Tries(profiles, room, inputs, error).all(ways))
     best = _best(tried)
+    growing = _growing(tried, best)
     return Fit(
         model=training.name,
         memory=given,
@@ -127,9 +129,10 @@ def fit(
         answer=best.way if best.way.fits else None,
         batch=training.batch,
         tokens=training.tokens,
-        largest_batch=_largest(training, profiles, room, inputs, best, "batch"),
-        longest=_largest(training, profiles, room, inputs, best, "tokens"),
-        notes=_notes(chosen.note, ranks, best),
+        largest_batch=_largest(training, profiles, room, inputs, growing, "batch"),
+        longest=_largest(training, profiles, room, inputs, growing, "tokens"),
+        grown=growing.way.name,
+        notes=_notes(chosen.note, ranks, growing),
     )
 
 
@@ -141,25 +144,31 @@ def _best(tried: Sequence[Tried]) -> Tried:
     return next((one for one in known if one.way.fits), min(known, key=lambda one: one.way.peak))
 
 
+def _growing(tried: Sequence[Tried], best: Tried) -> Tried:
+    """The way in which larger inputs are judged: the best, or if that is a plan, which is of these inputs, the one of
+    the least memory that is none and fits."""
+    others = [one for one in tried if one.profile is not None and one.kind != PLANNED and one.way.fits]
+    return best if best.kind != PLANNED or not others else min(others, key=lambda one: one.way.peak)
+
+
 def _largest(
-    training: Training, profiles: Profiles, room: Room, inputs: int, best: Tried, axis: str
+    training: Training, profiles: Profiles, room: Room, inputs: int, tried: Tried, axis: str
 ) -> int | None:
     size: int | None = getattr(training, axis)
-    if size is None or best.profile is None:
+    if size is None or tried.profile is None:
         return None
 
-    def at(count: int) -> Any:
-        return profiles.of(best.kind, best.chunked, training.sized(**{axis: count}))
+    def at(count: int) -> Profile:
+        return profiles.of(tried.kind, tried.chunked, training.sized(**{axis: count}))
 
-    planned = best.kind == "planned"
-    return largest(size, inputs, room, best.profile, None if planned else at, axis == "batch")
+    return largest(size, inputs, room, tried.profile, None if tried.kind == PLANNED else at, axis == "batch")
 
 
-def _notes(optimizer: str, ranks: int, best: Tried) -> tuple[str, ...]:
+def _notes(optimizer: str, ranks: int, growing: Tried) -> tuple[str, ...]:
     found = [f"Not counted: CUDA's context, fragmentation, workspaces. {optimizer}".strip()]
     if ranks > 1:
         found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
-    if best.kind == "planned":
+    if growing.kind == PLANNED:
         found.append("Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit.")
     return tuple(found)
 

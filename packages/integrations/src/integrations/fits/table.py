@@ -114,9 +114,9 @@ def _sentences(fit: Fit) -> Iterator[str]:
             "(ranks=8)."
         )
     if fit.largest_batch is not None:
-        yield f"The largest batch that fits with {fit.best.name} is {fit.largest_batch:,}."
+        yield f"The largest batch that fits with {fit.grown} is {fit.largest_batch:,}."
     if fit.longest is not None:
-        yield f"The longest sequences that fit with {fit.best.name} have {fit.longest:,} tokens."
+        yield f"The longest sequences that fit with {fit.grown} have {fit.longest:,} tokens."
     yield from fit.notes
 
 

@@ -14,6 +14,9 @@ from integrations.fits.standing import Standing
 WAYS = ("plain", "chunked", "lean", "recompute", "plan", "checkpoint")
 """The ways, the cheapest in time first. The last but one before ``"checkpoint"`` take a search each."""
 
+PLANNED = "planned"
+"""The kind of a way that follows a plan."""
+
 _SEARCHED = ("recompute", "plan")
 _COMPRESS = "integrations.compress_model(model, {})"
 _CHECKPOINT = 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
@@ -154,7 +157,7 @@ class Tries:
         except ValueError:
             found, note, code = front, "the least memory that a plan was found for", ""
         more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "note": note}
-        return self._judged(name, code, profile_of_choice(found, found.choice), "planned", chunked, **more)
+        return self._judged(name, code, profile_of_choice(found, found.choice), PLANNED, chunked, **more)
 
     def _checkpoint(self) -> Tried | None:
         if not self._profiles.checkpoints:
