@@ -28,13 +28,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--memory", required=True, help="of the device: 24GiB")
     parser.add_argument("--batch", type=int, default=1, help="sequences or images; default: 1")
     parser.add_argument("--tokens", type=int, default=512, help="of a sequence; default: 512")
-    parser.add_argument(
-        "--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)}; default: adamw"
-    )
+    parser.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)}; default: adamw")
     parser.add_argument("--dtype", help=f"one of {', '.join(NAMES)}; default: the configuration's")
-    parser.add_argument(
-        "--lora", nargs="+", metavar="NAME=VALUE", help="train adapters alone: r=16 targets=all-linear"
-    )
+    parser.add_argument("--lora", nargs="+", metavar="NAME=VALUE", help="train adapters alone: r=16 targets=all-linear")
     parser.add_argument("--ranks", type=int, default=1, help="processes that share by FSDP2; default: 1")
     parser.add_argument("--accumulate", action="store_true", help="steps add to gradients that are there")
     parser.add_argument("--reserve", type=float, default=0.05, help="left to what is not counted; default: 0.05")

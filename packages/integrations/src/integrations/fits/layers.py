@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -15,11 +15,11 @@ class Blocks(NamedTuple):
 
     Attributes:
         path: of the list that holds them.
-        count: how many there are.
+        size: how many there are.
     """
 
     path: str
-    count: int
+    size: int
 
 
 def blocks_of(model: nn.Module) -> Blocks | None:
@@ -29,8 +29,8 @@ def blocks_of(model: nn.Module) -> Blocks | None:
         if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= _FEWEST:
             kinds = {_kind(one) for one in module}
             if len(kinds) == 1:
-                size = sum(parameter.numel() for parameter in module.parameters())
-                found.append((size, Blocks(path, len(module))))
+                weight = sum(parameter.numel() for parameter in module.parameters())
+                found.append((weight, Blocks(path, len(module))))
     return max(found, default=(0, None), key=lambda one: one[0])[1]
 
 
@@ -49,7 +49,7 @@ def shortened(model: nn.Module, blocks: Blocks, count: int) -> nn.Module:
     memo[id(whole)] = copy.deepcopy(short, memo)
     found = copy.deepcopy(model, memo)
     for module in found.modules():
-        config = getattr(module, "config", None)
-        if getattr(config, "num_hidden_layers", None) == blocks.count:
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "num_hidden_layers", None) == blocks.size:
             config.num_hidden_layers = count
     return found

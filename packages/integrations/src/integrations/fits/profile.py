@@ -188,5 +188,3 @@ def _depth_of_head(graph: Graph) -> int:
     """How many names the path of a head has: one more than the model's whose forward ends the step."""
     last = graph.ops[-1].module if graph.ops else ""
     return len(last.split(".")) if last else 1
-
-

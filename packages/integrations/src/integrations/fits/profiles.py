@@ -71,7 +71,7 @@ class Profiles:
         if self.blocks is None:
             return self._captured(training, copy.deepcopy(training.model), way, chunked)
         few, more = (self._with_layers(count, way, chunked, training) for count in (_FEW, _FEW + 1))
-        found = few.continued(more, self.blocks.count - _FEW)
+        found = few.continued(more, self.blocks.size - _FEW)
         if found is None:
             return self._captured(training, copy.deepcopy(training.model), way, chunked)
         return found
@@ -104,7 +104,7 @@ class Profiles:
 
     def _take_alike(self, blocks: Blocks) -> bool:
         """Whether the layers take alike: whether the step of twice as many is that of few, continued."""
-        count = min(2 * _FEW, blocks.count)
+        count = min(2 * _FEW, blocks.size)
         few, more, twice = (
             self._with_layers(layers, "kept", False, self.training) for layers in (_FEW, _FEW + 1, count)
         )

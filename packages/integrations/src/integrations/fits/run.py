@@ -38,6 +38,7 @@ def fit(
     accumulate: bool = False,
     error: float = ERROR,
     ways: Sequence[str] | None = None,
+    grow: bool = True,
     reserve: float = _RESERVE,
     device: str | None = None,
 ) -> Fit:
@@ -59,7 +60,7 @@ def fit(
 
     Args:
         model: a module on any device, ``meta`` too, which is not touched; or a configuration of transformers, a model
-            type, or the path of a ``config.json``.
+            type, or the path of a ``config.json``. One that is compressed is judged as it is without that.
         sample: the inputs of one training step: a mapping by name, a tuple, or the only one; numbers may be on
             ``meta``. A language model's has labels. ``None``: tokens of the size of ``batch`` and ``tokens``.
         memory: bytes of the device, as an int or a string such as ``"24GiB"``.
@@ -76,6 +77,7 @@ def fit(
         error: bound on the gradient's relative error in the way ``"plan"``.
         ways: those to try, of ``plain``, ``chunked``, ``lean``, ``recompute``, ``plan``, ``checkpoint``. ``None``: all,
             but for plans if something before them fits.
+        grow: whether the largest batch and the longest sequences that fit are looked for, which takes as long again.
         reserve: the part of the memory that is left to what is not counted, from 0 to below 1.
         device: ``"cuda"`` or ``"cpu"``: how the optimizer's step updates parameters, all at once or one by one.
             ``None``: the model's device, and ``"cuda"`` for one on ``meta`` or a configuration.
@@ -86,7 +88,7 @@ def fit(
     Raises:
         ImportError: ``lora`` without peft, or a configuration without transformers.
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; ``model`` is compressed; a language model's sample has no labels;
+        ValueError: an argument is out of range; a language model's sample has no labels;
             ``ways`` names the loss in chunks, and the head is no linear layer; or the weights alone take more than the
             memory.
         Exception: what the model raises with these inputs.
@@ -129,10 +131,10 @@ def fit(
         answer=best.way if best.way.fits else None,
         batch=training.batch,
         tokens=training.tokens,
-        largest_batch=_largest(training, profiles, room, inputs, growing, "batch"),
-        longest=_largest(training, profiles, room, inputs, growing, "tokens"),
-        grown=growing.way.name,
-        notes=_notes(chosen.note, ranks, growing),
+        largest_batch=_largest(training, profiles, room, inputs, growing, "batch") if grow else None,
+        longest=_largest(training, profiles, room, inputs, growing, "tokens") if grow else None,
+        grown=growing.way.name if grow else "",
+        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED),
     )
 
 
@@ -151,9 +153,7 @@ def _growing(tried: Sequence[Tried], best: Tried) -> Tried:
     return best if best.kind != PLANNED or not others else min(others, key=lambda one: one.way.peak)
 
 
-def _largest(
-    training: Training, profiles: Profiles, room: Room, inputs: int, tried: Tried, axis: str
-) -> int | None:
+def _largest(training: Training, profiles: Profiles, room: Room, inputs: int, tried: Tried, axis: str) -> int | None:
     size: int | None = getattr(training, axis)
     if size is None or tried.profile is None:
         return None
@@ -164,12 +164,14 @@ def _largest(
     return largest(size, inputs, room, tried.profile, None if tried.kind == PLANNED else at, axis == "batch")
 
 
-def _notes(optimizer: str, ranks: int, growing: Tried) -> tuple[str, ...]:
+def _notes(optimizer: str, ranks: int, scaled: bool) -> tuple[str, ...]:
     found = [f"Not counted: CUDA's context, fragmentation, workspaces. {optimizer}".strip()]
     if ranks > 1:
         found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
-    if growing.kind == PLANNED:
-        found.append("Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit.")
+    if scaled:
+        found.append(
+            "Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit."
+        )
     return tuple(found)
 
 

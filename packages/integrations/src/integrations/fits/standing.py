@@ -60,9 +60,9 @@ def standing_of(model: nn.Module, optimizer: Optimizer, together: bool, ranks: i
         unit = 0
         if blocks is not None:
             layers = model.get_submodule(blocks.path)
-            unit = sum(map(nbytes, layers.parameters())) // blocks.count
+            unit = sum(map(nbytes, layers.parameters())) // blocks.size
         whole = sum(map(nbytes, parameters))
-        rest = whole - (0 if blocks is None else unit * blocks.count)
+        rest = whole - (0 if blocks is None else unit * blocks.size)
         gathered = rest + min(2 * unit, whole - rest)
 
     def shared(count: int) -> int:

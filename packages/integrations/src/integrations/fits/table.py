@@ -62,9 +62,7 @@ def _parts(fit: Fit) -> Table:
         table.add_column("of the memory", justify="right")
     for name in parts_of(fit, shown[0]):
         cells = [parts_of(fit, way)[name] for way in shown]
-        table.add_row(
-            name, *(text for cell in cells for text in (format_bytes(cell), format_share(cell, fit.memory)))
-        )
+        table.add_row(name, *(text for cell in cells for text in (format_bytes(cell), format_share(cell, fit.memory))))
     table.add_section()
     sums = (text for way in shown for text in (format_bytes(way.peak), format_share(way.peak, fit.memory)))
     table.add_row("in all", *sums)
@@ -109,9 +107,9 @@ def _sentences(fit: Fit) -> Iterator[str]:
     else:
         over = fit.best.peak - fit.available
         yield (
-            f"Nothing that was tried fits: {fit.best.name} takes {format_bytes(over)} too much. Take a smaller batch or "
-            "shorter sequences, train adapters (lora=16), keep fewer states (optimizer='adamw-8bit'), or share them "
-            "(ranks=8)."
+            f"Nothing that was tried fits: {fit.best.name} takes {format_bytes(over)} too much. A smaller batch, "
+            "shorter sequences, adapters alone (lora=16), an optimizer with fewer states (optimizer='adamw-8bit') and "
+            "more ranks (ranks=8) take less."
         )
     if fit.largest_batch is not None:
         yield f"The largest batch that fits with {fit.grown} is {fit.largest_batch:,}."

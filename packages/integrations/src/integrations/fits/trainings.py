@@ -1,10 +1,10 @@
-"""``Training``: what is to fit: a model without elements, in the dtype and with the adapters asked for, and its inputs."""
+"""``Training``: what is to fit: a model without elements, in its dtype and with its adapters, and its inputs."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations.attach import compression, restore_model
 from integrations.calls.tensors import tensors_in
 from integrations.fits.adapters import with_adapters
 from integrations.fits.dtypes import Precision
@@ -130,20 +131,13 @@ def training_of(
 
 def _configuration(model: Any) -> Any:
     """A configuration of transformers: itself, or by its file or model type."""
-    if isinstance(model, str | Path) or hasattr(model, "model_type"):
-        try:
-            import transformers
-        except ImportError as error:
-            raise ImportError(
-                "configurations of transformers need transformers: pip install actcore-integrations[hf]"
-            ) from error
-        if isinstance(model, str | Path):
-            return hf.configuration(transformers, str(model), {})
-        if isinstance(model, transformers.PretrainedConfig):
-            return copy.deepcopy(model)
+    if isinstance(model, str | Path):
+        return hf.configuration(str(model), {})
+    if hf.is_configuration(model):
+        return copy.deepcopy(model)
     raise TypeError(
-        "model must be a torch.nn.Module, a configuration of transformers, a model type such as 'llama', or the path of "
-        f"a config.json; got {type(model).__name__}"
+        "model must be a torch.nn.Module, a configuration of transformers, a model type such as 'llama', or the path "
+        f"of a config.json; got {type(model).__name__}"
     )
 
 
@@ -172,14 +166,18 @@ def _require_labels(training: Training) -> None:
 
 
 def _without_elements(model: nn.Module) -> nn.Module:
-    """A copy of the model on ``meta``, tied where the model is."""
+    """A copy of the model on ``meta``, tied where the model is, and as it is where it is not compressed."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
             continue  # indices decide which way a forward takes
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(model, memo)
+    found = copy.deepcopy(model, memo)
+    with suppress(ValueError):  # it is not compressed
+        compression(found)
+        restore_model(found)
+    return found
 
 
 def _resized(tensor: Tensor, shape: list[int]) -> Tensor:

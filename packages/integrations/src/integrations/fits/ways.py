@@ -102,9 +102,7 @@ class Tries:
         profile = self._profiles.of(kind, chunked)
         return self._judged(name, code, profile, kind, chunked, **more)
 
-    def _judged(
-        self, name: str, code: str, profile: Profile, kind: str, chunked: bool, **more: object
-    ) -> Tried:
+    def _judged(self, name: str, code: str, profile: Profile, kind: str, chunked: bool, **more: object) -> Tried:
         moment, total, at_step = self._room.peak(profile, self._inputs)
         way = Way(
             name,
@@ -168,5 +166,3 @@ class Tries:
         kept = self._profiles.of("kept", chunked)
         assert tried.profile is not None
         return tried._replace(way=replace(tried.way, time=tried.profile.seconds / max(kept.seconds, 1e-12)))
-
-

@@ -37,11 +37,7 @@ def subject(name: str, batch: int, length: int, size: int | None, elements: bool
         ImportError: transformers is not there.
         ValueError: there is no such type or file, or a field that the configuration does not have.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ImportError("models of transformers need transformers: pip install actcore-integrations[hf]") from error
-    return of_config(configuration(transformers, name, options), batch, length, size, elements)
+    return of_config(configuration(name, options), batch, length, size, elements)
 
 
 def of_config(config: Any, batch: int, length: int, size: int | None = None, elements: bool = False) -> Subject:
@@ -78,12 +74,26 @@ def of_config(config: Any, batch: int, length: int, size: int | None = None, ele
     return Subject(f"{_title(config)}, batch {batch} x {length} tokens", model, (), inputs)
 
 
-def configuration(transformers: Any, name: str, options: dict[str, Any]) -> Any:
+def is_configuration(given: object) -> bool:
+    """Whether an object is a configuration of transformers."""
+    if not hasattr(given, "model_type"):  # which spares the import
+        return False
+    import transformers
+
+    return isinstance(given, transformers.PretrainedConfig)
+
+
+def configuration(name: str, options: dict[str, Any]) -> Any:
     """The configuration of a model type, or of a file.
 
     Raises:
+        ImportError: transformers is not there.
         ValueError: there is no such type or file, or a field that the configuration does not have.
     """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError("models of transformers need transformers: pip install actcore-integrations[hf]") from error
     path = Path(name)
     if path.exists():
         config = transformers.AutoConfig.from_pretrained(str(path))

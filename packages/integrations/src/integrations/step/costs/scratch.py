@@ -1,9 +1,9 @@
 """``scratch_of``: the bytes that a kernel takes beside its arguments and results, where arithmetic tells them.
 
-These are the loss in chunks, and oneDNN's convolutions on a CPU, which make up most of it. Convolutions read weights in blocks of their own, and
-images, too, unless channels come last; a product over the channels alone takes its arguments as they lie. A tensor that
-lies in another order than the others, or with gaps, as a part of a concatenation does, is copied first. The model is
-within some per cent of what was measured with AVX-512; ``workspaces`` measures it.
+These are the loss in chunks, and oneDNN's convolutions on a CPU, which make up most of it. Convolutions read weights in
+blocks of their own, and images, too, unless channels come last; a product over the channels alone takes its arguments
+as they lie. A tensor that lies in another order than the others, or with gaps, as a part of a concatenation does, is
+copied first. The model is within some per cent of what was measured with AVX-512; ``workspaces`` measures it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _of_chunk(args: tuple[Any, ...]) -> int:
     and squashed where they have a bound."""
     hidden, weight, *_, cap, rows, wanted = args
     count, itemsize = min(rows, len(hidden)) * len(weight), max(4, hidden.itemsize)
-    return count * ((hidden.itemsize if hidden.itemsize < itemsize else 0) + itemsize * (2 if cap and any(wanted) else 1))
+    narrow = hidden.itemsize if hidden.itemsize < itemsize else 0
+    return int(count * (narrow + itemsize * (2 if cap and any(wanted) else 1)))
 
 
 def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:
